@@ -1,0 +1,240 @@
+"""From a row of the table to what is predicted: a model, a cluster, and one plan, or a few where something is unknown.
+
+Nothing is guessed. What a row leaves open is swept over the few values that are in use, and the row then carries the
+range of the answers; what cannot be represented is skipped with its reason. What a row says in words (`notes`,
+`recompute`, `inter_link`) is read by the rules of `wording.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.accuracy import wording
+from windtunnel.accuracy.fabric import cluster_of
+from windtunnel.accuracy.nanotron import layers_per_stage
+from windtunnel.accuracy.table import Row
+from windtunnel.accuracy.wording import UnreadableError
+from windtunnel.errors import LayoutError, UserError
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Cluster
+    from windtunnel.model import Model
+    from windtunnel.training.plan import Plan
+
+COUNT_TOLERANCE = 0.025  # published sizes are rounded; a head of its own shows above this
+SWEPT_AT_MOST = 24  # plans of one row; more is not a sweep but a guess
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row made predictable. Several plans: what the row leaves open, swept (`swept` names the fields)."""
+
+    row: Row
+    model: Model
+    cluster: Cluster
+    plans: tuple[Plan, ...]
+    swept: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a row that leaves nothing open; the first of the sweep otherwise."""
+        return self.plans[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A row that gets no prediction, and why; `infeasible` where the layout itself says that it cannot run."""
+
+    row: Row
+    reason: str
+    infeasible: bool = False
+
+
+def case_of(row: Row) -> Case | Skip:
+    """What to predict for one row, or why it cannot be."""
+    try:
+        return _case(row)
+    except UnreadableError as reason:
+        return Skip(row, str(reason))
+    except LayoutError as error:
+        return Skip(row, str(error), infeasible=True)
+    except UserError as error:
+        return Skip(row, str(error))
+
+
+def _case(row: Row) -> Case:
+    from windtunnel.training.plan import Plan
+
+    wording.check_task(row)
+    framework = wording.framework_of(row)
+    model = _model(row)
+    cluster, fabric_notes = cluster_of(row)
+    known, assumptions = _known(row, framework, model)
+    open_fields = dict(_open(row, framework))
+    count = 1
+    for values in open_fields.values():
+        count *= len(values)
+    if count > SWEPT_AT_MOST:
+        raise UnreadableError(f"too much is unknown to sweep: {', '.join(open_fields)}")
+    plans: list[Plan] = []
+    for values in product(*open_fields.values()):
+        plans.append(Plan(**known, **dict(zip(open_fields, values, strict=True))))
+    swept = tuple(name for name, values in open_fields.items() if len(values) > 1)
+    return Case(row, model, cluster, tuple(plans), swept, (*fabric_notes, *assumptions))
+
+
+def _need(row: Row, *names: str) -> None:
+    absent = [name for name in names if getattr(row, name) in (None, "")]
+    if absent:
+        raise UnreadableError(f"not stated: {', '.join(absent)}")
+
+
+def _model(row: Row) -> Model:
+    from windtunnel.model import FAMILIES
+
+    _need(row, "hidden", "layers", "heads", "ffn", "vocab", "seq_len")
+    family = wording.family_of(row)
+    if family not in FAMILIES:
+        return _shipped(row)
+    tied = True if "tied embeddings" in row.notes.lower() else None
+    model = _from_numbers(row, family, tied)
+    if tied is None and row.params_b is not None:
+        other = _from_numbers(row, family, not model.tied_embeddings)
+        off, other_off = (abs(one.parameters / (row.params_b * 1e9) - 1) for one in (model, other))
+        if off > COUNT_TOLERANCE and other_off < off / 2:
+            return other
+    return model
+
+
+def _from_numbers(row: Row, family: str, tied: bool | None) -> Model:
+    from windtunnel.model import transformer
+
+    experts = row.experts if row.moe else None
+    return transformer(
+        hidden=_int(row.hidden),
+        layers=_int(row.layers),
+        heads=_int(row.heads),
+        vocab=_int(row.vocab),
+        ffn=_int(row.ffn),
+        kv_heads=row.kv_heads,
+        head_dim=row.head_dim,
+        gated=None if row.gated_mlp is None else bool(row.gated_mlp),
+        experts=experts,
+        topk=row.topk if experts else None,
+        family=family,
+        name=row.model or None,
+        max_sequence_length=_int(row.seq_len),
+        tied_embeddings=tied,
+    )
+
+
+def _shipped(row: Row) -> Model:
+    """The catalogue's model of that name, for families that plain numbers cannot describe (MLA, mixed layers)."""
+    from windtunnel.model import load_model
+
+    model = load_model(row.model.lower().replace(" ", "-"))
+    last = model.layers[-1]  # of the repeated kind; DeepSeek's first ones are dense
+    block = last.feed_forward
+    shape: tuple[object, ...] = (model.hidden_size, last.attention.heads, block.kind == "moe")
+    stated: tuple[object, ...] = (row.hidden, row.heads, row.moe)
+    if row.moe:
+        shape, stated = (*shape, block.experts, block.experts_per_token), (*stated, row.experts, row.topk)
+    if shape != stated or row.ffn not in {layer.feed_forward.size for layer in model.layers}:
+        raise UnreadableError(f"{row.model}: the row's shape is not that of the catalogue's {model.name}")
+    # Depth-reduced proxies and smaller vocabularies keep everything else.
+    return model.with_changes(
+        layers=row.layers, vocab_size=row.vocab, max_sequence_length=max(model.max_sequence_length, _int(row.seq_len))
+    )
+
+
+def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list[str]]:
+    """Plan fields that the row settles, and what had to be assumed for that."""
+    _need(row, "tp", "pp", "n_gpus", "seq_len", "precision", "global_batch")
+    _check_batch(row)
+    fields: dict[str, Any] = {
+        "framework": framework,
+        "release": wording.release_of(row),
+        "tp": row.tp,
+        "pp": row.pp,
+        "cp": row.cp or 1,
+        "ep": row.ep or 1,
+        "dp": row.dp,
+        "seq_len": row.seq_len,
+        "global_batch": row.global_batch,
+        "precision": wording.precision_of(row),
+        "attention_impl": wording.attention_of(row),
+    }
+    fields.update(wording.fields_of_notes(row))
+    layers = wording.offloaded_layers(row)
+    if layers:
+        fields["offload_activations"] = layers
+    assumptions = []
+    if not row.offload:
+        assumptions.append("offload not stated, taken as none")
+    if row.cp is None and row.tp and row.pp and row.dp and row.n_gpus != row.tp * row.pp * row.dp:
+        raise UnreadableError("context-parallel degree not stated")
+    if row.moe and row.ep is None:
+        raise UnreadableError("expert-parallel degree not stated")
+    if framework == "nanotron":
+        fields["layers_per_stage"] = layers_per_stage(model, _int(row.pp))
+    return fields, assumptions
+
+
+def _check_batch(row: Row) -> None:
+    parts = (row.micro_batch, row.grad_accum, row.dp)
+    if None not in parts and row.global_batch is not None:
+        whole = _int(row.micro_batch) * _int(row.grad_accum) * _int(row.dp)
+        if whole != row.global_batch:
+            raise UnreadableError(
+                f"micro_batch {row.micro_batch} x grad_accum {row.grad_accum} x dp {row.dp} = {whole}, "
+                f"but global_batch is {row.global_batch}"
+            )
+
+
+def _open(row: Row, framework: str) -> Iterable[tuple[str, Sequence[Any]]]:
+    """Fields with the values they may have: one value where the row knows."""
+    pp = row.pp or 1
+    if row.vpp is not None:
+        yield "virtual_stages", (row.vpp,)
+    else:
+        yield "virtual_stages", _interleavings(_int(row.layers), pp)
+    if row.micro_batch is not None:
+        yield "micro_batch", (row.micro_batch,)
+    else:
+        yield "micro_batch", _micro_batches(row)
+    if row.zero_stage is not None:
+        yield "zero_stage", (row.zero_stage,)
+    else:
+        yield "zero_stage", (0, 1)
+    if (row.tp or 1) == 1:
+        yield "sequence_parallel", (False,)
+    elif row.sp is not None:
+        yield "sequence_parallel", (bool(row.sp),)
+    else:
+        yield "sequence_parallel", (True, False)
+    yield "recompute", wording.recomputes_of(row)
+
+
+def _interleavings(layers: int, pp: int) -> tuple[int, ...]:
+    if pp == 1:
+        return (1,)
+    # Even stages, or even with embedding and head counted as a layer each, as Megatron-Core lays them out.
+    sizes = [v for v in (1, 2, 3, 4, 5, 6, 8, 12) if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0]
+    return tuple(sizes[:4]) or (1,)
+
+
+def _micro_batches(row: Row) -> tuple[int, ...]:
+    dp = row.dp or _int(row.n_gpus) // (_int(row.tp) * _int(row.pp) * (row.cp or 1))
+    if dp < 1 or _int(row.global_batch) % dp:
+        raise UnreadableError(f"global_batch {row.global_batch} cannot be cut over {dp} data-parallel ranks")
+    share = _int(row.global_batch) // dp
+    return tuple(size for size in (1, 2, 4, 8) if share % size == 0)
+
+
+def _int(value: int | None) -> int:
+    assert value is not None  # _need has been asked
+    return value

@@ -1,0 +1,160 @@
+"""What became of one row: predicted, called infeasible, or skipped with its reason."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from windtunnel.accuracy.cases import Case, Skip, case_of
+from windtunnel.accuracy.table import Row
+from windtunnel.errors import LayoutError, UserError
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Cluster
+    from windtunnel.model import Model
+    from windtunnel.result import Result, StageMemory
+    from windtunnel.training.plan import Plan
+
+    Predict = Callable[[Model, Cluster, Plan], Result]
+
+GIB = 2**30
+
+# What the published peak memory is, and of which GPU. nanotron's benchmark table is written by world rank 0, which is in
+# the first pipeline stage (huggingface/nanotron, `create_table_log`: max_memory_allocated and max_memory_reserved in
+# GiB, both in the table); torchtitan prints the allocator's reserved peak. A row that names `torch peak allocation` is
+# taken at its word.
+MEMORY_KINDS = {"torchtitan": "reserved", "nanotron": "reserved"}
+MEMORY_KIND_ELSEWHERE = "reserved"
+FIRST_STAGE_ONLY = ("nanotron",)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One row with its prediction; times and memory are None where there is none.
+
+    Where the row left fields open, `step_time_s` is the median over the sweep, and p5 to p95 spans all of it.
+    """
+
+    row: Row
+    status: str  # "ok" | "infeasible" | "skipped"
+    reason: str = ""
+    step_time_s: float | None = None
+    p5_s: float | None = None
+    p95_s: float | None = None
+    allocated_gib: float | None = None
+    reserved_gib: float | None = None
+    device_gib: float | None = None
+    swept: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    anchor_factor: float | None = None  # multiplied in by `--anchor`; None without it
+    is_anchor: bool = False
+
+    @property
+    def memory_definition(self) -> str:
+        """Which of allocated, reserved and device the row's own figure is held against."""
+        if "peak allocation" in self.row.value_kind.lower():
+            return "allocated"
+        name = self.row.framework.lower()
+        return next((kind for word, kind in MEMORY_KINDS.items() if word in name), MEMORY_KIND_ELSEWHERE)
+
+    @property
+    def peak_mem_gib(self) -> float | None:
+        """Predicted peak in the row's own definition."""
+        value: float | None = getattr(self, f"{self.memory_definition}_gib")
+        return value
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured step time, less one; None where either is missing."""
+        measured = self.row.measured_s
+        if self.status != "ok" or self.step_time_s is None or measured is None:
+            return None
+        return self.step_time_s / measured - 1.0
+
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over measured peak memory, less one."""
+        if self.status == "skipped" or self.row.peak_mem_gib is None or self.peak_mem_gib is None:
+            return None
+        return self.peak_mem_gib / self.row.peak_mem_gib - 1.0
+
+    @property
+    def inside_band(self) -> bool | None:
+        """Whether the measured step lies in the stated p5-p95 band."""
+        measured = self.row.measured_s
+        if self.error is None or self.p5_s is None or self.p95_s is None or measured is None:
+            return None
+        return self.p5_s <= measured <= self.p95_s
+
+    def scaled(self, factor: float, is_anchor: bool) -> Outcome:
+        """The same outcome with its times multiplied by an anchor's factor."""
+        if self.step_time_s is None or self.p5_s is None or self.p95_s is None:
+            return self
+        return replace(
+            self,
+            step_time_s=self.step_time_s * factor,
+            p5_s=self.p5_s * factor,
+            p95_s=self.p95_s * factor,
+            anchor_factor=factor,
+            is_anchor=is_anchor,
+        )
+
+
+def outcome_of(row: Row, predict: Predict) -> Outcome:
+    """Predict one row. Never raises on what a row may hold."""
+    case = case_of(row)
+    if isinstance(case, Skip):
+        return Outcome(row, "infeasible" if case.infeasible else "skipped", case.reason)
+    try:
+        return _swept(case, predict)
+    except LayoutError as error:
+        return Outcome(row, "infeasible", str(error), assumptions=case.assumptions)
+    except UserError as error:
+        return Outcome(row, "skipped", str(error), assumptions=case.assumptions)
+
+
+def _swept(case: Case, predict: Predict) -> Outcome:
+    results: list[Result] = []
+    refused: LayoutError | None = None
+    for plan in case.plans:
+        try:
+            results.append(predict(case.model, case.cluster, plan))
+        except LayoutError as error:  # one value of a sweep may be impossible; all of them are a verdict
+            refused = error
+    if not results:
+        assert refused is not None  # every plan either gave a result or was refused
+        raise refused
+    feasible = [result for result in results if result.status == "ok"]
+    chosen = feasible or results
+    memories = [_memory_of(case.row, result) for result in chosen if result.memory]
+    outcome = Outcome(
+        case.row,
+        "ok" if feasible else "infeasible",
+        "" if feasible or results[0].infeasible is None else results[0].infeasible.reason,
+        allocated_gib=_median([m.peak_allocated_bytes / GIB for m in memories]),
+        reserved_gib=_median([m.peak_reserved_bytes / GIB for m in memories]),
+        device_gib=_median([m.device_bytes / GIB for m in memories]),
+        swept=case.swept,
+        assumptions=case.assumptions,
+    )
+    times = [result for result in chosen if result.step_time_ns > 0]
+    if not times:
+        return outcome
+    return replace(
+        outcome,
+        step_time_s=statistics.median(result.step_time_ns for result in times) / 1e9,
+        p5_s=min(result.step_time_p5_ns for result in times) / 1e9,
+        p95_s=max(result.step_time_p95_ns for result in times) / 1e9,
+    )
+
+
+def _memory_of(row: Row, result: Result) -> StageMemory:
+    if any(word in row.framework.lower() for word in FIRST_STAGE_ONLY):
+        return min(result.memory, key=lambda stage: stage.stage)
+    return result.peak_memory
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None

@@ -1,0 +1,184 @@
+"""Scores: how far predictions are from what was measured, never pooled over sources.
+
+error = predicted / measured - 1 of one row; mean and median of its absolute value, bias = its mean with sign, worst =
+the one farthest from zero. A row counts as priced when it has a prediction that is not "infeasible".
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from windtunnel.accuracy.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Step times of one group of rows. Shares and errors are fractions; None where nothing was priced."""
+
+    name: str
+    rows: int  # in the group, crashed runs and anchors apart
+    priced: int
+    skipped: int
+    infeasible: int
+    mean_abs: float | None
+    median_abs: float | None
+    bias: float | None
+    worst: float | None
+    worst_id: str
+    inside_band: float | None
+    skip_reasons: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryScore:
+    """Peak memory of one group of rows, in the definition that its source uses."""
+
+    name: str
+    definition: str
+    rows: int
+    mean_abs: float
+    median_abs: float
+    bias: float
+    worst: float
+    worst_id: str
+    other_definitions: tuple[tuple[str, float], ...]  # mean absolute error if the figure were another one
+
+
+@dataclass(frozen=True, slots=True)
+class Feasibility:
+    """Whether what could not run is called infeasible, and only that."""
+
+    name: str
+    crashed: int
+    crashed_called: int
+    ran: int
+    false_alarms: int
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the crashed rows that are called infeasible."""
+        return self.crashed_called / self.crashed if self.crashed else None
+
+    @property
+    def false_alarm_share(self) -> float | None:
+        """Share of the rows that ran but are called infeasible."""
+        return self.false_alarms / self.ran if self.ran else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """Rank correlation of predicted and measured tokens per second and GPU."""
+
+    name: str
+    rows: int
+    spearman: float
+
+
+def score(name: str, outcomes: Iterable[Outcome]) -> Score:
+    """Score one group. Anchors and crashed runs are not part of it."""
+    rows = [outcome for outcome in outcomes if not outcome.is_anchor and not outcome.row.crashed]
+    priced = [(outcome, outcome.error) for outcome in rows]
+    errors = [(outcome, error) for outcome, error in priced if error is not None]
+    bands = [outcome.inside_band for outcome, _ in errors if outcome.inside_band is not None]
+    skipped = [outcome for outcome in rows if outcome.status == "skipped"]
+    values = [error for _, error in errors]
+    worst = max(errors, key=lambda pair: abs(pair[1]), default=None)
+    return Score(
+        name=name,
+        rows=len(rows),
+        priced=len(errors),
+        skipped=len(skipped),
+        infeasible=sum(outcome.status == "infeasible" for outcome in rows),
+        mean_abs=statistics.fmean(abs(value) for value in values) if values else None,
+        median_abs=statistics.median(abs(value) for value in values) if values else None,
+        bias=statistics.fmean(values) if values else None,
+        worst=worst[1] if worst else None,
+        worst_id=worst[0].row.id if worst else "",
+        inside_band=sum(bands) / len(bands) if bands else None,
+        skip_reasons=tuple(Counter(outcome.reason for outcome in skipped).most_common()),
+    )
+
+
+def memory_scores(outcomes: Iterable[Outcome]) -> tuple[MemoryScore, ...]:
+    """Peak memory by source and definition, for the rows that publish one."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.memory_error is not None and not outcome.row.crashed:
+            groups.setdefault((outcome.row.source, outcome.memory_definition), []).append(outcome)
+    return tuple(_memory(name, definition, group) for (name, definition), group in sorted(groups.items()))
+
+
+def _memory(name: str, definition: str, group: Sequence[Outcome]) -> MemoryScore:
+    errors = [(outcome, outcome.memory_error or 0.0) for outcome in group]
+    worst = max(errors, key=lambda pair: abs(pair[1]))
+    others = []
+    for other in ("allocated", "reserved", "device"):
+        values = [
+            abs(value / outcome.row.peak_mem_gib - 1.0)
+            for outcome in group
+            if (value := getattr(outcome, f"{other}_gib")) is not None and outcome.row.peak_mem_gib
+        ]
+        if other != definition and values:
+            others.append((other, statistics.fmean(values)))
+    return MemoryScore(
+        name=name,
+        definition=definition,
+        rows=len(errors),
+        mean_abs=statistics.fmean(abs(error) for _, error in errors),
+        median_abs=statistics.median(abs(error) for _, error in errors),
+        bias=statistics.fmean(error for _, error in errors),
+        worst=worst[1],
+        worst_id=worst[0].row.id,
+        other_definitions=tuple(others),
+    )
+
+
+def feasibility(outcomes: Iterable[Outcome]) -> tuple[Feasibility, ...]:
+    """Per source that has crashed runs: what we call infeasible of them, and of those that ran, skipped rows apart."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.status != "skipped":
+            groups.setdefault(outcome.row.source, []).append(outcome)
+    found = []
+    for name, group in sorted(groups.items()):
+        crashed = [outcome.status == "infeasible" for outcome in group if outcome.row.crashed]
+        ran = [outcome.status == "infeasible" for outcome in group if not outcome.row.crashed]
+        if crashed:
+            found.append(Feasibility(name, len(crashed), sum(crashed), len(ran), sum(ran)))
+    return tuple(found)
+
+
+def ordering(name: str, outcomes: Iterable[Outcome]) -> Ordering | None:
+    """Spearman's rank correlation over the priced rows; None for fewer than three."""
+    predicted, measured = [], []
+    for outcome in outcomes:
+        row = outcome.row
+        if outcome.error is None or not (row.global_batch and row.seq_len and row.n_gpus):
+            continue
+        tokens = row.global_batch * row.seq_len / row.n_gpus
+        predicted.append(tokens / (outcome.step_time_s or 1.0))
+        measured.append(tokens / (row.measured_s or 1.0))
+    if len(predicted) < 3:
+        return None
+    left, right = _ranks(predicted), _ranks(measured)
+    if len(set(left)) < 2 or len(set(right)) < 2:
+        return None
+    return Ordering(name, len(predicted), statistics.correlation(left, right))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        stop = start
+        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
+            stop += 1
+        for position in range(start, stop + 1):
+            ranks[order[position]] = (start + stop) / 2 + 1
+        start = stop + 1
+    return ranks

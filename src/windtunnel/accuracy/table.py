@@ -1,0 +1,229 @@
+"""Tables of measured training runs: one CSV, one run per row, read strictly.
+
+An empty cell means that the source does not say. Which columns there are, and in which unit, is in `COLUMNS`; columns
+beyond those are carried by nobody and ignored, unless their name looks like a slip for one of ours.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError
+
+INTEGERS = (
+    *("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq_len", "experts", "topk"),
+    *("n_gpus", "gpus_per_node", "tp", "pp", "vpp", "dp", "cp", "ep"),
+    *("micro_batch", "grad_accum", "global_batch"),
+)
+NUMBERS_FROM_ZERO = ("zero_stage", "sp", "gated_mlp")  # integers, zero included
+NUMBERS = (
+    *("step_time_s", "step_time_p5_s", "step_time_p95_s", "tokens_per_s_per_gpu"),
+    *("params_b", "peak_mem_gib", "d_step_time_s", "d_tokens_per_s_per_gpu"),
+)
+TEXTS = (
+    *("id", "source", "url_or_file", "date", "licence", "model", "model_family", "task", "gpu", "inter_link"),
+    *("precision", "recompute", "offload", "attention_impl", "framework", "spec_level", "value_kind", "notes"),
+)
+COLUMNS = TEXTS + INTEGERS + NUMBERS_FROM_ZERO + NUMBERS
+REQUIRED = (
+    *("id", "model", "hidden", "layers", "heads", "ffn", "vocab", "seq_len"),
+    *("gpu", "n_gpus", "tp", "pp", "global_batch", "precision"),
+)
+MEASURES = ("step_time_s", "d_step_time_s", "tokens_per_s_per_gpu")
+LARGEST = 10**12
+
+# What must be known to run a plan as it was run; the fewer of these are missing, the better the level (A, B, C).
+SPECIFIED = (
+    *("hidden", "layers", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "vpp", "cp", "zero_stage"),
+    *("micro_batch", "global_batch", "precision", "recompute"),
+)
+REMEDY = "the columns are those of validation/measurements.csv, described in docs/validate.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured run. None: the source does not say."""
+
+    line: int  # of the file, for messages
+    id: str
+    source: str
+    url_or_file: str
+    date: str
+    licence: str
+    model: str
+    model_family: str
+    task: str
+    gpu: str
+    inter_link: str
+    precision: str
+    recompute: str
+    offload: str
+    attention_impl: str
+    framework: str
+    spec_level: str
+    value_kind: str
+    notes: str
+    hidden: int | None
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    ffn: int | None
+    vocab: int | None
+    seq_len: int | None
+    experts: int | None
+    topk: int | None
+    n_gpus: int | None
+    gpus_per_node: int | None
+    tp: int | None
+    pp: int | None
+    vpp: int | None
+    dp: int | None
+    cp: int | None
+    ep: int | None
+    micro_batch: int | None
+    grad_accum: int | None
+    global_batch: int | None
+    zero_stage: int | None
+    sp: int | None
+    gated_mlp: int | None
+    step_time_s: float | None
+    step_time_p5_s: float | None
+    step_time_p95_s: float | None
+    tokens_per_s_per_gpu: float | None
+    params_b: float | None
+    peak_mem_gib: float | None
+    d_step_time_s: float | None
+    d_tokens_per_s_per_gpu: float | None
+
+    @property
+    def measured_s(self) -> float | None:
+        """Measured step time, from tokens/s where only that is published; None where the run gave no time."""
+        if self.step_time_s is not None:
+            return self.step_time_s
+        if self.d_step_time_s is not None:
+            return self.d_step_time_s
+        tokens = self.tokens_per_s_per_gpu
+        if tokens and self.global_batch and self.seq_len and self.n_gpus:
+            return self.global_batch * self.seq_len / (tokens * self.n_gpus)
+        return None
+
+    @property
+    def crashed(self) -> bool:
+        """The run did not come to its first step, for want of memory or otherwise."""
+        kind = self.value_kind.lower()
+        return "crash" in kind or "oom" in kind
+
+    @property
+    def moe(self) -> bool:
+        """Mixture of experts."""
+        return bool(self.experts and self.experts > 1)
+
+    @property
+    def level(self) -> str:
+        """How completely the run is specified: as the table says, else by how many of `SPECIFIED` are missing."""
+        if self.spec_level:
+            return self.spec_level
+        missing = sum(getattr(self, name) in (None, "") for name in SPECIFIED)
+        return "A" if missing == 0 else "B" if missing <= 3 else "C"
+
+
+def read_table(path: str | Path) -> tuple[Row, ...]:
+    """All rows of the file, in its order. Raises InputFileError that names file, line and column."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        problem = error.strerror or "cannot be read"
+        raise InputFileError(path, problem, "give the path of a CSV of measured runs") from None
+    except (UnicodeDecodeError, ValueError) as error:  # ValueError: a path with a null byte
+        raise InputFileError(path, f"not UTF-8 text ({error})", "save the table as UTF-8 CSV") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(reader, None)
+        if not header:
+            raise InputFileError(path, "is empty", REMEDY)
+        _check_header(path, header)
+        rows, seen = [], dict[str, int]()
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            row = _row(path, reader.line_num, header, cells)
+            if row.id in seen:
+                problem = f"line {row.line}, column id: {row.id!r} is already on line {seen[row.id]}"
+                raise InputFileError(path, problem, "give every run an id of its own")
+            seen[row.id] = row.line
+            rows.append(row)
+    except csv.Error as error:
+        raise InputFileError(path, f"line {reader.line_num}: {error}", "save the table as plain CSV") from None
+    if not rows:
+        raise InputFileError(path, "has a header and no rows", REMEDY)
+    return tuple(rows)
+
+
+def _check_header(path: str | Path, header: list[str]) -> None:
+    twice = next((name for i, name in enumerate(header) if name in header[:i]), None)
+    if twice is not None:
+        raise InputFileError(path, f"line 1: column {twice!r} appears twice", "name every column once")
+    absent = [name for name in REQUIRED if name not in header]
+    if absent:
+        near = get_close_matches(absent[0], [name for name in header if name not in COLUMNS], n=1, cutoff=0.7)
+        hint = f" (is {near[0]!r} meant?)" if near else ""
+        raise InputFileError(path, f"line 1: required column {absent[0]!r} is missing{hint}", REMEDY)
+    for name in header:
+        if name not in COLUMNS:
+            near = get_close_matches(name, [known for known in COLUMNS if known not in header], n=1, cutoff=0.85)
+            if near:
+                raise InputFileError(path, f"line 1: unknown column {name!r}", f"did you mean {near[0]!r}?")
+    if not any(name in header for name in MEASURES):
+        raise InputFileError(path, f"line 1: none of the columns {', '.join(MEASURES)} is there", REMEDY)
+
+
+def _row(path: str | Path, line: int, header: list[str], cells: list[str]) -> Row:
+    if len(cells) != len(header):
+        problem = f"line {line}: {len(cells)} cells, but the header names {len(header)} columns"
+        raise InputFileError(path, problem, "check the commas and quotes of that line")
+    given = {name: cell.strip() for name, cell in zip(header, cells, strict=True) if name in COLUMNS}
+    values: dict[str, Any] = {name: given.get(name, "") for name in TEXTS}
+    if not values["id"]:
+        raise InputFileError(path, f"line {line}, column id: is empty", "give every run an id of its own")
+    for name, least, whole in _numeric():
+        values[name] = _number(path, line, name, given.get(name, ""), least, whole)
+    if values["spec_level"] not in ("", "A", "B", "C"):
+        problem = f"line {line}, column spec_level: {_short(values['spec_level'])} is not A, B or C"
+        raise InputFileError(path, problem, "leave it empty to have it counted")
+    return Row(line=line, **values)
+
+
+def _numeric() -> Iterable[tuple[str, int, bool]]:
+    yield from ((name, 1, True) for name in INTEGERS)
+    yield from ((name, 0, True) for name in NUMBERS_FROM_ZERO)
+    yield from ((name, 0, False) for name in NUMBERS)
+
+
+def _number(path: str | Path, line: int, name: str, text: str, least: int, whole: bool) -> int | float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        problem = f"line {line}, column {name}: {_short(text)} is not a number"
+    elif whole and not value.is_integer():
+        problem = f"line {line}, column {name}: {_short(text)} is not a whole number"
+    elif not least <= value <= LARGEST or (not whole and value == 0):
+        problem = f"line {line}, column {name}: {_short(text)} is out of range"
+    else:
+        return int(value) if whole else value
+    raise InputFileError(path, problem, "correct the cell, or leave it empty if it is not known")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -1,0 +1,194 @@
+"""What the words in a table mean for a plan: frameworks, precisions, recomputation, notes, release.
+
+Every rule is explicit. A word that no rule knows makes the row `UnreadableError`, because the alternative is a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from windtunnel.accuracy.table import Row
+
+
+class UnreadableError(Exception):
+    """The row cannot be represented; the text says why."""
+
+
+FRAMEWORKS = {
+    "nemo/megatron-core": "megatron",
+    "nemo/megatron-core + transformer engine": "megatron",
+    "megatron-bridge/megatron-core": "megatron",
+    "megatron-core": "megatron",
+    "megatron-lm": "megatron",
+    "megatron": "megatron",
+    "torchtitan (pytorch fsdp2)": "torchtitan",
+    "torchtitan": "torchtitan",
+    "composer/fsdp": "fsdp",
+    "nemo automodel (pytorch fsdp2)": "fsdp",
+    "fsdp": "fsdp",
+    "nanotron": "nanotron",
+}
+
+# fp8 by itself is TransformerEngine's delayed scaling; the exceptions are in `precision_of`.
+PRECISIONS = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "fp8_cs": "fp8-current",
+    "fp8-current": "fp8-current",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+
+RECOMPUTES = {
+    "none": "none",
+    "full": "full",
+    "selective": "selective:core_attention",  # what Megatron-Core's `--recompute-granularity selective` recomputes
+    "selective (attention core)": "selective:core_attention",
+    "selective (per-op sac)": "selective:ops",
+    "selective: layernorm+moe_act": "selective:norms,moe_activation",
+    "selective: core_attn": "selective:core_attention",
+    "selective: layernorm": "selective:norms",
+    "selective: moe_act": "selective:moe_activation",
+    "selective: mlp": "selective:mlp",
+}
+
+FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
+
+
+def check_task(row: Row) -> None:
+    """Only pre-training steps are predicted."""
+    task = row.task.lower()
+    if task in ("", "pretrain", "pre-training", "pretraining"):
+        return
+    if task == "lora":
+        raise UnreadableError("task lora: adapters are not modelled")
+    if task == "sft":
+        raise UnreadableError("task sft: lengths of the packed sequences are not stated")
+    raise UnreadableError(f"task {row.task!r} is not modelled")
+
+
+def framework_of(row: Row) -> str:
+    """Name of the plan's framework."""
+    name = row.framework.lower()
+    if not name:
+        return "megatron"
+    if name not in FRAMEWORKS:
+        raise UnreadableError(f"framework {row.framework!r} is not modelled")
+    return FRAMEWORKS[name]
+
+
+def family_of(row: Row) -> str:
+    """Model family, for what the numbers of a row leave out (norms, biases, positions)."""
+    family = row.model_family.lower()
+    return FAMILIES.get(family, family) or "llama"
+
+
+def precision_of(row: Row) -> str:
+    """Format of the GEMMs. FP8 is delayed scaling unless row or framework says otherwise."""
+    name = row.precision.lower()
+    if name == "fp8_fine":
+        if row.gpu.upper().startswith(("B", "GB")):
+            return "mxfp8"  # the finer granularity that Blackwell has in hardware
+        raise UnreadableError("fp8 with block scaling on Hopper is not modelled")
+    if name not in PRECISIONS:
+        raise UnreadableError(f"precision {row.precision!r} is not modelled")
+    current = "fp8_cs" in row.notes.lower() or "current scaling" in row.notes.lower()
+    # torchtitan's float8 scales by the tensor at hand, and so do Megatron-Bridge's FP8 recipes from 25.09 on.
+    framework = row.framework.lower()
+    current = current or "torchtitan" in framework or "megatron-bridge" in framework
+    if name == "fp8" and current:
+        return "fp8-current"
+    return PRECISIONS[name]
+
+
+def attention_of(row: Row) -> str:
+    """Fused (flash) unless the row says unfused."""
+    return "unfused" if row.attention_impl.lower().startswith("unfused") else "flash"
+
+
+def recomputes_of(row: Row) -> tuple[str, ...]:
+    """What is recomputed: one value where the row says, those in use where it does not."""
+    text = row.recompute.strip().lower()
+    if not text:
+        return ("none", "full")
+    if text in RECOMPUTES:
+        return (RECOMPUTES[text],)
+    layers = re.fullmatch(r"full[ (:]+(\d+) layers?\)?", text)
+    if layers:
+        return (f"full:{layers[1]}",)
+    raise UnreadableError(f"recompute {row.recompute!r} is not modelled")
+
+
+def offloaded_layers(row: Row) -> int:
+    """Layers whose activations go to the host."""
+    text = row.offload.strip().lower()
+    if text in ("", "none"):
+        return 0
+    layers = re.fullmatch(r"activations of (\d+) layers?", text)
+    if not layers:
+        raise UnreadableError(f"offload {row.offload!r} is not modelled")
+    return int(layers[1])
+
+
+def fields_of_notes(row: Row) -> dict[str, Any]:
+    """Plan fields that the notes settle; what they do not mention stays with the framework's habit."""
+    fields: dict[str, Any] = {}
+    for note in (part.strip().lower() for part in row.notes.split(";")):
+        if note.startswith("cuda graphs"):
+            fields["cuda_graphs"] = True
+        elif note in ("tp comm overlap", "asynctp yes"):
+            fields["overlap_tp"] = True
+        elif note == "asynctp no":
+            fields["overlap_tp"] = False
+        elif note in ("torch.compile", "torch.compile: yes"):
+            fields["compile"] = True
+        elif note == "torch.compile: no":
+            fields["compile"] = False
+        elif note == "moe all-to-all overlap":
+            fields["overlap_ep"] = True
+        elif note == "fp32 gradient accumulation":
+            fields["gradient_dtype"] = "fp32"
+        elif found := re.fullmatch(r"expert tp (\d+)", note):
+            fields["etp"] = int(found[1])
+        elif found := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
+            fields["shard_group"] = int(found[1])
+        elif "sharding degree not stated" in note:
+            raise UnreadableError("sharding degree not stated")
+    # Megatron-LM before 2023 ran collectives and sends in line with the computation.
+    if row.framework.lower() == "megatron-lm" and row.date[:4].isdigit() and int(row.date[:4]) < 2023:
+        for name in ("overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather"):
+            fields.setdefault(name, False)
+    return fields
+
+
+def release_of(row: Row) -> str | None:
+    """Software release, the calibration key: 'mlperf-v3.0', 'nemo-24.11', 'bridge-26.02', ... or None."""
+    source = row.source.lower()
+    if found := re.search(r"mlperf training (v\d+\.\d+)", source):
+        return f"mlperf-{found[1]}"
+    if "megatron-bridge" in source and (found := re.search(r"(\d\d\.\d\d)", source)):
+        return f"bridge-{found[1]}"
+    if "dgx cloud" in source:
+        found = re.search(r"@v(\d\d\.\d\d)", row.url_or_file)
+        return f"nemo-{found[1]}" if found else _dated("nemo", row)
+    if "nemo" in source:
+        found = re.search(r"(\d\d\.\d\d)$", source.strip())
+        return f"nemo-{found[1]}" if found else _dated("nemo", row)
+    for word, name in (("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry"), ("nanotron", "nanotron")):
+        if word in source:
+            return _dated(name, row)
+    framework = row.framework.lower()
+    if framework.startswith("megatron"):
+        return _dated("megatron", row)
+    return None
+
+
+def _dated(name: str, row: Row) -> str:
+    found = re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date)
+    if found:
+        return f"{name}-{found[1]}.{found[2]}"
+    year = re.search(r"(\d{4})$", row.date)
+    return f"{name}-{year[1]}" if year else name

@@ -1,0 +1,271 @@
+"""How long a collective takes by NCCL's structure: algorithm x protocol, each `latency + bytes / bandwidth`, the best wins.
+
+    ring       base + intra_hops * hop + net_hops * step + (steps + x) / n * S * max(1 / B, 1 / NIC)
+    tree       base + 2 [(k - 1) hop + log2(M) step]     + S * max(2 / B, c / NIC)
+    nvls       base + fill                               + (n + 1) / n * S / B          (the switch reduces)
+    nvls_tree  base + fill + 2 log2(M) step              + S * max((k + 1) / k / B, c / NIC)
+    pat        base + log2(M) step                       + (n - 1) / n * S / (0.75 NIC) (one rank per domain)
+    direct     base + per_peer * (n - 1)                 + max(intra / B, inter / NIC)  (all-to-all, send-receive)
+
+n ranks in M domains of k; S bytes; `steps` is 2 (n - 1) for all-reduce and n - 1 for all-gather and reduce-scatter; x is
+the part of a local copy or reduction that the ring does not hide. NIC is the bandwidth of the k NICs of a domain. c is
+how often the message leaves a node: once between two nodes, twice in a double binary tree of more.
+
+`fill` is the time to get the first chunk through the switch. A step over the network costs what the software needs, plus
+the link's latency, plus `bulk`: on some networks (EFA) a step of a large message has to wait for a whole chunk. Neither
+is ever longer than the wire time of the message itself.
+
+Source of the structure: NCCL 2.30 `src/graph/tuning.cc` (Apache-2.0), where it chooses and does not predict. The
+constants here are fitted to measurements: calibration/collectives.yaml, docs/physics/collectives.md.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import yaml
+
+PAT_BANDWIDTH = 0.75  # of the ring's, NCCL tuning.cc
+SERVICE_BYTES = 8.0  # what a barrier moves: an all-reduce of one word
+
+
+class Protocol(NamedTuple):
+    """One of LL, LL128, Simple inside a scale-up domain, and the software part of a network step under it."""
+
+    name: str
+    base_s: float
+    hop_s: float
+    seconds_per_byte: float  # 1 / (link bandwidth * efficiency)
+    step_s: float
+
+
+class Links(NamedTuple):
+    """What of a cluster the formulas need; rates in bytes per second per GPU and direction."""
+
+    generation: str
+    up_protocol: str
+    up_bandwidth: float
+    up_latency_s: float
+    up_peer_bandwidth: float
+    net_protocol: str
+    net_bandwidth: float
+    net_latency_s: float
+    nvlink_sharp: bool
+
+
+class Fabric(NamedTuple):
+    """A cluster as the formulas see it: constants and link rates multiplied out once. Rates are seconds per byte."""
+
+    protocols: tuple[Protocol, ...]
+    extra_steps: float
+    overlap: float  # 1 = latency and bytes add up; 2 = they hide each other as a pipeline does
+    nvls: Protocol | None
+    nvls_fill_s: float
+    direct: tuple[Protocol, ...]  # hop_s is per peer
+    direct_extra: float
+    ep_base_s: float
+    ep_seconds_per_byte: float
+    peers_for_full_rate: float  # in a mesh a group of n can use n - 1 of the links
+    nic_seconds_per_byte: float
+    nic_ep_seconds_per_byte: float
+    nic_latency_s: float
+    bulk_s: float
+    bulk_nvls_s: float
+    measured_up: bool  # False: no measurement of this generation on this link class
+    measured_net: bool
+
+
+class Shape(NamedTuple):
+    """Who takes part: `n` ranks, `k` per domain on average, `m` domains, and what the network divides by."""
+
+    n: int
+    k: float
+    m: int
+    nic_share: float  # 1 = every rank drives its own NIC at full rate; 2 = half
+    ring_uplink: float = 0.0  # share as above that the oversubscribed tier leaves to a ring or tree; 0 = not crossed
+    direct_uplink: float = 0.0  # the same for all-to-all traffic
+
+
+class Cost(NamedTuple):
+    """One candidate: what it is, and the two parts of its time."""
+
+    algorithm: str
+    protocol: str
+    latency_s: float
+    bandwidth_s: float
+    seconds: float
+
+
+@lru_cache(maxsize=1)
+def calibration() -> dict[str, Any]:
+    """The fitted constants, as in calibration/collectives.yaml."""
+    text = files("windtunnel.cost").joinpath("calibration/collectives.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
+
+
+def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
+    """Multiply the constants of this generation and these link classes with the links' rates.
+
+    A generation or link class that was never measured takes the generic constants and says so.
+    """
+    ups, nets = constants["scale_up"], constants["networks"]
+    known = links.up_protocol == "nvlink" and links.generation in ups
+    up = ups[links.generation] if known else ups["generic"]
+    by_generation = nets.get(links.net_protocol, nets["generic"])
+    net = {**by_generation["default"], **by_generation.get(links.generation, {})}
+    slower = links.up_latency_s - up["reference_latency_us"] * 1e-6
+
+    def protocol(name: str, spec: dict[str, float], step_us: float) -> Protocol:
+        # the fitted hop includes the reference link's latency; software keeps at least half of it
+        hop = spec["hop_us"] * 1e-6
+        hop = max(hop / 2, hop + slower)
+        return Protocol(name, spec["base_us"] * 1e-6, hop, 1 / (links.up_bandwidth * spec["efficiency"]), step_us * 1e-6)
+
+    steps = net["step_us"]
+    nvls = up.get("nvls")
+    return Fabric(
+        protocols=tuple(protocol(name, spec, steps[name]) for name, spec in up["protocols"].items()),
+        extra_steps=up["extra_steps"],
+        overlap=up["overlap"],
+        nvls_fill_s=nvls["fill_us"] * 1e-6 if nvls else 0.0,
+        nvls=protocol("simple", {"hop_us": 0.0, **nvls}, steps["nvls"]) if nvls and links.nvlink_sharp else None,
+        direct=tuple(protocol(name, spec, steps[name]) for name, spec in up["direct"].items() if name != "extra_steps"),
+        direct_extra=up["direct"]["extra_steps"],
+        ep_base_s=constants["expert_parallel"]["base_us"] * 1e-6,
+        ep_seconds_per_byte=1 / (links.up_bandwidth * constants["expert_parallel"]["efficiency"]),
+        peers_for_full_rate=links.up_bandwidth / links.up_peer_bandwidth,
+        nic_seconds_per_byte=1 / (links.net_bandwidth * net["efficiency"]),
+        nic_ep_seconds_per_byte=1 / (links.net_bandwidth * net["expert_parallel_efficiency"]),
+        nic_latency_s=links.net_latency_s,
+        bulk_s=net["bulk_us"] * 1e-6,
+        bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
+        measured_up=known,
+        measured_net=links.net_protocol in nets and links.net_protocol != "generic",
+    )
+
+
+def candidates(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
+    """Every algorithm x protocol that could run this collective, unsorted. `shape.n` is at least 2."""
+    if kind in ("all_to_all", "send_recv"):
+        return _direct(kind, bytes_total, shape, fabric)
+    if kind in ("ep_dispatch", "ep_combine"):
+        return [_expert_parallel(bytes_total, shape, fabric)]
+    if kind == "barrier":
+        kind, bytes_total = "all_reduce", SERVICE_BYTES
+    found = _rings(kind, bytes_total, shape, fabric)
+    if kind == "all_reduce":
+        if shape.m > 1:
+            found += _trees(bytes_total, shape, fabric)
+        if fabric.nvls and shape.k > 2:
+            found.append(_nvls(bytes_total, shape, fabric, fabric.nvls))
+    elif shape.m > 1 and shape.k == 1 and kind in ("all_gather", "reduce_scatter"):
+        found.append(_pat(bytes_total, shape, fabric))
+    return found
+
+
+def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
+    n, k, m = shape[:3]
+    share = max(shape.nic_share, shape.ring_uplink)
+    rounds = 2 if kind == "all_reduce" else 1
+    steps, net_steps = rounds * (n - 1), rounds * (m - 1)
+    # broadcast and reduce pipeline the whole message past every rank; the others move n-th parts
+    whole = kind in ("broadcast", "reduce")
+    passes = 1.0 if whole else steps / n
+    up_passes = 1.0 if whole else (steps + fabric.extra_steps) / n
+    mesh = _mesh(k, fabric)
+    wire = bytes_total * passes * fabric.nic_seconds_per_byte * share / k if m > 1 else 0.0
+    bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k) if m > 1 else 0.0
+    found = []
+    for protocol in fabric.protocols:
+        step = protocol.step_s + fabric.nic_latency_s + bulk
+        latency = protocol.base_s + (steps - net_steps) * protocol.hop_s + net_steps * step
+        intra = bytes_total * up_passes * protocol.seconds_per_byte * mesh if k > 1 else 0.0
+        found.append(_cost("ring", protocol.name, latency, max(intra, wire), fabric.overlap if m == 1 else 1.0))
+    return found
+
+
+def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
+    k, m, share = shape.k, shape.m, max(shape.nic_share, shape.ring_uplink)
+    wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / k
+    bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k)
+    mesh = _mesh(k, fabric)
+    found = []
+    for protocol in fabric.protocols:
+        step = protocol.step_s + fabric.nic_latency_s + bulk
+        latency = protocol.base_s + 2 * ((k - 1) * protocol.hop_s + math.log2(m) * step)
+        intra = 2 * bytes_total * protocol.seconds_per_byte * mesh if k > 1 else 0.0
+        found.append(_cost("tree", protocol.name, latency, max(intra, wire)))
+    return found
+
+
+def _nvls(bytes_total: float, shape: Shape, fabric: Fabric, nvls: Protocol) -> Cost:
+    k, m, share = shape.k, shape.m, max(shape.nic_share, shape.ring_uplink)
+    intra = (k + 1) / k * bytes_total * nvls.seconds_per_byte
+    base = nvls.base_s + min(fabric.nvls_fill_s, intra)
+    if m == 1:
+        return _cost("nvls", nvls.name, base, intra)
+    wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / k
+    bulk = min(fabric.bulk_nvls_s, bytes_total * fabric.nic_seconds_per_byte / k)
+    latency = base + 2 * math.log2(m) * (nvls.step_s + fabric.nic_latency_s + bulk)
+    return _cost("nvls_tree", nvls.name, latency, max(intra, wire))
+
+
+def _pat(bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
+    n, k, m = shape[:3]
+    share = max(shape.nic_share, shape.ring_uplink)
+    simple = fabric.protocols[-1]
+    wire = bytes_total * (n - 1) / n * fabric.nic_seconds_per_byte * share / k / PAT_BANDWIDTH
+    bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k)
+    latency = simple.base_s + math.log2(m) * (simple.step_s + fabric.nic_latency_s + bulk)
+    return _cost("pat", simple.name, latency, wire)
+
+
+def _direct(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
+    n, k, m = shape[:3]
+    share = max(shape.nic_share, shape.direct_uplink)
+    if kind == "send_recv":
+        to_domain, to_network = (bytes_total, 0.0) if m == 1 else (0.0, bytes_total)
+        peers, mesh = 1.0, fabric.peers_for_full_rate
+    else:
+        # the rank's own part is a local copy, of which `direct_extra` is not hidden
+        to_domain = bytes_total * (k - 1 + (fabric.direct_extra if k > 1 else 0.0)) / n
+        to_network = bytes_total * (n - k) / n
+        peers, mesh = n - 1.0, _mesh(k, fabric)
+    wire = to_network * fabric.nic_seconds_per_byte * share
+    found = []
+    for protocol in fabric.direct:
+        latency = protocol.base_s + peers * protocol.hop_s
+        if m > 1:
+            latency += protocol.step_s + fabric.nic_latency_s
+        found.append(_cost("direct", protocol.name, latency, max(to_domain * protocol.seconds_per_byte * mesh, wire)))
+    return found
+
+
+def _expert_parallel(bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
+    """DeepEP's low-latency kernels: every token straight to its experts' ranks, NVLink and NIC at once."""
+    n, k = shape[:2]
+    share = max(shape.nic_share, shape.direct_uplink)
+    intra = bytes_total * (k - 1) / n * fabric.ep_seconds_per_byte * _mesh(k, fabric)
+    wire = bytes_total * (n - k) / n * fabric.nic_ep_seconds_per_byte * share
+    return _cost("deep_ep", "low_latency", fabric.ep_base_s, max(intra, wire))
+
+
+def _crossings(m: int) -> float:
+    """How many times the message leaves a node in NCCL's double binary tree, per node."""
+    return 1.0 if m == 2 else 2.0
+
+
+def _mesh(k: float, fabric: Fabric) -> float:
+    """How much slower than all links together a group of `k` in a point-to-point mesh is; 1 behind a switch."""
+    return max(1.0, fabric.peers_for_full_rate / max(k - 1, 1.0))
+
+
+def _cost(algorithm: str, protocol: str, latency: float, bandwidth: float, overlap: float = 1.0) -> Cost:
+    if overlap == 1.0:
+        return Cost(algorithm, protocol, latency, bandwidth, latency + bandwidth)
+    seconds = float((latency**overlap + bandwidth**overlap) ** (1 / overlap))
+    return Cost(algorithm, protocol, latency, seconds - latency, seconds)

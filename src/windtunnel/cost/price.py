@@ -1,0 +1,31 @@
+"""The price of one op: how long it takes alone, how sure that is, and where the number comes from."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Source(IntEnum):
+    """Where a price comes from, best first."""
+
+    MEASURED = 0  # this very shape was timed
+    INTERPOLATED = 1  # between timed shapes
+    FITTED = 2  # a formula whose few constants were fitted to measurements
+    ROOFLINE = 3  # data-sheet rates times an assumed efficiency
+
+
+class Price(NamedTuple):
+    """Seconds of one op alone on its device, with the 5th and 95th percentile of what it may really be."""
+
+    seconds: float
+    p5: float
+    p95: float
+    source: Source
+
+    def scaled(self, factor: float) -> Price:
+        """The same op, `factor` times as long: band and source stay."""
+        return Price(self.seconds * factor, self.p5 * factor, self.p95 * factor, self.source)
+
+
+FREE = Price(0.0, 0.0, 0.0, Source.MEASURED)

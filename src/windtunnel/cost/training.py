@@ -1,0 +1,81 @@
+"""What a training run adds to the price of kernels measured alone, as few physical constants.
+
+    sustained   a GPU that computes for hours runs at the clock its power limit allows; tables are timed in short bursts
+    launch      the host thread issues kernels one by one; a CUDA graph issues them for it
+    slowdown    how much longer an op takes per unit of time that another class of op runs beside it on the GPU
+    jitter      relative standard deviation of one rank's step; a collective waits for the slowest of its members
+
+The numbers live in `calibration/training.yaml`, each with what it was fitted on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+# Interference classes of `engine.replay.Slowdown`: 0 is neither slowed nor slows.
+MATH, TRAFFIC, SCALE_UP, SCALE_OUT = 1, 2, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """Time in training over time alone, by kind of kernel."""
+
+    gemm: float
+    gemm_low: float
+    attention: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCosts:
+    """The constants of one GPU generation."""
+
+    sustained: Sustained
+    launch_s: float
+    graph_launch_s: float
+    compute_by_scale_up: float
+    compute_by_scale_out: float
+    comm_by_compute: float
+    jitter: float
+
+    def slowdown_factors(self) -> tuple[tuple[float, ...], ...]:
+        """Square table for `Slowdown`: extra time of the row's class beside the column's."""
+        up, out, comm = self.compute_by_scale_up, self.compute_by_scale_out, self.comm_by_compute
+        return (
+            (0.0, 0.0, 0.0, 0.0, 0.0),
+            (0.0, 0.0, 0.0, up, out),
+            (0.0, 0.0, 0.0, up, out),
+            (0.0, comm, comm, 0.0, 0.0),
+            (0.0, comm, comm, 0.0, 0.0),
+        )
+
+    def straggling(self, ranks: int) -> float:
+        """Expected excess of the slowest of `ranks` over the mean, in parts of a step: sigma sqrt(2 ln n)."""
+        return self.jitter * math.sqrt(2.0 * math.log(ranks)) if ranks > 1 else 0.0
+
+
+@lru_cache
+def _document() -> dict[str, Any]:
+    import yaml
+
+    data = yaml.safe_load(files("windtunnel.cost.calibration").joinpath("training.yaml").read_text(encoding="utf-8"))
+    assert isinstance(data, dict)
+    return data
+
+
+@lru_cache
+def training_costs(generation: str) -> TrainingCosts:
+    """Constants of a GPU generation; an unmeasured generation gets the default ones."""
+    data = _document()
+    known = data["generations"]
+    return TrainingCosts(
+        sustained=Sustained(**known.get(generation, known["default"])),
+        launch_s=data["host"]["launch_s"],
+        graph_launch_s=data["host"]["graph_launch_s"],
+        jitter=data["jitter"],
+        **data["slowdown"],
+    )

@@ -1,0 +1,84 @@
+"""Replays a priced graph: when does every op start and end?
+
+Without slowdown one topological pass suffices: each op takes its duration, and starts at the latest end among its
+predecessors. With slowdown the pass is an event loop, because how fast an op runs depends on what runs beside it:
+
+    rate(op of class a) = 1 / (1 + sum over classes b that run at the same time on the same program of factor[a, b])
+
+An op of duration d ends when the integral of its rate reaches d, so interference stretches the overlapped interval only
+(Proteus and Echo model it so). Class b counts once, however many of its ops run; class a itself counts if another of
+its ops runs. Members of a rendezvous go at the lowest rate among those of them that still run: with equal durations
+they end together. The two passes give the same integers when every factor is zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engine.timeline import Timeline
+from windtunnel.errors import ScheduleError
+from windtunnel.graph.deadlock import explain_deadlock
+from windtunnel.graph.program import Graph
+
+
+@dataclass(frozen=True, eq=False)
+class Slowdown:
+    """Who slows whom on one GPU. Class 0 neither slows nor is slowed."""
+
+    kind_class: NDArray[np.uint8]  # [n] interference class of each op
+    factor: NDArray[np.float64]  # [k, k] extra time of class a (row) per unit of time beside class b (column)
+
+    def __post_init__(self) -> None:
+        k = len(self.factor)
+        assert k > 0
+        assert self.factor.shape == (k, k)
+        for array, dtype in ((self.factor, np.float64), (self.kind_class, np.uint8)):
+            assert array.dtype == dtype, f"must be {dtype.__name__}"
+            assert array.flags.c_contiguous
+        assert np.all((self.factor >= 0.0) & np.isfinite(self.factor)), "factors are finite and >= 0"
+        zero = [*self.factor[0], *self.factor[:, 0]]
+        assert not any(zero), "class 0 neither slows nor is slowed"
+        assert int(self.kind_class.max(initial=0)) < k, "an interference class without a factor"
+
+
+def replay(graph: Graph, duration_ns: NDArray[np.int64], slowdown: Slowdown | None = None) -> Timeline:
+    """Start and end of every op, in integer nanoseconds from 0.
+
+    `duration_ns`: int64[n], each op alone on its device. Raises ScheduleError if ops can never start, and names them.
+    """
+    from windtunnel.engine import kernels  # numba takes 0.2 s to import; only a replay needs it
+
+    n = graph.n_ops
+    durations = np.ascontiguousarray(duration_ns, dtype=np.int64)
+    assert len(durations) == n == len(graph.stream) == len(graph.rendezvous) == len(graph.dep_ptr) - 1
+    start, end = np.empty(n, np.int64), np.empty(n, np.int64)
+    if slowdown is None:
+        ran = kernels.replay_fixed(
+            graph.stream, graph.n_streams, graph.dep_ptr, graph.dep_idx, graph.rendezvous, durations, start, end
+        )
+    else:
+        assert len(slowdown.kind_class) == n
+        ran = kernels.replay_rated(
+            graph.stream,
+            graph.stream_rank,
+            graph.n_programs,
+            graph.dep_ptr,
+            graph.dep_idx,
+            graph.rendezvous,
+            durations,
+            slowdown.kind_class,
+            slowdown.factor,
+            start,
+            end,
+        )
+    if ran == kernels.MALFORMED:
+        graph.validate()
+        negative = np.flatnonzero(durations < 0)
+        assert len(negative), "a kernel refused a valid graph"
+        raise AssertionError(f"negative duration {durations[negative[0]]} ns of {graph.name(int(negative[0]))}")
+    if ran != n:
+        raise ScheduleError(explain_deadlock(graph, end >= 0))
+    return Timeline(start, end)

@@ -1,0 +1,69 @@
+"""Everything that windtunnel raises on purpose.
+
+    WindtunnelError
+    ├── UserError               a mistake in what was asked: one message, exit status 2
+    │   ├── SpecError           a field of a spec: names the field, the value and the remedy
+    │   ├── UnknownNameError    a GPU, model, schedule ... that the catalogue lacks: names what there is
+    │   ├── InputFileError      a file that is missing, unreadable or malformed: names the place in it
+    │   └── LayoutError         a plan that cannot be laid out on this cluster: says which numbers clash
+    └── ScheduleError           a pipeline schedule that would deadlock: a fault of ours or of a user's schedule file
+
+A job that is well formed but does not fit is no error: it is an *infeasible* `Result`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class WindtunnelError(Exception):
+    """Root of the tree. Never raised itself."""
+
+
+class UserError(WindtunnelError):
+    """A mistake in what was asked. `str(error)` is a complete message for the user."""
+
+
+class SpecError(UserError):
+    """One field of a spec holds a value that cannot be used."""
+
+    def __init__(self, field: str, value: object, remedy: str, where: str | None = None) -> None:
+        self.field, self.value, self.remedy, self.where = field, value, remedy, where
+        place = f"{where}: " if where else ""
+        super().__init__(f"{place}{field} = {_shown(value)}: {remedy}")
+
+
+class UnknownNameError(UserError):
+    """A name that the catalogue does not hold."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str | None = None) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        near = get_close_matches(name.lower(), self.known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(self.known)}."
+        super().__init__(f"unknown {kind} {_shown(name)}: {hint}" + (f" {remedy}" if remedy else ""))
+
+
+class InputFileError(UserError):
+    """A file that cannot be read as what it should be."""
+
+    def __init__(self, path: object, problem: str, remedy: str) -> None:
+        self.path, self.problem, self.remedy = str(path), problem, remedy
+        super().__init__(f"{path}: {problem}; {remedy}")
+
+
+class LayoutError(UserError):
+    """The degrees of a plan contradict each other, the model or the cluster."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem, self.remedy = problem, remedy
+        super().__init__(f"{problem}; {remedy}")
+
+
+class ScheduleError(WindtunnelError):
+    """A pipeline schedule that is incomplete or would never finish."""
+
+
+def _shown(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,147 @@
+"""What a step executes: ops in flat arrays, one program per rank class.
+
+An op occupies one *stream* of one *program* (rank class). It may start when the op before it on its stream has ended,
+when every op that it depends on has ended, and, if it belongs to a *rendezvous*, when every other member of that
+rendezvous may start too: a collective begins when its last member arrives.
+
+A graph holds no durations: the same graph is priced many times, so durations travel beside it as `int64[n]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import ScheduleError, SpecError
+
+
+class OpKind(IntEnum):
+    """What occupies the stream. The values are stored in `Graph.kind` and are part of the file format."""
+
+    COMPUTE = 0
+    COLLECTIVE = 1
+    SEND = 2
+    RECV = 3
+    HOST = 4
+    ALLOC = 5
+    FREE = 6
+
+
+_DTYPES = {
+    "kind": np.uint8,
+    "stream": np.int32,
+    "stream_rank": np.int32,
+    "dep_ptr": np.int64,
+    "dep_idx": np.int32,
+    "rendezvous": np.int32,
+    "label": np.int32,
+    "category": np.uint8,
+    "flops": np.float64,
+    "bytes": np.float64,
+    "multiplicity": np.int64,
+}
+_PER_OP = ("kind", "stream", "rendezvous", "label", "category", "flops", "bytes")
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The programs of all rank classes, concatenated. n ops; ops of one stream run in array order.
+
+    Construction checks dtypes and contiguity only (microseconds); `validate` checks the contents.
+    """
+
+    kind: NDArray[np.uint8]  # [n] OpKind
+    stream: NDArray[np.int32]  # [n] global stream id
+    stream_rank: NDArray[np.int32]  # [streams] program that the stream belongs to
+    dep_ptr: NDArray[np.int64]  # [n+1] CSR: op i waits for dep_idx[dep_ptr[i]:dep_ptr[i+1]]
+    dep_idx: NDArray[np.int32]
+    rendezvous: NDArray[np.int32]  # [n] -1, or an id below n: ops with the same id start together
+    label: NDArray[np.int32]  # [n] index into labels
+    category: NDArray[np.uint8]  # [n] index into categories
+    flops: NDArray[np.float64]  # [n]
+    bytes: NDArray[np.float64]  # [n]
+    multiplicity: NDArray[np.int64]  # [programs] real ranks that each program stands for
+    labels: tuple[str, ...] = ("",)
+    categories: tuple[str, ...] = ("",)
+    stream_names: tuple[str, ...] = ()  # [streams], or empty
+
+    def __post_init__(self) -> None:
+        for name, dtype in _DTYPES.items():
+            array = getattr(self, name)
+            # The compiled kernels take these very types; a silent cast per replay would cost more than the replay.
+            assert array.dtype == dtype, f"Graph.{name} must be {dtype.__name__}, not {array.dtype}"
+            assert array.flags.c_contiguous, f"Graph.{name} must be contiguous"
+
+    @property
+    def n_ops(self) -> int:
+        """Number of ops over all programs."""
+        return len(self.kind)
+
+    @property
+    def n_streams(self) -> int:
+        """Number of streams over all programs."""
+        return len(self.stream_rank)
+
+    @property
+    def n_programs(self) -> int:
+        """Number of rank classes."""
+        return len(self.multiplicity)
+
+    @property
+    def program(self) -> NDArray[np.int32]:
+        """int32[n]: the program of each op."""
+        return self.stream_rank[self.stream]
+
+    def name(self, op: int) -> str:
+        """How messages speak of an op: its index, label, program and stream."""
+        stream = int(self.stream[op])
+        shown = self.stream_names[stream] if self.stream_names else str(stream)
+        label = self.labels[int(self.label[op])] or OpKind(int(self.kind[op])).name.lower()
+        return f"op {op} '{label}' (program {int(self.stream_rank[stream])}, stream {shown})"
+
+    def validate(self) -> None:
+        """Raise SpecError for lengths or indices that do not fit together, ScheduleError for a cycle or deadlock."""
+        n = self.n_ops
+        for name in _PER_OP:
+            _length(name, getattr(self, name), n)
+        _length("dep_ptr", self.dep_ptr, n + 1)
+        if self.stream_names:
+            _length("stream_names", self.stream_names, self.n_streams)
+        if self.dep_ptr[0] != 0 or self.dep_ptr[-1] != len(self.dep_idx) or np.any(np.diff(self.dep_ptr) < 0):
+            raise SpecError(
+                "graph.dep_ptr",
+                [int(self.dep_ptr[0]), "...", int(self.dep_ptr[-1])],
+                f"must rise from 0 to the number of dependencies, {len(self.dep_idx)}",
+            )
+        _within("kind", self.kind, 0, len(OpKind))
+        _within("stream", self.stream, 0, self.n_streams)
+        _within("stream_rank", self.stream_rank, 0, self.n_programs)
+        _within("dep_idx", self.dep_idx, 0, n)
+        _within("rendezvous", self.rendezvous, -1, n)
+        _within("label", self.label, 0, len(self.labels))
+        _within("category", self.category, 0, len(self.categories))
+        _within("multiplicity", self.multiplicity, 1, None)
+        from windtunnel.graph.deadlock import explain_deadlock, runnable
+
+        done = runnable(self)
+        if not done.all():
+            raise ScheduleError(explain_deadlock(self, done))
+
+
+def _length(name: str, values: Any, expected: int) -> None:
+    if len(values) != expected:
+        raise SpecError(f"graph.{name}", f"{len(values)} entries", f"must have {expected} entries")
+
+
+def _within(name: str, values: NDArray[Any], low: int, high: int | None) -> None:
+    bad = values < low
+    if high is not None:
+        bad |= values >= high
+    if bad.any():
+        at = int(np.argmax(bad))
+        limits = f"at least {low}" if high is None else f"from {low} to {high - 1}"
+        raise SpecError(f"graph.{name}[{at}]", int(values[at]), f"must be {limits}")

@@ -1,0 +1,391 @@
+"""What one transformer layer computes on one rank for one micro-batch: ops with local shapes, FLOPs and bytes.
+
+Shapes follow Megatron's partition (Shoeybi 2019, arXiv 1909.08053): the first GEMM of each block is split by column, the
+second by row; with sequence parallelism (Korthikanti 2022, arXiv 2205.05198) norms and residuals see 1/tp of the tokens and
+an all-gather and a reduce-scatter replace each all-reduce. What a tensor costs in the backward pass, and what of it must
+be kept until then, follows the same paper's section 4.
+
+Element-wise ops are counted in bytes moved. `fused` says whether a compiler or hand-written kernels keep intermediates
+out of memory; eager PyTorch writes them (RMSNorm and RoPE upcast to fp32 first).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from windtunnel.model.architecture import Attention, FeedForward, Layer, Model
+
+ACTIVATION_BYTES = 2  # bf16 and fp16 alike; fp32 training doubles it through `Shard.activation_bytes`
+
+# Bytes moved per element to quantise one GEMM input, and bytes kept per element of it for the weight gradient.
+# Row- and column-wise copies are written together; current scaling reads the tensor once more for its maximum.
+CAST_BYTES = {"fp8": 4.0, "fp8-current": 6.0, "mxfp8": 4.06, "nvfp4": 5.1}
+KEPT_BYTES = {"fp8": 1.0, "fp8-current": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
+
+
+class Transfer(NamedTuple):
+    """One collective that an op needs: its kind, the group's name in the layout, and bytes as nccl-tests count them."""
+
+    kind: str
+    group: str
+    bytes_total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One op of a layer, forward; its backward is derived by `training.segments`.
+
+    `shape`: gemm (m, n, k); grouped_gemm (groups, m per group, n, k); attention (batch, seq_q, seq_kv, heads, kv_heads,
+    head_dim, value_head_dim, window, causal divisor). Bytes are those of this rank and micro-batch.
+    """
+
+    name: str
+    part: str  # for selective recomputation
+    kind: str  # gemm | grouped_gemm | attention | memory | transfer
+    shape: tuple[float, ...] = ()
+    flops: float = 0.0  # forward
+    forward_bytes: float = 0.0  # moved, for memory ops and casts
+    backward_bytes: float = 0.0
+    saved_bytes: float = 0.0  # kept for backward because of this op
+    output_bytes: float = 0.0
+    weight_elements: float = 0.0
+    low_precision: bool = False  # runs in the plan's GEMM format
+    kernels: int = 1  # launches, forward
+    before: Transfer | None = None  # on the input, forward
+    after: Transfer | None = None  # on the output, forward
+    before_backward: Transfer | None = None  # on the output's gradient
+    regather: Transfer | None = None  # on the input again, for the weight gradient
+    after_backward: Transfer | None = None  # on the input's gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """How much of a layer this rank holds, and in which formats."""
+
+    batch: int
+    seq_len: int  # of the whole sequence
+    cp: int = 1
+    cp_kind: str = "ring"
+    tp: int = 1
+    sequence_parallel: bool = False
+    ep: int = 1
+    etp: int = 1
+    precision: str = "bf16"
+    fused: bool = True
+    flash: bool = True
+    activation_bytes: int = ACTIVATION_BYTES
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this rank's GEMMs see."""
+        return self.batch * self.seq_len // self.cp
+
+    @property
+    def residual_tokens(self) -> float:
+        """Tokens of the residual stream on this rank."""
+        return self.tokens / self.tp if self.sequence_parallel else float(self.tokens)
+
+
+def layer_operations(layer: Layer, model: Model, shard: Shard) -> tuple[Operation, ...]:
+    """The ops of one layer in forward order."""
+    ops = [_norm("norm_1", model, shard), *_attention(layer.attention, model, shard), _add("residual_1", model, shard)]
+    if layer.norms > 1 and not layer.parallel_block:
+        ops.append(_norm("norm_2", model, shard))
+    ops += _feed_forward(layer.feed_forward, model, shard)
+    ops.append(_add("residual_2", model, shard))
+    return tuple(ops)
+
+
+def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
+    """Token look-up, with the collective that sums the vocabulary shards."""
+    h, w = model.hidden_size, shard.activation_bytes
+    size = shard.tokens * h * w
+    after = None
+    if shard.tp > 1:
+        after = Transfer("reduce_scatter" if shard.sequence_parallel else "all_reduce", "tp", size)
+    # The gradient scatter reads and adds fp32 rows.
+    return (
+        Operation(
+            "embedding",
+            "embedding",
+            "memory",
+            forward_bytes=2 * size,
+            backward_bytes=3 * size,
+            output_bytes=size,
+            after=after,
+            before_backward=Transfer("all_gather", "tp", size) if after and shard.sequence_parallel else None,
+        ),
+    )
+
+
+def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Operation, ...]:
+    """Final norm, output GEMM and cross-entropy over vocabulary shards."""
+    t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
+    v = vocab_padded / shard.tp
+    logits = t * v
+    # Fused: read logits, write probabilities (fp32 inside). Eager: upcast, max, exp, sum, divide each pass over fp32.
+    forward, backward = (8.0, 6.0) if shard.fused else (26.0, 14.0)
+    return (
+        _norm("final_norm", model, shard),
+        _gemm("head", "head", t, v, h, shard, side="column", low=False),
+        Operation(
+            "loss",
+            "head",
+            "memory",
+            forward_bytes=forward * logits,
+            backward_bytes=backward * logits,
+            saved_bytes=4.0 * logits,
+            output_bytes=2.0 * logits,
+            kernels=3 if shard.fused else 8,
+        ),
+    )
+
+
+def _norm(name: str, model: Model, shard: Shard) -> Operation:
+    elements = shard.residual_tokens * model.hidden_size
+    w = shard.activation_bytes
+    one_kernel = shard.fused or model.norm == "layernorm"  # eager LayerNorm is one kernel, eager RMSNorm is not
+    return Operation(
+        name,
+        "norms",
+        "memory",
+        forward_bytes=elements * (2 * w if one_kernel else 15 * w),
+        backward_bytes=elements * (4 * w if one_kernel else 24 * w),
+        saved_bytes=elements * w if one_kernel else elements * (w + 8),
+        output_bytes=elements * w,
+        kernels=1 if one_kernel else 6,
+    )
+
+
+def _add(name: str, model: Model, shard: Shard) -> Operation:
+    elements = shard.residual_tokens * model.hidden_size
+    w = shard.activation_bytes
+    # Backward: the two branches' gradients are added where the residual forked.
+    return Operation(
+        name, "residual", "memory", forward_bytes=3 * w * elements, backward_bytes=3 * w * elements,
+        output_bytes=w * elements,
+    )  # fmt: skip
+
+
+def _gemm(name: str, part: str, m: float, n: float, k: float, shard: Shard, *, side: str, low: bool = True) -> Operation:
+    """One linear layer. `side`: column (input gathered, output split), row (output summed) or none (replicated)."""
+    low = low and shard.precision in CAST_BYTES
+    w = shard.activation_bytes
+    before = after = before_backward = regather = after_backward = None
+    if shard.tp > 1 and side == "column":
+        size = m * k * w
+        if shard.sequence_parallel:
+            before = regather = Transfer("all_gather", "tp", size)
+            after_backward = Transfer("reduce_scatter", "tp", size)
+        else:
+            after_backward = Transfer("all_reduce", "tp", size)
+    elif shard.tp > 1 and side == "row":
+        size = m * n * w
+        after = Transfer("reduce_scatter" if shard.sequence_parallel else "all_reduce", "tp", size)
+        before_backward = Transfer("all_gather", "tp", size) if shard.sequence_parallel else None
+    cast = CAST_BYTES[shard.precision] if low else 0.0
+    kept = KEPT_BYTES[shard.precision] if low else float(w)
+    gathered = side == "column" and shard.sequence_parallel
+    return Operation(
+        name,
+        part,
+        "gemm",
+        shape=(m, n, k),
+        flops=2.0 * m * n * k,
+        forward_bytes=cast * m * k,
+        backward_bytes=cast * m * n,
+        saved_bytes=m * k * kept / (shard.tp if gathered else 1),
+        output_bytes=m * n * w,
+        weight_elements=n * k,
+        low_precision=low,
+        kernels=2 if low else 1,
+        before=before,
+        after=after,
+        before_backward=before_backward,
+        regather=regather,
+        after_backward=after_backward,
+    )
+
+
+def _attention(attention: Attention, model: Model, shard: Shard) -> list[Operation]:
+    t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
+    heads = attention.heads / shard.tp
+    kv_heads = max(attention.kv_heads / shard.tp, 1.0)
+    d, dv = attention.head_dim, attention.value_head_dim
+    ops: list[Operation] = []
+    if attention.kind == "mla":
+        rank, rope, nope = attention.kv_lora_rank or 0, attention.rope_head_dim, attention.nope_head_dim
+        if attention.q_lora_rank:
+            ops.append(_gemm("q_down", "attention", t, attention.q_lora_rank, h, shard, side="none"))
+            ops.append(_gemm("q_up", "attention", t, heads * d, attention.q_lora_rank, shard, side="column"))
+        else:
+            ops.append(_gemm("q", "attention", t, heads * d, h, shard, side="column"))
+        ops.append(_gemm("kv_down", "attention", t, rank + rope, h, shard, side="none"))
+        ops.append(_gemm("kv_up", "attention", t, heads * (nope + dv), rank, shard, side="column"))
+        kv_heads = heads
+    else:
+        ops.append(_gemm("qkv", "attention", t, heads * d + kv_heads * (d + dv), h, shard, side="column"))
+    query_key = t * (heads + kv_heads) * d
+    passes = 0.0
+    if attention.position == "rope":
+        passes += 2 * w if shard.fused else 10 * w
+    if attention.qk_norm != "none":
+        passes += 2 * w if shard.fused else 15 * w
+    if passes:
+        ops.append(
+            Operation(
+                "rope", "attention", "memory", forward_bytes=passes * query_key, backward_bytes=1.5 * passes * query_key,
+                output_bytes=query_key * w, kernels=2 if shard.fused else 8,
+            )  # fmt: skip
+        )
+    ops += _core_attention(attention, shard, heads, kv_heads)
+    ops.append(_gemm("out", "attention", t, h, heads * dv, shard, side="row"))
+    return ops
+
+
+def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: float) -> list[Operation]:
+    t, w, s = shard.tokens, shard.activation_bytes, shard.seq_len
+    d, dv = attention.head_dim, attention.value_head_dim
+    flops = t * attention.score_flops_per_token(s) / shard.tp
+    kept = t * w * (heads * d + kv_heads * (d + dv) + heads * dv) + 4 * t * heads  # q, k, v, out, log-sum-exp
+    key_value = t * kv_heads * (d + dv) * w
+    ring = shard.cp > 1 and shard.cp_kind == "ring"
+    exchange = Transfer("send_recv", "cp", key_value) if ring else None
+    if shard.flash:
+        window = attention.window or 0
+        if attention.chunked and window and s > window:  # independent chunks: a batch of short sequences
+            shape = (shard.batch * s // window, window, window, heads, kv_heads, d, dv, 0, shard.cp)
+        else:
+            shape = (shard.batch, s, s, heads, kv_heads, d, dv, window, shard.cp)
+        core = Operation(
+            "core_attention", "core_attention", "attention", shape=shape, flops=flops, saved_bytes=kept,
+            output_bytes=t * heads * dv * w, before=exchange, kernels=shard.cp if ring else 1,
+        )  # fmt: skip
+        if shard.cp > 1 and not ring:
+            move = [Transfer("all_to_all", "cp", t * (heads * d + kv_heads * (d + dv)) * w)]
+            move.append(Transfer("all_to_all", "cp", t * heads * dv * w))
+            return [_transfer("heads_to_ranks", move[0]), core, _transfer("ranks_to_heads", move[1])]
+        return [core]
+    # Unfused: scores, masked softmax (and dropout) and probabilities are written out; they are what core_attention
+    # recomputation drops (5 a s^2 b bytes, Korthikanti section 4).
+    scores = shard.batch * heads * (s / shard.cp) * s
+    batch = shard.batch * heads
+    return [
+        Operation(
+            "scores", "core_attention", "gemm_batch", shape=(batch, s / shard.cp, s, d), flops=2 * scores * d,
+            saved_bytes=t * w * (heads + kv_heads) * d, output_bytes=scores * w,
+        ),
+        Operation(
+            "softmax", "core_attention", "memory", forward_bytes=scores * (2 * w + 3 + w), saved_bytes=scores * 5,
+            backward_bytes=scores * (3 * w + 1), output_bytes=scores * w, kernels=2,
+        ),
+        Operation(
+            "context", "core_attention", "gemm_batch", shape=(batch, s / shard.cp, dv, s), flops=2 * scores * dv,
+            saved_bytes=t * w * kv_heads * dv, output_bytes=t * heads * dv * w,
+        ),
+    ]  # fmt: skip
+
+
+def _feed_forward(block: FeedForward, model: Model, shard: Shard) -> list[Operation]:
+    if block.kind == "dense":
+        return _dense(block.size, block, model, shard, "mlp")
+    ops = _experts(block, model, shard)
+    if block.shared_size:
+        ops += _dense(block.shared_size, block, model, shard, "shared")
+    return ops
+
+
+def _dense(size: int, block: FeedForward, model: Model, shard: Shard, prefix: str) -> list[Operation]:
+    t, h, f = shard.tokens, model.hidden_size, size / shard.tp
+    up = 2 if block.gated else 1
+    return [
+        _gemm(f"{prefix}_up", "mlp", t, up * f, h, shard, side="column"),
+        _activation("activation", "activation", t * f, block, shard),
+        _gemm(f"{prefix}_down", "mlp", t, h, f, shard, side="row"),
+    ]
+
+
+def _activation(name: str, part: str, elements: float, block: FeedForward, shard: Shard) -> Operation:
+    w = shard.activation_bytes
+    inputs = 2 if block.gated else 1
+    extra = 0.0 if shard.fused or not block.gated else 2.0 * w  # eager writes silu(gate) before multiplying
+    return Operation(
+        name,
+        part,
+        "memory",
+        forward_bytes=elements * ((inputs + 1) * w + extra),
+        backward_bytes=elements * ((2 * inputs + 1) * w + 2 * extra),
+        saved_bytes=elements * (inputs * w + extra / 2),
+        output_bytes=elements * w,
+        kernels=1 if shard.fused or not block.gated else 2,
+    )
+
+
+def _experts(block: FeedForward, model: Model, shard: Shard) -> list[Operation]:
+    """Router, dispatch, experts, combine; tokens spread evenly over the experts."""
+    h, w = model.hidden_size, shard.activation_bytes
+    local = shard.residual_tokens if shard.sequence_parallel else shard.tokens / shard.tp
+    routed = local * block.experts_per_token  # tokens sent by this rank, and received when experts are balanced
+    arrived = routed * shard.etp  # the expert-tensor group sees each other's tokens
+    groups = block.experts // shard.ep
+    f = block.size / shard.etp
+    up = 2 if block.gated else 1
+    exchange = Transfer("all_to_all", "ep", routed * h * w) if shard.ep > 1 else None
+    gather = Transfer("all_gather", "etp", arrived * h * w) if shard.etp > 1 else None
+    scatter = Transfer("reduce_scatter", "etp", arrived * h * w) if shard.etp > 1 else None
+    router = Operation(
+        "router", "router", "memory",
+        # Scores in fp32: read the tokens and the matrix; top-k and the probability map over experts.
+        forward_bytes=local * (h * (w + 4) + 24.0 * block.experts), backward_bytes=local * (h * (w + 8) + 24.0 * block.experts),
+        flops=2.0 * local * h * block.experts, saved_bytes=local * block.experts * 8.0, kernels=12,
+        weight_elements=h * block.experts,
+    )  # fmt: skip
+    permute = Operation(
+        "permute", "moe_permute", "memory", forward_bytes=2 * w * routed * h, backward_bytes=2 * w * routed * h,
+        output_bytes=routed * h * w, kernels=4,
+    )  # fmt: skip
+    sort = Operation(
+        "sort_by_expert", "moe_permute", "memory", forward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        backward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0, output_bytes=arrived * h * w, kernels=2,
+    )  # fmt: skip
+    unpermute = Operation(
+        "unpermute", "moe_permute", "memory", forward_bytes=w * (routed + local) * h,
+        backward_bytes=w * (2 * routed + local) * h, saved_bytes=routed * h * w, output_bytes=local * h * w, kernels=3,
+    )  # fmt: skip
+    ops = [router, permute]
+    if exchange:
+        ops.append(_transfer("dispatch", exchange))
+    if gather:
+        ops.append(_transfer("expert_gather", gather))
+    if sort.forward_bytes:
+        ops.append(sort)
+    ops += [
+        _grouped("experts_up", groups, arrived / groups, up * f, h, shard),
+        _activation("expert_activation", "moe_activation", arrived * f, block, shard),
+        _grouped("experts_down", groups, arrived / groups, h, f, shard),
+    ]
+    if sort.forward_bytes:
+        ops.append(sort)
+    if scatter:
+        ops.append(_transfer("expert_scatter", scatter))
+    if exchange:
+        ops.append(_transfer("combine", exchange))
+    return [*ops, unpermute]
+
+
+def _grouped(name: str, groups: int, m: float, n: float, k: float, shard: Shard) -> Operation:
+    low = shard.precision in CAST_BYTES
+    cast = CAST_BYTES[shard.precision] if low else 0.0
+    kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
+    return Operation(
+        name, "mlp", "grouped_gemm", shape=(groups, m, n, k), flops=2.0 * groups * m * n * k,
+        forward_bytes=cast * groups * m * k, backward_bytes=cast * groups * m * n, saved_bytes=groups * m * k * kept,
+        output_bytes=groups * m * n * shard.activation_bytes, weight_elements=groups * n * k, low_precision=low,
+        kernels=2 if low else 1,
+    )  # fmt: skip
+
+
+def _transfer(name: str, transfer: Transfer) -> Operation:
+    return Operation(name, "moe_transfer" if transfer.group != "cp" else "attention", "transfer", before=transfer,
+                     output_bytes=transfer.bytes_total)  # fmt: skip

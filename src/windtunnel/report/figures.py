@@ -1,0 +1,102 @@
+"""Numbers as a reader sees them, and rounding that keeps sums whole.
+
+A table whose rounded parts miss the rounded total by one digit looks like a bug, so parts are rounded together:
+each is floored to the digit shown and the digits left over go to the largest remainders (Hamilton's method).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+GIB = 1 << 30
+_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+
+
+def plain(text: object) -> str:
+    """One line without control characters: names come from user files and may hold terminal escapes."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(str(text).split()))
+
+
+def split_exactly(parts: Sequence[int], quantum: int, total: int | None = None) -> list[int]:
+    """`parts` in whole quanta that sum to the rounded sum of `parts` (or to `total` quanta)."""
+    wanted = _rounded(sum(parts), quantum) if total is None else total
+    floors = [part // quantum for part in parts]
+    left = wanted - sum(floors)
+    by_remainder = sorted(range(len(parts)), key=lambda i: (-(parts[i] % quantum), i))
+    for i in by_remainder[: max(0, left)]:
+        floors[i] += 1
+    return floors
+
+
+def shares(parts: Sequence[float], digits: int = 1) -> list[str]:
+    """Percentages of `parts` in their sum, that add up to 100 as printed. All zero when the sum is."""
+    whole = 10**digits * 100
+    total = sum(parts)
+    if not total > 0:
+        return [f"{0:.{digits}f} %"] * len(parts)
+    fine = 10**6
+    quanta = split_exactly([round(part / total * whole * fine) for part in parts], fine, whole)
+    return [f"{n / 10**digits:.{digits}f} %" for n in quanta]
+
+
+def time_column(total_ns: int) -> tuple[int, str, int]:
+    """(quantum in ns, unit, decimals) in which parts of `total_ns` are best read: four to five digits of the total."""
+    size = abs(total_ns)
+    unit_ns, unit = next((u for u in _TIME_UNITS if size >= u[0]), _TIME_UNITS[-1])
+    decimals = min(3 if size < 100 * unit_ns else 2, round(math.log10(unit_ns)))
+    return unit_ns // 10**decimals, unit, decimals
+
+
+def times(parts_ns: Sequence[int]) -> list[str]:
+    """Times in one unit, the last entry being their total: what is printed adds up."""
+    quantum, unit, decimals = time_column(sum(parts_ns) or max((abs(p) for p in parts_ns), default=0))
+    quanta = split_exactly(parts_ns, quantum)
+    return [f"{n / 10**decimals:,.{decimals}f} {unit}" for n in [*quanta, sum(quanta)]]
+
+
+def duration(ns: float) -> str:
+    """A time with four significant digits and a fitting unit."""
+    unit_ns, unit = next((u for u in _TIME_UNITS if abs(ns) >= u[0]), _TIME_UNITS[-1])
+    return f"{significant(ns / unit_ns)} {unit}"
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """`value` with about four significant digits, thousands separated, never in exponent form."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes with a binary unit and three to four significant digits."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(n_bytes) >= 1024**power:
+            value = n_bytes / 1024**power
+            return f"{value:,.{1 if abs(value) >= 10 else 2}f} {unit}"
+    return f"{n_bytes:,.0f} B"
+
+
+def gib_column(parts: Sequence[int]) -> list[str]:
+    """Sizes in GiB with two decimals, the last entry being their total: what is printed adds up."""
+    # GiB / 100 is no whole number of bytes: scale so that the quantum is.
+    quanta = split_exactly([part * 100 for part in parts], GIB)
+    return [f"{n / 100:,.2f} GiB" for n in [*quanta, sum(quanta)]]
+
+
+def quantity(value: float) -> str:
+    """A large count in words a person reads: 12.6 M, 8,192."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g} {unit}" if abs(value) < 1000 * limit else f"{value / limit:,.0f} {unit}"
+    return f"{value:,.0f}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return f"{share * 100:.{digits}f} %"
+
+
+def _rounded(total: int, quantum: int) -> int:
+    return (2 * total + quantum) // (2 * quantum)

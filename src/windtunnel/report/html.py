@@ -1,0 +1,189 @@
+"""One HTML file that shows a Result with pictures and needs nothing else: no network, no server, no library.
+
+Python decides every number and width here; `templates/report.html.j2` arranges them; `templates/report.js` draws the
+zoomable timeline and answers the pointer. Autoescape is on, data for the script travel as JSON with `<` escaped, and a
+content security policy forbids every request. Why no chart library: docs/decisions/0003-charts.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.report import charts, figures
+from windtunnel.report.categories import SOURCES, label_of, source_categories, time_categories
+from windtunnel.report.console import command_lines
+from windtunnel.report.figures import plain
+from windtunnel.report.files import write_atomically
+from windtunnel.report.spec_words import flatten, gpu_name, layout, model_name, shown
+from windtunnel.result import Result
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def write_html(result: Result, path: Path | str) -> None:
+    """Write the report at `path`. Raises InputFileError when it cannot be written."""
+    write_atomically(Path(path), render_html(result).encode())
+
+
+def render_html(result: Result) -> str:
+    """The whole page. The same result gives the same text."""
+    # Lone surrogates (from a JSON escape in a name) cannot be written as UTF-8.
+    return _template().render(**_view(result)).encode("utf-8", "replace").decode()
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = files("windtunnel.report") / "templates"
+
+    def source(name: str) -> str:
+        return (folder / name).read_text(encoding="utf-8")
+
+    environment = Environment(
+        loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _view(result: Result) -> dict[str, Any]:
+    categories = time_categories(_time_keys(result))
+    return {
+        "model": model_name(result),
+        "where": f"{result.n_gpus:,} × {gpu_name(result)}",
+        "layout": layout(result),
+        "content_hash": result.content_hash,
+        "version": shown(result.spec.get("version")),
+        "timed": result.step_time_ns > 0,
+        "infeasible": _infeasible(result),
+        "tiles": _tiles(result),
+        "band": charts.band(result.step_time_p5_ns, result.step_time_ns, result.step_time_p95_ns),
+        "warnings": [plain(text) for text in result.warnings],
+        "limits": _limits(result),
+        "breakdown": charts.breakdown(result, categories),
+        "stage_rows": charts.stage_rows(result, categories),
+        "memory": charts.memory_bars(result),
+        "curves": charts.memory_curves(result),
+        "sources": _sources(result.provenance),
+        "traffic": _traffic(result.traffic_bytes),
+        "spec": _spec(result.spec),
+        "defaults": [plain(text) for text in result.defaults],
+        "reproduce": command_lines(plain(result.reproduce), 96),
+        "simulated": f"{result.n_ops:,} ops of {result.n_classes:,} rank classes stand for {result.n_gpus:,} GPUs",
+        "data": {"timeline": charts.timeline_data(result, categories), "curves": charts.curve_data(result)},
+    }
+
+
+def _time_keys(result: Result) -> set[str]:
+    keys = {key for key, ns in result.breakdown_ns.items() if ns}
+    for stage in result.stages:
+        keys |= {key for key, ns in stage.breakdown_ns.items() if ns}
+    return keys | {interval.category for interval in result.excerpt}
+
+
+def _infeasible(result: Result) -> dict[str, Any] | None:
+    trouble = result.infeasible
+    if trouble is None:
+        return None
+    return {
+        "reason": plain(trouble.reason),
+        "stage": trouble.stage,
+        "needed": figures.size(trouble.needed_bytes),
+        "capacity": figures.size(trouble.capacity_bytes),
+        "over": figures.size(trouble.needed_bytes - trouble.capacity_bytes),
+        "fixes": [plain(fix) for fix in trouble.fixes],
+    }
+
+
+def _tiles(result: Result) -> list[dict[str, Any]]:
+    tiles: list[dict[str, Any]] = []
+    if result.step_time_ns > 0:
+        low, high = figures.duration(result.step_time_p5_ns), figures.duration(result.step_time_p95_ns)
+        value, unit = figures.duration(result.step_time_ns).split(" ")
+        tiles = [
+            {"name": "Step time", "value": value, "unit": unit, "notes": [f"p5–p95: {low} – {high}"], "kind": "band"},
+            {
+                "name": "Throughput",
+                "value": figures.significant(result.tokens_per_s_per_gpu),
+                "unit": "tokens/s/GPU",
+                "notes": [
+                    f"{figures.quantity(result.tokens_per_s)} tokens/s in all",
+                    f"{figures.quantity(result.tokens_per_step)} tokens per step",
+                ],
+                "kind": "",
+            },
+            {
+                "name": "MFU",
+                "value": f"{result.mfu * 100:.1f}",
+                "unit": "%",
+                "notes": [
+                    f"{figures.significant(result.model_tflops_per_gpu)} TFLOP/s per GPU · HFU {figures.percent(result.hfu)}",
+                    plain(result.mfu_convention),
+                ],
+                "kind": "",
+            },
+        ]
+    if result.memory:
+        peak = result.peak_memory
+        share = peak.device_bytes / max(result.memory_capacity_bytes, 1)
+        value, unit = figures.size(peak.device_bytes).split(" ")
+        note = f"{share:.0%} of {figures.size(result.memory_capacity_bytes)}, on stage {peak.stage}"
+        tiles.append({"name": "Peak memory", "value": value, "unit": unit, "notes": [note], "kind": "gauge"})
+        tiles[-1] |= {"share": f"{min(share, 1.0) * 100:.2f}", "full": share > 1}
+    return tiles
+
+
+def _limits(result: Result) -> list[dict[str, Any]]:
+    longest = max((limit.share for limit in result.limits), default=0.0) or 1.0
+    return [
+        {
+            "what": plain(limit.what),
+            "share": figures.percent(limit.share),
+            "width": f"{max(limit.share, 0.0) / longest * 100:.2f}",
+            "change": plain(limit.change),
+            "without": figures.duration(limit.step_time_s_without * 1e9),
+        }
+        for limit in result.limits
+    ]
+
+
+def _sources(provenance: Mapping[str, float]) -> list[dict[str, Any]]:
+    shares = source_categories(provenance)
+    shown_shares = figures.shares([provenance[key] for key in shares])
+    return [
+        {
+            "label": plain(category.label),
+            "slot": category.slot,
+            "share": share,
+            "width": f"{provenance[key] * 100:.3f}",
+            "meaning": SOURCES.get(key, ""),
+        }
+        for (key, category), share in zip(shares.items(), shown_shares, strict=True)
+        if provenance[key] > 0
+    ]
+
+
+def _traffic(traffic: Mapping[str, int]) -> list[dict[str, str]]:
+    most = max(traffic.values(), default=0) or 1
+    ordered = sorted((pair for pair in traffic.items() if pair[1]), key=lambda pair: (-pair[1], pair[0]))
+    return [
+        {"label": plain(label_of(key)), "size": figures.size(n), "width": f"{n / most * 100:.2f}"} for key, n in ordered
+    ]
+
+
+def _spec(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    order = ("model", "cluster", "plan")
+    parts = sorted(spec, key=lambda key: (order.index(key) if key in order else len(order), str(key)))
+    groups, loose = [], []
+    for part in parts:
+        if isinstance(spec[part], Mapping):
+            rows = [(plain(key), shown(value)) for key, value in flatten(spec[part]).items()]
+            groups.append({"name": plain(part), "rows": rows})
+        else:
+            loose.append((plain(part), shown(spec[part])))
+    return [*groups, {"name": "run", "rows": loose}] if loose else groups

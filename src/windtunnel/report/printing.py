@@ -1,0 +1,49 @@
+"""Printing a renderable so that it survives pipes, files and old terminals.
+
+Rich pads table cells with blanks up to the column; here lines end where their text ends, so that output can be pasted
+and diffed. Where the console's encoding lacks a character, bars become '#', dashes become '-', and the rest '?'.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment, Segments
+
+BLOCKS = "▏▎▍▌▋▊▉█"
+_PLAINER = str.maketrans(
+    {**dict.fromkeys(BLOCKS, "#"), "–": "-", "−": "-", "·": "|", "•": "-", "×": "x", "µ": "u", "→": ">"}
+)
+
+
+def print_trimmed(renderable: RenderableType, console: Console) -> None:
+    """Print without trailing blanks, in characters that the console's encoding has."""
+    lines = console.render_lines(renderable, pad=False)
+    segments: list[Segment] = []
+    for line in lines:
+        segments += _trimmed(_writable(line, console.encoding))
+        segments.append(Segment.line())
+    console.print(Segments(segments), end="", soft_wrap=True)
+
+
+def bar(share: float, cells: int) -> str:
+    """A horizontal bar of `share` of `cells`, to an eighth of a cell; never empty when the share is not."""
+    eighths = max(round(min(max(share, 0.0), 1.0) * cells * 8), 1 if share > 0 else 0)
+    whole, rest = divmod(eighths, 8)
+    return BLOCKS[-1] * whole + (BLOCKS[rest - 1] if rest else "")
+
+
+def _writable(line: list[Segment], encoding: str) -> list[Segment]:
+    if encoding.lower().replace("-", "") == "utf8":
+        return line
+    return [
+        Segment(part.text.translate(_PLAINER).encode(encoding, "replace").decode(encoding), part.style) for part in line
+    ]
+
+
+def _trimmed(line: list[Segment]) -> list[Segment]:
+    kept = list(line)
+    while kept and not kept[-1].text.rstrip():
+        kept.pop()
+    if kept:
+        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
+    return kept

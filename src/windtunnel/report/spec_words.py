@@ -1,0 +1,91 @@
+"""What was predicted, in words: names and layout out of a Result's `spec`, whatever form its parts have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from windtunnel.report.figures import plain
+from windtunnel.result import Result
+
+_LAYOUT = ("tp", "pp", "virtual_stages", "cp", "ep", "dp")
+_LAYOUT_NAMES = {"virtual_stages": "vpp"}
+
+
+def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings as `plan.tp`-like keys, sorted; lists stay whole."""
+    flat: dict[str, Any] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for key in sorted(value, key=str):
+                visit(f"{prefix}.{key}" if prefix else str(key), value[key])
+        else:
+            flat[prefix] = value
+
+    visit("", spec)
+    return flat if spec else {}
+
+
+def shown(value: Any) -> str:
+    """One value of a spec as a person writes it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.12g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return plain(", ".join(shown(item) for item in value)) or "-"
+    return plain(value) or "-"
+
+
+def model_name(result: Result) -> str:
+    """Name of the model, or `model`."""
+    return _first(result.spec, ("model.name", "model.model_type", "model")) or "model"
+
+
+def gpu_name(result: Result) -> str:
+    """Name of the GPU, or `GPUs`."""
+    places = ("gpu.name", "gpu", "node.gpu.name", "node.gpu", "name")
+    found = _first(result.spec, (*(f"cluster.{place}" for place in places), "cluster"))
+    return found.partition(":")[0] or "GPUs"
+
+
+def _first(spec: Mapping[str, Any], places: Sequence[str]) -> str:
+    flat = flatten(spec)
+    named = (flat.get(place) for place in places)
+    return next((plain(value) for value in named if isinstance(value, str) and value.strip()), "")
+
+
+def title(result: Result) -> str:
+    """One line: `llama-3.1-405b on 8,192 x h100-sxm`."""
+    return f"{model_name(result)} on {result.n_gpus:,} × {gpu_name(result)}"
+
+
+def layout(result: Result) -> tuple[tuple[str, str], ...]:
+    """The plan's degrees and batch as (name, value), leaving out degrees of 1."""
+    plan = result.spec.get("plan")
+    if not isinstance(plan, Mapping):
+        return ()
+    pairs = [
+        (_LAYOUT_NAMES.get(key, key), shown(plan[key]))
+        for key in _LAYOUT
+        if plan.get(key) is not None and (plan[key] != 1 or key == "tp")
+    ]
+    for key, name in (
+        ("zero_stage", "zero"),
+        ("global_batch", "batch"),
+        ("micro_batch", "micro-batch"),
+        ("seq_len", "seq"),
+        ("precision", ""),
+        ("schedule", ""),
+        ("framework", ""),
+    ):
+        if plan.get(key) is not None:
+            pairs.append((name, shown(plan[key])))
+    if plan.get("recompute") not in (None, "none"):
+        pairs.append(("recompute", shown(plan["recompute"])))
+    return tuple(pairs)

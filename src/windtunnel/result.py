@@ -1,0 +1,149 @@
+"""Result: what every verb returns.
+
+A Result is plain data: it can be written as JSON and read back, and every renderer (console, HTML, trace, compare)
+works from it alone. Times in breakdowns are integer nanoseconds so that parts sum exactly to the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "windtunnel.result/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One op of the timeline excerpt, on one stream of one rank class."""
+
+    stage: int  # rank class: the pipeline rank that it stands for
+    stream: str  # "compute", "tp", "dp", "pp", ...
+    label: str
+    category: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Memory of one rank class, in bytes. `categories` sums to `peak_allocated_bytes`, framework context apart."""
+
+    stage: int
+    ranks: int  # how many GPUs this class stands for
+    categories: Mapping[str, int]  # parameters, gradients, optimizer, activations, communication, workspace
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int  # what the caching allocator holds at its peak
+    device_bytes: int  # reserved + context and NCCL buffers outside the allocator: what nvidia-smi shows
+    peak_time_ns: int
+    timeline: tuple[tuple[int, int], ...]  # (time_ns, allocated_bytes), thinned for drawing
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One thing that holds the step back and what removing it would give."""
+
+    what: str  # e.g. "pipeline bubble"
+    share: float  # of the step
+    change: str  # what would change it, in words a user can act on
+    step_time_s_without: float  # the step if it cost nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Why the job cannot run, by how much, and the cheapest ways out."""
+
+    reason: str
+    stage: int
+    needed_bytes: int
+    capacity_bytes: int
+    fixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """How one rank class spends the step: `breakdown_ns` sums exactly to the step."""
+
+    stage: int
+    ranks: int
+    layers: int
+    breakdown_ns: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to one `predict`.
+
+    `breakdown_ns` (mean over all ranks) sums exactly to `step_time_ns`. `provenance` gives, per source (measured,
+    interpolated, fitted, roofline), the share of busy time that rests on it; it sums to 1.
+    """
+
+    status: str  # "ok" | "infeasible"
+    spec: Mapping[str, Any]  # model, cluster, plan as resolved, and the version: enough to run it again
+    step_time_ns: int
+    step_time_p5_ns: int
+    step_time_p95_ns: int
+    tokens_per_step: int
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float  # model FLOPs / (step x GPUs x dense peak of the GEMM precision)
+    hfu: float  # the same with recomputation counted
+    mfu_convention: str
+    model_tflops_per_gpu: float
+    breakdown_ns: Mapping[str, int]
+    stages: tuple[StageReport, ...]
+    memory: tuple[StageMemory, ...]
+    memory_capacity_bytes: int
+    provenance: Mapping[str, float]
+    limits: tuple[Limit, ...]
+    defaults: tuple[str, ...]  # what was filled in, by which framework's habit
+    warnings: tuple[str, ...]
+    reproduce: str  # the command line that gives this result again
+    n_gpus: int
+    n_classes: int  # rank classes that were simulated
+    n_ops: int
+    excerpt: tuple[Interval, ...] = ()
+    infeasible: Infeasible | None = None
+    traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
+    schema: str = SCHEMA
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted step time in seconds."""
+        return self.step_time_ns / 1e9
+
+    @property
+    def peak_memory(self) -> StageMemory:
+        """Memory of the fullest rank class."""
+        return max(self.memory, key=lambda stage: stage.device_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form; `from_dict` is its inverse."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """Canonical JSON: same result, same bytes."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @property
+    def content_hash(self) -> str:
+        """Twelve hex digits of the hash of the canonical JSON; names the run folder."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Result:
+        """Rebuild from `to_dict` (e.g. `result.json` of a run folder). Raises KeyError or TypeError on a foreign dict."""
+        parts = dict(data)
+        parts["stages"] = tuple(StageReport(**stage) for stage in parts["stages"])
+        parts["memory"] = tuple(
+            StageMemory(**{**stage, "timeline": tuple((int(t), int(b)) for t, b in stage["timeline"])})
+            for stage in parts["memory"]
+        )
+        parts["limits"] = tuple(Limit(**limit) for limit in parts["limits"])
+        parts["excerpt"] = tuple(Interval(**interval) for interval in parts["excerpt"])
+        parts["defaults"], parts["warnings"] = tuple(parts["defaults"]), tuple(parts["warnings"])
+        trouble = parts.get("infeasible")
+        parts["infeasible"] = Infeasible(**{**trouble, "fixes": tuple(trouble["fixes"])}) if trouble else None
+        return cls(**parts)

@@ -1,0 +1,96 @@
+"""Habits of training frameworks: what a plan means where it does not say.
+
+Sources: Megatron-Core argument defaults and NeMo / Megatron-Bridge performance recipes (2024-2026), torchtitan
+`train_configs`, PyTorch FSDP documentation and MosaicML Composer, nanotron's benchmark script of the Ultra-Scale
+Playbook (2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from windtunnel.training.plan import Framework
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """Defaults of one framework. Booleans about overlap hold where the degree in question is above one."""
+
+    title: str
+    sequence_parallel: bool
+    zero_stage: int
+    gradient_dtype: Literal["fp32", "bf16"]
+    parameter_dtype: Literal["fp32", "bf16"]  # of the copy that forward reads before casting (FSDP keeps fp32 shards)
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    overlap_tp: bool
+    overlap_p2p_interleaved: bool  # sends overlap compute when the schedule is interleaved
+    compile: bool
+    fused_optimizer: bool
+    account_for_embedding: bool
+    expert_tensor_parallel: bool  # experts keep the tensor-parallel degree unless told otherwise
+
+
+HABITS: dict[Framework, Habits] = {
+    "megatron": Habits(
+        title="Megatron-Core",
+        sequence_parallel=True,
+        zero_stage=1,
+        gradient_dtype="bf16",
+        parameter_dtype="bf16",
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        overlap_tp=True,
+        overlap_p2p_interleaved=True,
+        compile=True,  # TransformerEngine's fused kernels do what compilation does elsewhere
+        fused_optimizer=True,
+        account_for_embedding=False,
+        expert_tensor_parallel=False,
+    ),
+    "torchtitan": Habits(
+        title="torchtitan (FSDP2)",
+        sequence_parallel=True,
+        zero_stage=3,
+        gradient_dtype="fp32",
+        parameter_dtype="fp32",
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        overlap_tp=False,
+        overlap_p2p_interleaved=False,
+        compile=False,
+        fused_optimizer=True,
+        account_for_embedding=False,
+        expert_tensor_parallel=False,
+    ),
+    "fsdp": Habits(
+        title="PyTorch FSDP",
+        sequence_parallel=False,
+        zero_stage=3,
+        gradient_dtype="bf16",
+        parameter_dtype="fp32",
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        overlap_tp=False,
+        overlap_p2p_interleaved=False,
+        compile=False,
+        fused_optimizer=False,
+        account_for_embedding=False,
+        expert_tensor_parallel=False,
+    ),
+    "nanotron": Habits(
+        title="nanotron",
+        sequence_parallel=True,
+        zero_stage=1,
+        gradient_dtype="fp32",
+        parameter_dtype="bf16",
+        overlap_grad_reduce=False,
+        overlap_param_gather=False,
+        overlap_tp=False,
+        overlap_p2p_interleaved=False,
+        compile=False,
+        fused_optimizer=False,
+        account_for_embedding=False,
+        expert_tensor_parallel=True,
+    ),
+}

@@ -1,0 +1,264 @@
+"""Layout: a Plan with every blank filled and every degree checked against the model and the cluster.
+
+Ranks are ordered as Megatron-Core orders them: tensor fastest, then context, data and pipeline slowest; expert groups
+are laid over tensor x context x data with expert-tensor fastest, then expert, then expert-data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from windtunnel.cost.collectives import Group, group_of
+from windtunnel.errors import LayoutError, SpecError
+from windtunnel.hardware import Cluster
+from windtunnel.model import Layer, Model
+from windtunnel.training.framework import HABITS, Habits
+from windtunnel.training.plan import Plan
+
+PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The plan as it will run. `plan` holds no None where a framework has a habit."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    habits: Habits
+    dp: int
+    etp: int
+    micro_batches: int
+    schedule: str
+    shard_group: int  # ranks that share one copy of what ZeRO shards
+    replicas: int  # copies of that (HSDP); dp x cp / shard_group
+    vocab_padded: int
+    virtual_layers: tuple[tuple[int, ...], ...]  # layer numbers of each virtual stage
+    defaults: tuple[str, ...]
+
+    @property
+    def tokens_per_rank(self) -> int:
+        """Tokens of one micro-batch on one context-parallel rank."""
+        return self.plan.micro_batch * self.plan.seq_len // self.plan.cp
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over the whole job."""
+        return self.plan.global_batch * self.plan.seq_len
+
+    def layers(self, virtual_stage: int) -> tuple[Layer, ...]:
+        """Layers of one virtual stage, in model order."""
+        return tuple(self.model.layers[i] for i in self.virtual_layers[virtual_stage])
+
+    def group(self, name: str) -> Group:
+        """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
+        plan = self.plan
+        dense = plan.tp * plan.cp * self.dp
+        size, stride = {
+            "tp": (plan.tp, 1),
+            "cp": (plan.cp, plan.tp),
+            "dp": (self.shard_group, plan.tp),
+            "replica": (self.replicas, plan.tp * self.shard_group),
+            "pp": (2 if plan.pp > 1 else 1, dense),
+            "ep": (plan.ep, self.etp),
+            "etp": (self.etp, 1),
+            "edp": (max(1, dense // (plan.ep * self.etp)), plan.ep * self.etp),
+            "world": (self.cluster.n_gpus, 1),
+        }[name]
+        return group_of(size, stride, self.cluster)
+
+
+def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
+    """Fill the blanks of a plan and check it. Raises LayoutError or SpecError on what cannot run anywhere."""
+    habits = HABITS[plan.framework]
+    changes, notes = _filled(plan, habits, model)
+    plan = plan.model_copy(update=changes)
+    dp = _data_parallel(plan, cluster)
+    etp = plan.etp or (plan.tp if plan.ep == 1 or habits.expert_tensor_parallel else 1)
+    _check_model(plan, model, etp, dp)
+    _check_precision(plan, cluster)
+    micro_batches = _micro_batches(plan, dp)
+    schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
+    _check_schedule(schedule, plan)
+    sharded = plan.zero_stage or 0
+    shard_group = (plan.shard_group or dp * plan.cp) if sharded else dp * plan.cp
+    if (dp * plan.cp) % shard_group:
+        raise LayoutError(
+            f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
+        )
+    unit = 128 * plan.tp if plan.framework == "megatron" else plan.tp
+    return Layout(
+        model=model,
+        cluster=cluster,
+        plan=plan,
+        habits=habits,
+        dp=dp,
+        etp=etp,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        shard_group=shard_group,
+        replicas=dp * plan.cp // shard_group,
+        vocab_padded=-(-model.vocab_size // unit) * unit,
+        virtual_layers=_distribute(model.n_layers, _virtual_stages(schedule, plan), plan),
+        defaults=tuple(notes),
+    )
+
+
+def _filled(plan: Plan, habits: Habits, model: Model) -> tuple[dict[str, object], list[str]]:
+    changes: dict[str, object] = {}
+    many = plan.tp > 1
+    wanted: dict[str, object] = {
+        "sequence_parallel": habits.sequence_parallel and many,
+        "zero_stage": habits.zero_stage,
+        "gradient_dtype": habits.gradient_dtype,
+        "overlap_grad_reduce": habits.overlap_grad_reduce,
+        "overlap_param_gather": habits.overlap_param_gather,
+        "overlap_tp": habits.overlap_tp and many,
+        "overlap_p2p": habits.overlap_p2p_interleaved and plan.virtual_stages > 1,
+        "overlap_ep": False,
+        "cuda_graphs": False,
+        "compile": habits.compile,
+        "fp8_parameters": False,
+        "account_for_embedding": habits.account_for_embedding,
+    }
+    for field, value in wanted.items():
+        if getattr(plan, field) is None:
+            changes[field] = value
+    silent = {"account_for_embedding", "fp8_parameters", "cuda_graphs", "overlap_ep"}
+    shown = ", ".join(f"{k} {_word(v)}" for k, v in changes.items() if k not in silent)
+    notes = [f"{habits.title}: {shown}"] if shown else []
+    if not model.layers:
+        raise SpecError("layers", 0, "the model needs at least one layer")
+    return changes, notes
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _data_parallel(plan: Plan, cluster: Cluster) -> int:
+    block = plan.tp * plan.pp * plan.cp
+    dp, rest = divmod(cluster.n_gpus, block)
+    if rest or dp == 0:
+        raise LayoutError(
+            f"tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {block} does not divide {cluster.n_gpus} GPUs",
+            f"use {(dp + 1) * block} GPUs or change a degree",
+        )
+    if plan.dp is not None and plan.dp != dp:
+        raise LayoutError(
+            f"dp = {plan.dp}, but {cluster.n_gpus} GPUs / (tp {plan.tp} x pp {plan.pp} x cp {plan.cp}) = {dp}",
+            "leave dp out, or change the number of GPUs",
+        )
+    return dp
+
+
+def _micro_batches(plan: Plan, dp: int) -> int:
+    count, rest = divmod(plan.global_batch, plan.micro_batch * dp)
+    if rest or count == 0:
+        raise LayoutError(
+            f"global_batch {plan.global_batch} is no multiple of micro_batch {plan.micro_batch} x dp {dp}",
+            f"use a multiple of {plan.micro_batch * dp}",
+        )
+    return count
+
+
+def _check_schedule(schedule: str, plan: Plan) -> None:
+    if plan.virtual_stages > 1 and schedule != "interleaved":
+        raise LayoutError(
+            f"schedule {schedule} has no virtual stages, but virtual_stages = {plan.virtual_stages}",
+            "use schedule interleaved or virtual_stages 1",
+        )
+    if plan.virtual_stages > 1 and plan.pp == 1:
+        raise LayoutError(f"virtual_stages = {plan.virtual_stages} with pp = 1", "interleaving needs pp > 1")
+
+
+def _virtual_stages(schedule: str, plan: Plan) -> int:
+    """Length of the chain of model pieces: V-shaped schedules hold two pieces per rank, DualPipe each piece twice."""
+    return plan.pp * (2 if schedule in ("zb-v", "dualpipe-v") else plan.virtual_stages)
+
+
+def _check_model(plan: Plan, model: Model, etp: int, dp: int) -> None:
+    for number, layer in enumerate(model.layers):
+        attention, feed_forward = layer.attention, layer.feed_forward
+        heads, kv_heads = attention.heads, attention.kv_heads
+        if heads % plan.tp:
+            raise LayoutError(f"tp = {plan.tp} does not divide the {heads} heads of layer {number}", "use a divisor")
+        if kv_heads % plan.tp and plan.tp % kv_heads:
+            raise LayoutError(
+                f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {number} do not divide each other",
+                "use a tp that divides them or is a multiple",
+            )
+        if plan.cp_kind == "ulysses" and (heads // plan.tp) % plan.cp:
+            raise LayoutError(
+                f"ulysses: cp = {plan.cp} does not divide the {heads // plan.tp} heads per rank", "use ring, or less cp"
+            )
+        if feed_forward.kind == "moe":
+            if feed_forward.experts % plan.ep:
+                raise LayoutError(
+                    f"ep = {plan.ep} does not divide the {feed_forward.experts} experts of layer {number}",
+                    "use a divisor",
+                )
+            if feed_forward.size % etp:
+                raise LayoutError(f"etp = {etp} does not divide the expert size {feed_forward.size}", "use a divisor")
+        elif feed_forward.size % plan.tp:
+            raise LayoutError(f"tp = {plan.tp} does not divide the feed-forward size {feed_forward.size}", "use a divisor")
+    if plan.ep > 1 and all(layer.feed_forward.kind != "moe" for layer in model.layers):
+        raise LayoutError(f"ep = {plan.ep}, but {model.name} has no experts", "use ep 1")
+    if (plan.tp * plan.cp * dp) % (plan.ep * etp):
+        raise LayoutError(
+            f"ep {plan.ep} x etp {etp} does not divide tp x cp x dp = {plan.tp * plan.cp * dp}", "change ep or etp"
+        )
+    if plan.seq_len % (plan.cp * (2 if plan.cp_kind == "ring" and plan.cp > 1 else 1)):
+        raise LayoutError(
+            f"seq_len {plan.seq_len} cannot be cut for cp = {plan.cp}", "use a multiple of 2 cp (ring) or cp (ulysses)"
+        )
+    if plan.sequence_parallel and (plan.micro_batch * plan.seq_len // plan.cp) % plan.tp:
+        raise LayoutError(
+            f"sequence parallelism: {plan.seq_len // plan.cp} tokens are no multiple of tp {plan.tp}",
+            "change seq_len or turn sequence_parallel off",
+        )
+    if plan.offload_activations > model.n_layers:
+        raise LayoutError(
+            f"offload_activations = {plan.offload_activations} of {model.n_layers} layers", "use at most all layers"
+        )
+
+
+def _check_precision(plan: Plan, cluster: Cluster) -> None:
+    dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
+    if dtype not in cluster.gpu.flops_per_s:
+        known = sorted(cluster.gpu.flops_per_s)
+        raise SpecError("precision", plan.precision, f"{cluster.gpu.name} computes in {', '.join(known)}")
+
+
+def _distribute(n_layers: int, stages: int, plan: Plan) -> tuple[tuple[int, ...], ...]:
+    if plan.layers_per_stage is not None:
+        counts: Iterable[int] = plan.layers_per_stage
+        if len(plan.layers_per_stage) != stages or sum(counts) != n_layers or min(counts) < 0:
+            raise LayoutError(
+                f"layers_per_stage {plan.layers_per_stage} must be {stages} counts that sum to {n_layers}",
+                "give one count per virtual stage, in model order",
+            )
+    elif n_layers + 2 < stages:
+        raise LayoutError(
+            f"{n_layers} layers cannot fill pp {plan.pp} x {stages // plan.pp} = {stages} virtual stages",
+            "use fewer stages",
+        )
+    else:
+        counts = _even(n_layers, stages, bool(plan.account_for_embedding))
+    ends, total = [], 0
+    for count in counts:
+        ends.append((total, total + count))
+        total += count
+    return tuple(tuple(range(start, end)) for start, end in ends)
+
+
+def _even(n_layers: int, stages: int, account: bool) -> list[int]:
+    """Even where it divides; else the embedding and the loss count as a layer each, as Megatron-Core offers."""
+    if stages > 1 and (account or n_layers % stages) and (n_layers + 2) % stages == 0:
+        share = (n_layers + 2) // stages
+        return [share - 1] + [share] * (stages - 2) + [share - 1]
+    share, rest = divmod(n_layers, stages)
+    # The remainder goes to the middle: the ends already carry the embedding and the loss.
+    first = (stages - rest) // 2
+    return [share + (1 if first <= i < first + rest else 0) for i in range(stages)]

@@ -1,0 +1,388 @@
+"""Lower one optimizer step of a layout to a graph: one program per pipeline rank, one op per pass of a model piece.
+
+A program's streams are `compute`, one per direction of arriving pipeline traffic, and `dp`. A pipeline transfer sits on
+the *receiver's* stream, where waiting for it is felt; a transfer that the framework does not overlap also holds its
+sender's compute stream. The first forward and the last backward of a piece are cut into buckets, so that parameters
+gathered and gradients reduced bucket by bucket overlap them as far as they really can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.price import Price
+from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP
+from windtunnel.graph import Graph, OpKind
+from windtunnel.model.operations import Transfer
+from windtunnel.training.layout import Layout
+from windtunnel.training.pieces import Piece
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+from windtunnel.training.schedules import Kind, Schedule
+from windtunnel.training.segments import Phase, Segment, build_segment
+from windtunnel.training.state import optimizer_price
+
+BUCKET_PARAMETERS = 40e6  # Megatron-Core's default bucket, before its growth with the data-parallel degree
+BUCKETS_MOST = 8
+PHASE = {
+    Kind.FORWARD: Phase.FORWARD,
+    Kind.BACKWARD: Phase.BACKWARD,
+    Kind.BACKWARD_INPUT: Phase.BACKWARD_INPUT,
+    Kind.BACKWARD_WEIGHT: Phase.BACKWARD_WEIGHT,
+}
+STREAMS = ("compute", "pp forward", "pp backward", "dp")
+COMPUTE, PP_FORWARD, PP_BACKWARD, DP = range(4)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A lowered step. Ops of pass `i` have category `i`; the other categories are named in `graph.categories`."""
+
+    graph: Graph
+    duration_ns: NDArray[np.int64]
+    interference: NDArray[np.uint8]
+    segments: tuple[Segment, ...]
+    segment_names: tuple[str, ...]
+    segment_of: NDArray[np.int32]  # [virtual stages, kinds] -> segment, -1 where there is none
+    action_first: NDArray[np.int64]  # [actions] first op of each action
+    action_last: NDArray[np.int64]  # [actions] last compute op of each action
+    schedule: Schedule
+    optimizer: tuple[Price, ...]  # per program
+    traffic_bytes: dict[str, float]  # per GPU and step, mean over programs, of what is not inside passes
+
+
+class _Ops:
+    """Blocks of op arrays, concatenated at the end."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.columns: dict[str, list[NDArray[np.int64]]] = {
+            name: [] for name in ("kind", "stream", "label", "category", "duration", "class", "rendezvous")
+        }
+        self.bytes: list[NDArray[np.float64]] = []
+        self.dep_op: list[NDArray[np.int64]] = []
+        self.dep_on: list[NDArray[np.int64]] = []
+
+    def add(self, count: int, *, bytes_total: NDArray[np.float64] | None = None, **columns: object) -> int:
+        """Append `count` ops, scalars broadcast; returns the index of the first."""
+        first = self.n
+        for name, parts in self.columns.items():
+            value = np.asarray(columns.get(name, -1 if name == "rendezvous" else 0), dtype=np.int64)
+            parts.append(np.broadcast_to(value, (count,)))
+        self.bytes.append(np.zeros(count) if bytes_total is None else np.broadcast_to(bytes_total, (count,)))
+        self.n += count
+        return first
+
+    def depend(self, op: NDArray[np.int64] | int, on: NDArray[np.int64] | int) -> None:
+        """Op `op` waits for op `on`, element by element."""
+        a, b = np.broadcast_arrays(np.atleast_1d(np.asarray(op, np.int64)), np.asarray(on, np.int64))
+        self.dep_op.append(a)
+        self.dep_on.append(b)
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        return np.concatenate(self.columns[name])
+
+    def dependencies(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        op = np.concatenate(self.dep_op) if self.dep_op else np.zeros(0, np.int64)
+        on = np.concatenate(self.dep_on) if self.dep_on else np.zeros(0, np.int64)
+        pointer = np.zeros(self.n + 1, np.int64)
+        np.cumsum(np.bincount(op, minlength=self.n), out=pointer[1:])
+        return pointer, on[np.argsort(op, kind="stable")].astype(np.int32)
+
+
+def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer) -> Step:
+    """Build the step graph of a layout under a schedule."""
+    segments, names, segment_of = _segments(pieces, schedule, pricer)
+    return _Lowering(layout, pieces, schedule, pricer, segments, names, segment_of).step()
+
+
+def _segments(
+    pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer
+) -> tuple[tuple[Segment, ...], tuple[str, ...], NDArray[np.int32]]:
+    """Build each distinct pass once."""
+    kinds = [Kind(int(kind)) for kind in np.unique(schedule.kind)]
+    table = np.full((len(pieces), len(Kind)), -1, np.int32)
+    known: dict[tuple[object, Kind], int] = {}
+    segments: list[Segment] = []
+    names: list[str] = []
+    for stage, piece in enumerate(pieces):
+        for kind in kinds:
+            key = (piece.key, kind)
+            if key not in known:
+                known[key] = len(segments)
+                segments.append(build_segment(pricer, piece.blocks, PHASE[kind]))
+                names.append(PHASE[kind].value)
+            table[stage, kind] = known[key]
+    return tuple(segments), tuple(names), table
+
+
+class _Lowering:
+    def __init__(
+        self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer,
+        segments: tuple[Segment, ...], names: tuple[str, ...], segment_of: NDArray[np.int32],
+    ) -> None:  # fmt: skip
+        self.layout, self.pieces, self.schedule, self.pricer = layout, pieces, schedule, pricer
+        self.segments, self.names, self.segment_of = segments, names, segment_of
+        self.plan = layout.plan
+        self.ops = _Ops()
+        self.categories = [*(f"segment {i}" for i in range(len(segments)))]
+        self.labels: list[str] = list(names)
+        self.traffic: dict[str, float] = {}
+        self.held = _pieces_of_ranks(schedule)
+        self.optimizers: list[Price] = []
+
+    def step(self) -> Step:
+        buckets, first, last = self._buckets()
+        gathers = self._gathers(buckets) if self._gathered() else {}
+        self._actions(buckets, first, last)
+        self._connect(gathers, buckets, first)
+        self._finish(buckets, last)
+        pointer, index = self.ops.dependencies()
+        stages = self.schedule.stages
+        graph = Graph(
+            kind=self.ops.column("kind").astype(np.uint8),
+            stream=self.ops.column("stream").astype(np.int32),
+            stream_rank=np.repeat(np.arange(stages, dtype=np.int32), len(STREAMS)),
+            dep_ptr=pointer,
+            dep_idx=index,
+            rendezvous=self.ops.column("rendezvous").astype(np.int32),
+            label=self.ops.column("label").astype(np.int32),
+            category=self.ops.column("category").astype(np.uint8),
+            flops=np.zeros(self.ops.n),
+            bytes=np.concatenate(self.ops.bytes),
+            multiplicity=np.full(stages, self.layout.cluster.n_gpus // stages, np.int64),
+            labels=tuple(self.labels),
+            categories=tuple(self.categories),
+            stream_names=STREAMS * stages,
+        )
+        return Step(
+            graph=graph,
+            duration_ns=self.ops.column("duration"),
+            interference=self.ops.column("class").astype(np.uint8),
+            segments=self.segments,
+            segment_names=self.names,
+            segment_of=self.segment_of,
+            action_first=self.action_first,
+            action_last=self.action_last,
+            schedule=self.schedule,
+            optimizer=tuple(self.optimizers),
+            traffic_bytes={key: value / stages for key, value in self.traffic.items()},
+        )
+
+    def _gathered(self) -> bool:
+        return self.plan.zero_stage in (1, 2) and self.layout.shard_group > 1
+
+    def _reduced(self) -> bool:
+        return (self.plan.zero_stage or 0) < 2 and self.layout.dp * self.plan.cp > 1
+
+    def _category(self, name: str) -> int:
+        if name not in self.categories:
+            self.categories.append(name)
+        return self.categories.index(name)
+
+    def _label(self, name: str) -> int:
+        if name not in self.labels:
+            self.labels.append(name)
+        return self.labels.index(name)
+
+    def _buckets(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Buckets per [rank, chunk], and the index of the first forward and the last backward action of each."""
+        schedule = self.schedule
+        stages, chunks = schedule.stages, schedule.chunks
+        parameters = np.array([[self.pieces[v].dense_parameters + self.pieces[v].expert_parameters for v in row]
+                               for row in schedule.virtual_stage])  # fmt: skip
+        size = BUCKET_PARAMETERS * max(1.0, self.layout.shard_group / 40.0)
+        buckets = np.clip(np.ceil(parameters / size), 1, BUCKETS_MOST).astype(np.int64)
+        if not (self._gathered() or self._reduced()):
+            buckets[:] = 1
+        cell = schedule.rank.astype(np.int64) * chunks + schedule.chunk
+        index = np.arange(len(cell))
+        first = np.full(stages * chunks, -1, np.int64)
+        forward = np.flatnonzero(schedule.kind == Kind.FORWARD)[::-1]
+        first[cell[forward]] = index[forward]
+        last = np.full(stages * chunks, -1, np.int64)
+        ending = np.flatnonzero((schedule.kind == Kind.BACKWARD) | (schedule.kind == Kind.BACKWARD_WEIGHT))
+        last[cell[ending]] = index[ending]
+        return buckets, first.reshape(stages, chunks), last.reshape(stages, chunks)
+
+    def _collective(
+        self, name: str, transfer: Transfer, rank: int, *, shared: bool = True, rendezvous: int = -1, stream: int = DP
+    ) -> int:
+        price, tier = self.pricer.transfer(transfer)
+        op = self.ops.add(
+            1, kind=OpKind.COLLECTIVE, stream=rank * len(STREAMS) + stream, label=self._label(name),
+            category=self._category(f"exposed {transfer.group} ({tier.replace('_', '-')})"),
+            duration=round(price.seconds * 1e9), bytes_total=np.array(transfer.bytes_total),
+            **{"class": (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0, "rendezvous": rendezvous},
+        )  # fmt: skip
+        key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
+        self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
+        return op
+
+    def _gathers(self, buckets: NDArray[np.int64]) -> dict[tuple[int, int], list[int]]:
+        """Parameters that the last optimizer step updated in shards are gathered at the start of this one."""
+        width = 1.0 if self.plan.fp8_parameters else 2.0
+        gathers: dict[tuple[int, int], list[int]] = {}
+        for rank, row in enumerate(self.schedule.virtual_stage):
+            for chunk, stage in enumerate(row):
+                piece, count = self.pieces[stage], int(buckets[rank, chunk])
+                gathers[rank, chunk] = [
+                    self._piecewise("gather parameters", "all_gather", piece, count, width, rank) for _ in range(count)
+                ]
+        return gathers
+
+    def _piecewise(self, name: str, kind: str, piece: Piece, count: int, width: float, rank: int) -> int:
+        """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last op."""
+        op = -1
+        for parameters, group in ((piece.dense_parameters, "dp"), (piece.expert_parameters, "edp")):
+            if parameters and self.layout.group(group).size > 1:
+                op = self._collective(name, Transfer(kind, group, parameters * width / count), rank)
+                if kind == "reduce_scatter" and group == "dp" and self.layout.replicas > 1:
+                    own = parameters * width / count / self.layout.shard_group
+                    op = self._collective("reduce replicas", Transfer("all_reduce", "replica", own), rank)
+        return op
+
+    def _actions(self, buckets: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> None:
+        """The compute ops, and behind each the transfer that its framework does not overlap."""
+        schedule, n = self.schedule, len(self.schedule.rank)
+        parts = np.ones(n, np.int64)
+        parts[first.ravel()] = buckets.ravel()
+        parts[last.ravel()] = buckets.ravel()
+        self.sends, self.receiver = self._transfers()
+        blocking = not self.plan.overlap_p2p
+        width = parts + (self.sends if blocking else 0)
+        base = np.zeros(n + 1, np.int64)
+        np.cumsum(width, out=base[1:])
+        total = int(base[-1])
+        action = np.repeat(np.arange(n), width)
+        place = np.arange(total) - base[action]
+        segment = self.segment_of[schedule.stage_of, schedule.kind][action].astype(np.int64)
+        whole = np.array([s.duration_ns for s in self.segments], np.int64)[segment]
+        split = parts[action]
+        duration = whole * (place + 1) // split - whole * place // split
+        is_send = place >= split
+        price, tier_name = self._hop()
+        stream = schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE
+        hop = self._category(f"exposed pp ({tier_name.replace('_', '-')})")
+        start = self.ops.add(
+            total, kind=np.where(is_send, OpKind.SEND, OpKind.COMPUTE), stream=stream,
+            label=np.where(is_send, self._label("send"), segment), category=np.where(is_send, hop, segment),
+            duration=np.where(is_send, round(price * 1e9), duration), **{"class": np.where(is_send, 0, MATH)},
+        )  # fmt: skip
+        self.action_first = base[:-1] + start
+        self.action_last = self.action_first + parts - 1
+        self.arrival = self.action_last.copy()  # op after which the action's output is where it is needed
+        if blocking:
+            self.arrival[self.sends] = self.action_last[self.sends] + 1
+        elif self.sends.any():
+            sent = np.flatnonzero(self.sends)
+            forward = schedule.kind[sent] == Kind.FORWARD
+            # Ops of a stream run in array order, so arrivals are listed in the order in which the receiver needs them.
+            order = np.argsort(self.needed[sent], kind="stable")
+            sent, forward = sent[order], forward[order]
+            receiver_stream = self.receiver[sent] * len(STREAMS) + np.where(forward, PP_FORWARD, PP_BACKWARD)
+            at = self.ops.add(
+                len(sent), kind=OpKind.SEND, stream=receiver_stream, label=self._label("receive"), category=hop,
+                duration=round(price * 1e9), bytes_total=np.array(self._hop_bytes()),
+            )  # fmt: skip
+            arrivals = np.arange(at, at + len(sent))
+            self.ops.depend(arrivals, self.action_last[sent])
+            self.arrival[sent] = arrivals
+        if self.sends.any():
+            key = f"send_recv pp ({tier_name.replace('_', '-')})"
+            self.traffic[key] = float(self.sends.sum()) * self._hop_bytes()
+
+    def _transfers(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Which actions' outputs another rank needs, and which rank."""
+        schedule = self.schedule
+        pointer, needs = schedule.depends()
+        consumer = np.repeat(np.arange(len(schedule.rank)), np.diff(pointer))
+        crossing = schedule.rank[consumer] != schedule.rank[needs]
+        sends = np.zeros(len(schedule.rank), bool)
+        receiver = np.zeros(len(schedule.rank), np.int64)
+        self.needed = np.zeros(len(schedule.rank), np.int64)
+        sends[needs[crossing]] = True
+        receiver[needs[crossing]] = schedule.rank[consumer[crossing]]
+        self.needed[needs[crossing]] = consumer[crossing]
+        return sends, receiver
+
+    def _hop_bytes(self) -> float:
+        tokens = self.layout.tokens_per_rank / (self.plan.tp if self.plan.sequence_parallel else 1)
+        return tokens * self.layout.model.hidden_size * (4 if self.plan.precision == "fp32" else 2)
+
+    def _hop(self) -> tuple[float, str]:
+        if self.schedule.stages == 1:
+            return 0.0, "scale_up"
+        price, tier = self.pricer.transfer(Transfer("send_recv", "pp", self._hop_bytes()))
+        return price.seconds, tier
+
+    def _connect(
+        self, gathers: dict[tuple[int, int], list[int]], buckets: NDArray[np.int64], first: NDArray[np.int64]
+    ) -> None:
+        pointer, needs = self.schedule.depends()
+        consumer = np.repeat(np.arange(len(self.schedule.rank)), np.diff(pointer))
+        crossing = self.schedule.rank[consumer] != self.schedule.rank[needs]
+        # What the same rank needs of itself comes earlier in its own stream.
+        self.ops.depend(self.action_first[consumer[crossing]], self.arrival[needs[crossing]])
+        for (rank, chunk), bucket_ops in gathers.items():
+            start = self.action_first[first[rank, chunk]]
+            if self.plan.overlap_param_gather:
+                for number, op in enumerate(bucket_ops):
+                    if op >= 0:
+                        self.ops.depend(start + number, op)
+            else:
+                earliest = self.action_first[self.schedule.rank_offset[rank]]
+                done = [op for op in bucket_ops if op >= 0]
+                if done:
+                    self.ops.depend(earliest, done[-1])
+
+    def _finish(self, buckets: NDArray[np.int64], last: NDArray[np.int64]) -> None:
+        """Gradient reduction, gradient norm over all ranks, optimizer."""
+        schedule, plan = self.schedule, self.plan
+        kind = "all_reduce" if (plan.zero_stage or 0) == 0 else "reduce_scatter"
+        width = float(GRADIENT_BYTES[plan.gradient_dtype or "bf16"])
+        ends: list[int] = []
+        for rank in range(schedule.stages):
+            final = int(self.action_last[schedule.rank_offset[rank + 1] - 1])
+            done = final
+            if self._reduced():
+                for chunk in sorted(range(schedule.chunks), key=lambda c: int(last[rank, c])):
+                    piece, count = self.pieces[schedule.virtual_stage[rank, chunk]], int(buckets[rank, chunk])
+                    for number in range(count):
+                        before = self.ops.n
+                        op = self._piecewise("reduce gradients", kind, piece, count, width, rank)
+                        if op >= 0:
+                            ready = self.action_first[last[rank, chunk]] + number
+                            self.ops.depend(before, ready if plan.overlap_grad_reduce else final)
+                            done = op
+            ends.append(done)
+        tied = self.layout.model.tied_embeddings and schedule.stages > 1
+        if tied:
+            vocabulary = self.layout.vocab_padded * self.layout.model.hidden_size / plan.tp
+            for rank in (0, schedule.stages - 1):
+                transfer = Transfer("all_reduce", "pp", vocabulary * width)
+                op = self._collective("tied embedding", transfer, rank, rendezvous=1)
+                self.ops.depend(op, ends[rank])
+                ends[rank] = op
+        update = self._category("optimizer")
+        for rank in range(schedule.stages):
+            norm = self._collective(
+                "gradient norm", Transfer("all_reduce", "world", 4.0), rank, shared=False, rendezvous=0, stream=COMPUTE
+            )
+            self.ops.depend(norm, ends[rank])
+            held = [self.pieces[v] for v in self.held[rank]]
+            price = optimizer_price(
+                self.layout, self.pricer,
+                sum(piece.dense_parameters for piece in held), sum(piece.expert_parameters for piece in held),
+            )  # fmt: skip
+            self.optimizers.append(price)
+            self.ops.add(
+                1, kind=OpKind.COMPUTE, stream=rank * len(STREAMS) + COMPUTE, label=self._label("optimizer"),
+                category=update, duration=round(price.seconds * 1e9), **{"class": MATH},
+            )  # fmt: skip
+
+
+def _pieces_of_ranks(schedule: Schedule) -> list[list[int]]:
+    return [[int(v) for v in row] for row in schedule.virtual_stage]

@@ -1,0 +1,142 @@
+"""Plan: how a model is laid out on a cluster and trained, as the user says it.
+
+Every field left at None follows the habit of the named framework (`training/framework.py`); `resolve` in
+`training/layout.py` fills them in, says so, and refuses what cannot be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+
+Framework = Literal["megatron", "torchtitan", "fsdp", "nanotron"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
+Degree = Annotated[int, Field(ge=1, le=1_000_000)]
+RECOMPUTE_PARTS = ("attention", "core_attention", "mlp", "norms", "activation", "moe_activation", "ops")
+
+
+class Plan(BaseModel):
+    """What the user says of a run. Field names are the command line's flags with `_` for `-`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    framework: Framework = "megatron"
+    release: str | None = Field(None, description="software release, e.g. 'nemo-24.09'; a calibration key")
+
+    tp: Degree = Field(1, description="tensor-parallel degree")
+    pp: Degree = Field(1, description="pipeline stages")
+    cp: Degree = Field(1, description="context-parallel degree")
+    ep: Degree = Field(1, description="expert-parallel degree")
+    etp: Degree | None = Field(None, description="tensor-parallel degree inside experts (default: tp)")
+    dp: Degree | None = Field(None, description="data-parallel degree (default: GPUs / (tp pp cp))")
+    virtual_stages: Degree = Field(1, description="model chunks per pipeline rank (interleaving)")
+    layers_per_stage: tuple[int, ...] | None = Field(None, description="layers of each virtual stage, in model order")
+    account_for_embedding: bool | None = Field(None, description="first and last stage hold one layer less each")
+    schedule: str | None = Field(None, description="gpipe | 1f1b | interleaved | zb-h1 | zb-v | dualpipe | dualpipe-v")
+
+    sequence_parallel: bool | None = Field(None, description="shard norms and residuals over tp")
+    cp_kind: Literal["ring", "ulysses"] = "ring"
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = Field(
+        None, description="0 none, 1 optimizer, 2 + gradients, 3 + parameters sharded over data-parallel ranks"
+    )
+    shard_group: Degree | None = Field(None, description="ranks that share one full copy (HSDP); default: all of dp x cp")
+
+    global_batch: Degree = Field(description="sequences per optimizer step")
+    micro_batch: Degree = Field(1, description="sequences per forward pass and data-parallel replica")
+    seq_len: Degree = Field(description="tokens per sequence")
+
+    precision: Precision = Field("bf16", description="format of the linear layers' GEMMs")
+    fp8_parameters: bool | None = Field(None, description="keep and gather parameters in the GEMM format")
+    gradient_dtype: Literal["fp32", "bf16"] | None = Field(None, description="gradient accumulation and reduction format")
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    optimizer_dtype: Literal["fp32", "bf16"] = Field("fp32", description="format of the optimizer's moments")
+
+    recompute: str = Field("none", description="none | full | full:N layers | selective:PART[,PART]")
+    offload_activations: Annotated[int, Field(ge=0)] = Field(0, description="layers whose activations go to the host")
+    offload_optimizer: Annotated[float, Field(ge=0.0, le=1.0, strict=False)] = Field(
+        0.0, description="share of the optimizer state and update on the host"
+    )
+    attention_impl: Literal["flash", "unfused"] = "flash"
+
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
+    overlap_tp: bool | None = Field(None, description="split TP collectives and GEMMs so that they overlap")
+    overlap_p2p: bool | None = None
+    overlap_ep: bool | None = Field(None, description="hide expert all-to-all behind another micro-batch's compute")
+    cuda_graphs: bool | None = None
+    compile: bool | None = Field(None, description="torch.compile or equivalent fusion of element-wise ops")
+
+    @property
+    def recompute_parts(self) -> frozenset[str]:
+        """Named parts of selective recomputation; empty for none and full."""
+        kind, _, parts = self.recompute.partition(":")
+        return frozenset(parts.split(",")) if kind == "selective" else frozenset()
+
+    @property
+    def recompute_layers(self) -> int | None:
+        """Layers per virtual stage that are recomputed in full; None means all, 0 none."""
+        kind, _, count = self.recompute.partition(":")
+        if kind != "full":
+            return 0
+        return int(count) if count else None
+
+
+def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
+    """A Plan from a mapping or a YAML file. Raises SpecError on a wrong field, InputFileError on a wrong file."""
+    if isinstance(spec, Plan):
+        return spec
+    where = None
+    if isinstance(spec, str | Path):
+        where, spec = str(spec), _read_yaml(Path(spec))
+    try:
+        # YAML and the command line know lists, not tuples.
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in spec.items()}
+        plan = Plan(**fields)
+    except ValidationError as error:
+        raise _spec_error(error, where) from None
+    except TypeError as error:  # keys that are not strings
+        raise SpecError("plan", dict(spec), f"keys must be field names ({error})", where) from None
+    _check_recompute(plan.recompute, where)
+    return plan
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputFileError(path, error.strerror or "cannot be read", "give the path of a plan in YAML") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise InputFileError(path, f"not YAML ({' '.join(str(error).split())})", "see docs/plan.md") from None
+    if not isinstance(data, dict):
+        raise InputFileError(path, "holds no mapping", "a plan is lines of `field: value`, see docs/plan.md")
+    return data
+
+
+def _spec_error(error: ValidationError, where: str | None) -> SpecError | UnknownNameError:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or "plan"
+    if first["type"] == "extra_forbidden":
+        return UnknownNameError("plan field", name, Plan.model_fields, remedy=f"(in {where})" if where else None)
+    if first["type"] == "missing":
+        return SpecError(name, None, "is required", where)
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return SpecError(name, first["input"], message, where)
+
+
+def _check_recompute(text: str, where: str | None) -> None:
+    kind, colon, detail = text.partition(":")
+    remedy = f"use none, full, full:N or selective:PART[,PART] with parts {', '.join(RECOMPUTE_PARTS)}"
+    if kind == "none" and not colon:
+        return
+    if kind == "full" and (not colon or (detail.isascii() and detail.isdigit() and 0 < int(detail) < 100_000)):
+        return
+    if kind == "selective" and detail and set(detail.split(",")) <= set(RECOMPUTE_PARTS):
+        return
+    raise SpecError("recompute", text, remedy, where)

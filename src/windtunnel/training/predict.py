@@ -1,0 +1,208 @@
+"""Predict one training step: resolve, lower, price, replay, read.
+
+`predict(model, cluster, plan)` is the whole study. The headline breakdown is the mean over all ranks and sums exactly to
+the step; each rank class has its own in `Result.stages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.cost.price import Source
+from windtunnel.engine import Slowdown, Timeline, exposed, replay
+from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.model import Model, load_model
+from windtunnel.result import Infeasible, Result, StageMemory, StageReport
+from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.lower import Step, lower
+from windtunnel.training.memory import memory_of
+from windtunnel.training.pieces import pieces_of
+from windtunnel.training.plan import Plan, read_plan
+from windtunnel.training.pricing import Pricer
+from windtunnel.training.reading import excerpt_of, fixes_for, limits_of, reproduce, sum_to
+from windtunnel.training.schedules import check, schedule
+from windtunnel.training.segments import owned
+
+BUBBLE = "pipeline bubble"
+STRAGGLING = "waiting for the slowest rank"
+SLOWED = "slowed by overlap"
+
+
+def predict(
+    model: Model | str | Path | Mapping[str, Any],
+    cluster: Cluster | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, Any],
+) -> Result:
+    """How long one optimizer step takes, where the time goes, and whether it fits.
+
+    `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a YAML
+    file or a Cluster; `plan`: a YAML file, a mapping or a Plan. Raises UserError on a spec that cannot be; a job that does
+    not fit in memory is a Result whose status is "infeasible".
+    """
+    model = model if isinstance(model, Model) else load_model(model)
+    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    layout = resolve(model, cluster, read_plan(plan))
+    pieces = pieces_of(layout)
+    pricer = Pricer(layout)
+    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
+    check(chosen)
+    step = lower(layout, pieces, chosen, pricer)
+    factors = np.array(pricer.training.slowdown_factors())
+    timeline = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors))
+    memory = memory_of(layout, pieces, step, timeline.end_ns)
+    return _result(layout, pricer, step, timeline, memory)
+
+
+def _result(
+    layout: Layout, pricer: Pricer, step: Step, timeline: Timeline, memory: tuple[StageMemory, ...]
+) -> Result:  # fmt: skip
+    gpu, plan, model = layout.cluster.gpu, layout.plan, layout.model
+    replayed = timeline.makespan_ns
+    waiting = round(replayed * pricer.training.straggling(layout.cluster.n_gpus))
+    total = replayed + waiting
+    stages = _stages(layout, step, timeline, waiting)
+    breakdown = _mean(stages, total)
+    low, high, provenance = _band(step)
+    seconds = total / 1e9
+    n = layout.cluster.n_gpus
+    tokens = layout.tokens_per_step
+    flops = 3.0 * tokens * model.forward_flops_per_token(plan.seq_len, "full")
+    executed = _executed_flops(layout, step)
+    peak = gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
+    capacity = gpu.usable_memory_bytes
+    fullest = max(memory, key=lambda stage: stage.device_bytes)
+    trouble = None
+    if fullest.device_bytes > capacity:
+        trouble = Infeasible(
+            reason="out of memory",
+            stage=fullest.stage,
+            needed_bytes=fullest.device_bytes,
+            capacity_bytes=capacity,
+            fixes=fixes_for(layout, fullest),
+        )
+    return Result(
+        status="infeasible" if trouble else "ok",
+        spec={
+            "model": model.to_dict(),
+            "cluster": layout.cluster.to_dict(),
+            "plan": plan.model_dump(mode="json") | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
+        },
+        step_time_ns=total,
+        step_time_p5_ns=round(total * low),
+        step_time_p95_ns=round(total * high),
+        tokens_per_step=tokens,
+        tokens_per_s=tokens / seconds,
+        tokens_per_s_per_gpu=tokens / seconds / n,
+        mfu=flops / seconds / n / peak,
+        hfu=executed / seconds / n / peak,
+        mfu_convention=f"6 N + 12 L a d s per token, attention counted in full, against dense {plan.precision} peak",
+        model_tflops_per_gpu=flops / seconds / n / 1e12,
+        breakdown_ns=breakdown,
+        stages=stages,
+        memory=memory,
+        memory_capacity_bytes=capacity,
+        provenance=provenance,
+        limits=limits_of(layout, breakdown, total),
+        defaults=layout.defaults,
+        warnings=_warnings(layout, provenance),
+        reproduce=reproduce(layout),
+        n_gpus=n,
+        n_classes=step.schedule.stages,
+        n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
+        excerpt=excerpt_of(step, timeline),
+        infeasible=trouble,
+        traffic_bytes=_traffic(step),
+    )
+
+
+def _stages(layout: Layout, step: Step, timeline: Timeline, waiting_ns: int) -> tuple[StageReport, ...]:
+    """Each rank class's step, split exactly: passes by what is inside them, the rest by what was exposed."""
+    graph, schedule = step.graph, step.schedule
+    nominal = np.array([segment.duration_ns for segment in step.segments], np.int64)
+    reports = []
+    for rank, parts in enumerate(owned(exposed(timeline, graph), graph)):
+        split: dict[str, int] = {}
+        first, last = schedule.rank_offset[rank], schedule.rank_offset[rank + 1]
+        used = step.segment_of[schedule.stage_of[first:last], schedule.kind[first:last]]
+        counts = np.bincount(used, minlength=len(step.segments))
+        for name, nanoseconds in parts.items():
+            if not name.startswith("segment "):
+                key = BUBBLE if name == "idle" else name
+                split[key] = split.get(key, 0) + nanoseconds
+                continue
+            number = int(name.removeprefix("segment "))
+            alone = min(nanoseconds, int(counts[number] * nominal[number]))
+            for inner, part in sum_to(step.segments[number].breakdown_ns, alone).items():
+                key = "waiting inside a pass" if inner == "idle" else inner
+                split[key] = split.get(key, 0) + part
+            if nanoseconds > alone:
+                split[SLOWED] = split.get(SLOWED, 0) + nanoseconds - alone
+        if waiting_ns:
+            split[STRAGGLING] = waiting_ns
+        layers = sum(len(layout.virtual_layers[v]) for v in schedule.virtual_stage[rank])
+        kept = {name: value for name, value in split.items() if value}
+        reports.append(StageReport(rank, layout.cluster.n_gpus // schedule.stages, layers, kept))
+    return tuple(reports)
+
+
+def _mean(stages: tuple[StageReport, ...], total_ns: int) -> dict[str, int]:
+    """Mean over ranks (all classes stand for equally many), rounded so that it still sums to the step."""
+    sums: dict[str, int] = {}
+    for stage in stages:
+        for name, value in stage.breakdown_ns.items():
+            sums[name] = sums.get(name, 0) + value
+    return dict(sorted(sum_to(sums, total_ns).items(), key=lambda item: (-item[1], item[0])))
+
+
+def _band(step: Step) -> tuple[float, float, dict[str, float]]:
+    """Relative p5 and p95 of the step, and the share of busy time by source of price."""
+    counts = np.bincount(
+        step.segment_of[step.schedule.stage_of, step.schedule.kind], minlength=len(step.segments)
+    )  # fmt: skip
+    busy = dict.fromkeys(Source, 0.0)
+    low = high = total = 0.0
+    for count, segment in zip(counts, step.segments, strict=True):
+        time = float(count) * segment.duration_ns
+        low, high, total = low + time * segment.p5, high + time * segment.p95, total + time
+        for source, seconds in segment.busy_s.items():
+            busy[source] += float(count) * seconds
+    for price in step.optimizer:
+        busy[price.source] += price.seconds
+    whole = sum(busy.values()) or 1.0
+    return low / total, high / total, {source.name.lower(): seconds / whole for source, seconds in busy.items()}
+
+
+def _executed_flops(layout: Layout, step: Step) -> float:
+    counts = np.bincount(
+        step.segment_of[step.schedule.stage_of, step.schedule.kind], minlength=len(step.segments)
+    )  # fmt: skip
+    one = sum(float(count) * segment.flops for count, segment in zip(counts, step.segments, strict=True))
+    return one * layout.cluster.n_gpus / step.schedule.stages
+
+
+def _traffic(step: Step) -> dict[str, int]:
+    """Mean bytes per GPU and step of each collective kind, group and tier."""
+    counts = np.bincount(
+        step.segment_of[step.schedule.stage_of, step.schedule.kind], minlength=len(step.segments)
+    )  # fmt: skip
+    total = {key: value for key, value in step.traffic_bytes.items()}
+    for count, segment in zip(counts, step.segments, strict=True):
+        for key, value in segment.traffic_bytes.items():
+            total[key] = total.get(key, 0.0) + value * float(count) / step.schedule.stages
+    return {key: int(value) for key, value in sorted(total.items())}
+
+
+def _warnings(layout: Layout, provenance: Mapping[str, float]) -> tuple[str, ...]:
+    warnings = []
+    if provenance["roofline"] > 0.1:
+        warnings.append(
+            f"{provenance['roofline']:.0%} of busy time is priced by roofline: no measured kernels for it on"
+            f" {layout.cluster.gpu.name}"
+        )
+    if any(layer.feed_forward.kind == "moe" for layer in layout.model.layers):
+        warnings.append("experts are taken as evenly loaded")
+    return tuple(warnings)

@@ -1,0 +1,137 @@
+"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.collectives`, in training conditions.
+
+Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an fp32
+buffer: 8 more bytes per weight); attention has its own kernel; an element-wise op moves its stated bytes.
+"""
+
+from __future__ import annotations
+
+from windtunnel.cost.collectives import collective, tier
+from windtunnel.cost.kernels import KernelCosts, kernel_costs
+from windtunnel.cost.price import FREE, Price
+from windtunnel.cost.training import TrainingCosts, training_costs
+from windtunnel.model.operations import Operation, Transfer
+from windtunnel.training.layout import PEAK_DTYPE, Layout
+
+GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
+
+
+class Pricer:
+    """Prices one layout's ops. Same op, same price: every look-up is memoised for the life of the pricer."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.kernels: KernelCosts = kernel_costs(layout.cluster.gpu)
+        self.training: TrainingCosts = training_costs(layout.cluster.gpu.generation)
+        self._transfers: dict[Transfer, tuple[Price, str]] = {}
+        plan = layout.plan
+        self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
+        self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
+        self._accumulate_bytes = 2 * GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        self.launch_s = (
+            self.training.graph_launch_s if plan.cuda_graphs else self.training.launch_s
+        ) / layout.cluster.host.cpu_speed
+
+    def forward(self, op: Operation) -> Price:
+        """The op's own kernels, forward, without casts and transfers."""
+        if op.kind == "gemm":
+            m, n, k = op.shape
+            return self._gemm(m, n, k, op.low_precision)
+        if op.kind == "gemm_batch":
+            return self._batched(op.shape)
+        if op.kind == "grouped_gemm":
+            groups, m, n, k = op.shape
+            return self._grouped(groups, m, n, k, op.low_precision)
+        if op.kind == "attention":
+            return self._attention(op, backward=False)
+        if op.kind == "memory":
+            return self.moved(op.forward_bytes)
+        return FREE
+
+    def input_gradient(self, op: Operation) -> Price:
+        """Backward with respect to the input: dgrad of a GEMM, the whole backward of anything else."""
+        if op.kind == "gemm":
+            m, n, k = op.shape
+            return self._gemm(m, k, n, op.low_precision)
+        if op.kind == "gemm_batch":
+            return self._batched(op.shape).scaled(2.0)
+        if op.kind == "grouped_gemm":
+            groups, m, n, k = op.shape
+            return self._grouped(groups, m, k, n, op.low_precision)
+        if op.kind == "attention":
+            return self._attention(op, backward=True)
+        if op.kind == "memory":
+            return self.moved(op.backward_bytes)
+        return FREE
+
+    def weight_gradient(self, op: Operation) -> Price:
+        """wgrad of a GEMM, accumulated into the gradient buffer; free for anything else."""
+        if op.kind == "gemm":
+            m, n, k = op.shape
+            alone = self._gemm(n, k, m, op.low_precision)
+        elif op.kind == "grouped_gemm":
+            groups, m, n, k = op.shape
+            alone = self._grouped(groups, n, k, m, op.low_precision)
+        else:
+            return FREE
+        extra = op.weight_elements * (self._accumulate_bytes - 2)
+        return _plus(alone, self.moved(extra)) if extra > 0 else alone
+
+    def cast(self, op: Operation, *, backward: bool) -> Price | None:
+        """Quantising the input (or the output's gradient) of a low-precision GEMM; None where there is none."""
+        if not op.low_precision:
+            return None
+        return self.moved(op.backward_bytes if backward else op.forward_bytes)
+
+    def moved(self, bytes_total: float) -> Price:
+        """An element-wise kernel that moves so many bytes."""
+        return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory)
+
+    def transfer(self, transfer: Transfer) -> tuple[Price, str]:
+        """A collective alone on its links, and the network tier that it uses."""
+        known = self._transfers.get(transfer)
+        if known is None:
+            group = self.layout.group(transfer.group)
+            price = collective(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
+            known = self._transfers[transfer] = (price, tier(group))
+        return known
+
+    def _gemm(self, m: float, n: float, k: float, low: bool) -> Price:
+        dtype = self._low_dtype if low else self._dtype
+        sustained = self.training.sustained
+        price = self.kernels.gemm(max(1, round(m)), max(1, round(n)), max(1, round(k)), dtype)
+        return price.scaled(sustained.gemm_low if low else sustained.gemm)
+
+    def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
+        dtype = self._low_dtype if low else self._dtype
+        sustained = self.training.sustained
+        price = self.kernels.grouped_gemm(int(groups), m, round(n), round(k), dtype)
+        return price.scaled(sustained.gemm_low if low else sustained.gemm)
+
+    def _batched(self, shape: tuple[float, ...]) -> Price:
+        # Batched small GEMMs are taken as one GEMM of the same FLOPs; their outputs are what binds them.
+        batch, m, n, k = shape
+        together = self._gemm(batch * m, n, k, low=False)
+        bytes_bound = self.moved(2.0 * batch * (m * n + m * k + n * k))
+        return max(together, bytes_bound, key=lambda price: price.seconds)
+
+    def _attention(self, op: Operation, *, backward: bool) -> Price:
+        batch, seq_q, seq_kv, heads, kv_heads, d, dv, window, cp = op.shape
+        price = self.kernels.attention(
+            max(1, int(batch)),
+            int(seq_q),
+            int(seq_kv),
+            max(1, int(heads)),
+            max(1, int(kv_heads)),
+            int(d),
+            causal=True,
+            window=int(window) or None,
+            backward=backward,
+            dtype=self._dtype,
+            value_head_dim=int(dv),
+        )
+        return price.scaled(self.training.sustained.attention / cp)
+
+
+def _plus(a: Price, b: Price) -> Price:
+    return Price(a.seconds + b.seconds, a.p5 + b.p5, a.p95 + b.p95, max(a.source, b.source))

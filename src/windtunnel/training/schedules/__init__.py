@@ -1,0 +1,78 @@
+"""Pipeline schedules as tables of actions, checked for deadlock and for memory before anything is timed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from windtunnel.errors import LayoutError, UnknownNameError
+from windtunnel.training.schedules.dual_pipe import dual_pipe
+from windtunnel.training.schedules.dual_pipe_v import dual_pipe_v
+from windtunnel.training.schedules.gpipe import gpipe
+from windtunnel.training.schedules.interleaved import interleaved
+from windtunnel.training.schedules.one_f_one_b import one_f_one_b
+from windtunnel.training.schedules.schedule_file import load_csv, save_csv
+from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
+from windtunnel.training.schedules.verify import check, durations, in_flight, makespan, walk
+from windtunnel.training.schedules.zb_v import zb_v
+from windtunnel.training.schedules.zero_bubble import zero_bubble
+
+__all__ = [
+    "NAMES",
+    "Kind",
+    "Schedule",
+    "check",
+    "durations",
+    "in_flight",
+    "load_csv",
+    "makespan",
+    "save_csv",
+    "schedule",
+    "walk",
+]
+
+_ONE_CHUNK = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zero_bubble}
+_TWO_CHUNKS = {"zb-v": zb_v, "dualpipe": dual_pipe, "dualpipe-v": dual_pipe_v}
+NAMES = (*_ONE_CHUNK, "interleaved", *_TWO_CHUNKS)
+
+
+@lru_cache(maxsize=256)
+def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None) -> Schedule:
+    """The table of one schedule. The same arguments give the same object.
+
+    `chunks`: model pieces per rank. The interleaved schedule needs it; zb-v, dualpipe and dualpipe-v always have two
+    (1 then means "not said"), the others one. `group` (interleaved only): micro-batches per visit of a chunk.
+    With one stage there is no pipeline: every schedule is then plain gradient accumulation.
+    Raises `UnknownNameError` and `LayoutError`.
+    """
+    if name not in NAMES:
+        raise UnknownNameError("pipeline schedule", name, NAMES)
+    for what, value in (("stages", stages), ("micro-batches", micro_batches), ("model chunks per rank", chunks)):
+        if value < 1:
+            raise LayoutError(f"a pipeline schedule cannot have {value} {what}", f"give at least 1 for {what}")
+    most = 1 if name in _ONE_CHUNK else 2
+    if name != "interleaved" and chunks > most:
+        raise LayoutError(
+            f"the {name} schedule has {most} model chunk{'s' * (most - 1)} per rank, got {chunks}",
+            "leave out the number of chunks, or choose interleaved",
+        )
+    if name != "interleaved" and group is not None:
+        raise LayoutError(
+            f"the {name} schedule has no groups, got group {group}", "leave it out, or choose interleaved"
+        )
+    if stages == 1:
+        return _accumulation(name, micro_batches, 2 if name in ("zb-v", "dualpipe-v") else chunks)
+    if name == "interleaved":
+        return interleaved(stages, micro_batches, chunks, group)
+    return (_ONE_CHUNK | _TWO_CHUNKS)[name](stages, micro_batches)
+
+
+def _accumulation(name: str, micro_batches: int, chunks: int) -> Schedule:
+    """One rank: each micro-batch forward through all chunks, then backward, then the next micro-batch."""
+    chunk, i = np.arange(chunks)[:, None], np.arange(micro_batches)[None, :]
+    actions = stacked(
+        (Kind.FORWARD, 0, 2 * chunks * i + chunk, chunk, i),
+        (Kind.BACKWARD, 0, 2 * chunks * (i + 1) - 1 - chunk, chunk, i),
+    )
+    return table(name, micro_batches, in_line(1, chunks), **actions)

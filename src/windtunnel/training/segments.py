@@ -1,0 +1,393 @@
+"""Segments: one pass of one model piece over one micro-batch, replayed op by op and then used as a single action.
+
+A step repeats the same few passes hundreds of times, on every rank class that holds such a piece. Each distinct pass is
+therefore lowered and replayed once; the step graph (`training/lower.py`) strings the passes together. This is folding in
+time: exact as long as nothing outside a pass interferes with it, and what does (gradient reduction, parameter gathering)
+is priced by the slowdown of whole actions.
+
+Inside a pass every op has a host launch, a stream and its dependencies. Collectives of tensor parallelism overlap the GEMM
+beside them in the way the framework does it: with `overlap_tp` chunk by chunk, so all but the first or last 1/tp of the
+collective can hide; else only the backward's re-gather and reduce-scatter run beside the two backward GEMMs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.price import Price, Source
+from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
+from windtunnel.engine import Exposure, Slowdown, exposed, replay
+from windtunnel.graph import Graph, GraphBuilder, OpKind
+from windtunnel.model.operations import Operation, Transfer
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+
+CATEGORY = {"gemm": "gemm", "gemm_batch": "gemm", "grouped_gemm": "gemm", "attention": "attention", "memory": "memory-bound"}
+TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
+
+
+class Phase(Enum):
+    """What a pass computes."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BACKWARD_INPUT = "backward-input"
+    BACKWARD_WEIGHT = "backward-weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Ops of one layer (or of embedding or head), with the parameters that sharded data parallelism gathers for it."""
+
+    operations: tuple[Operation, ...]
+    dense_parameters: float = 0.0  # on this rank, before sharding over data-parallel ranks
+    expert_parameters: float = 0.0
+    recompute: bool = False  # in full
+    offload: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One priced pass. `breakdown_ns` sums exactly to `duration_ns`."""
+
+    duration_ns: int
+    p5: float  # of duration, relative
+    p95: float
+    breakdown_ns: dict[str, int]
+    busy_s: dict[Source, float]  # busy seconds by source of price
+    flops: float
+    traffic_bytes: dict[str, float]
+    graph: Graph
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+
+
+@dataclass
+class _Pass:
+    """The pass under construction: a builder and what the next op must wait for."""
+
+    pricer: Pricer
+    builder: GraphBuilder = field(default_factory=GraphBuilder)
+    classes: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
+    last: int = -1  # last op on the compute stream
+    durations: list[int] = field(default_factory=list)
+    p5_s: float = 0.0
+    p95_s: float = 0.0
+    busy: dict[Source, float] = field(default_factory=dict)
+    traffic: dict[str, float] = field(default_factory=dict)
+    flops: float = 0.0
+
+    def compute(
+        self, name: str, price: Price, category: str, *, share: float = 1.0, after: Sequence[int] = (), flops: float = 0.0,
+        kernels: int = 1,
+    ) -> int:  # fmt: skip
+        """A kernel (or `share` of one) on the compute stream, launched by the host."""
+        builder = self.builder
+        launch = builder.op(
+            OpKind.HOST, builder.stream(0, "host"), duration_ns=round(kernels * self.pricer.launch_s * 1e9),
+            label=name, category="host",
+        )  # fmt: skip
+        self.classes.append(0)
+        self.last = builder.op(
+            OpKind.COMPUTE, builder.stream(0, "compute"), after=(launch, *self.pending, *after),
+            duration_ns=round(price.seconds * share * 1e9), label=name, category=category, flops=flops * share,
+        )  # fmt: skip
+        self.classes.append(TRAFFIC if category == "memory-bound" else MATH)
+        self.pending = []
+        self._account(price, share)
+        self.flops += flops * share
+        return self.last
+
+    def transfer(self, name: str, transfer: Transfer, *, after: Sequence[int] = (), share: float = 1.0) -> int:
+        """A collective on the stream of its group."""
+        price, tier = self.pricer.transfer(transfer)
+        builder = self.builder
+        kind = OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE
+        waits = after or ((self.last,) if self.last >= 0 else ())
+        op = builder.op(
+            kind, builder.stream(0, transfer.group), after=waits, duration_ns=round(price.seconds * share * 1e9), label=name,
+            category=f"exposed {transfer.group} ({tier.replace('_', '-')})", bytes=transfer.bytes_total * share,
+        )  # fmt: skip
+        self.classes.append(TIER_CLASS[tier])
+        key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
+        self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total * share
+        self._account(price, share)
+        return op
+
+    def copy(self, name: str, bytes_total: float) -> int:
+        """A copy between host and device on its own stream."""
+        seconds = bytes_total / self.pricer.layout.cluster.host.offload_bandwidth_bytes_per_s
+        builder = self.builder
+        op = builder.op(
+            OpKind.SEND, builder.stream(0, "host copy"), after=(self.last,) if self.last >= 0 else (),
+            duration_ns=round(seconds * 1e9), label=name, category="exposed host copy", bytes=bytes_total,
+        )  # fmt: skip
+        self.classes.append(0)
+        self._account(Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
+        return op
+
+    def _account(self, price: Price, share: float) -> None:
+        self.p5_s += price.p5 * share
+        self.p95_s += price.p95 * share
+        self.busy[price.source] = self.busy.get(price.source, 0.0) + price.seconds * share
+
+    def finish(self) -> Segment:
+        """Replay, and split the duration."""
+        graph, durations = self.builder.build(), self.builder.duration_ns()
+        factors = np.array(self.pricer.training.slowdown_factors())
+        timeline = replay(graph, durations, Slowdown(np.array(self.classes, dtype=np.uint8), factors))
+        total = int(timeline.end_ns.max(initial=0))
+        parts = owned(exposed(timeline, graph), graph)[0] if graph.n_ops else {}
+        busy = sum(self.busy.values())
+        return Segment(
+            duration_ns=total,
+            p5=self.p5_s / busy if busy else 1.0,
+            p95=self.p95_s / busy if busy else 1.0,
+            breakdown_ns=parts,
+            busy_s=self.busy,
+            flops=self.flops,
+            traffic_bytes=self.traffic,
+            graph=graph,
+            start_ns=timeline.start_ns,
+            end_ns=timeline.end_ns,
+        )
+
+
+def owned(exposure: Exposure, graph: Graph) -> list[dict[str, int]]:
+    """Nanoseconds of each program by category; `idle` is when nothing runs. Sums exactly to the makespan."""
+    busy = exposure.compute_ns + exposure.communication_ns + exposure.host_ns
+    idle = exposure.idle_ns.sum(axis=1) + exposure.tail_ns
+    result = []
+    for program in range(graph.n_programs):
+        parts = {name: int(time) for name, time in zip(graph.categories, busy[program], strict=True) if time}
+        if idle[program]:
+            parts["idle"] = int(idle[program])
+        result.append(parts)
+    return result
+
+
+def build_segment(pricer: Pricer, blocks: Sequence[Block], phase: Phase) -> Segment:
+    """Lower, price and replay one pass over `blocks`."""
+    build = _Pass(pricer)
+    order = list(blocks) if phase is Phase.FORWARD else list(reversed(blocks))
+    gathers = _Gathers(build, order, phase)
+    for number, block in enumerate(order):
+        gathers.before(number)
+        if phase is Phase.FORWARD:
+            _forward(build, block)
+        elif phase is Phase.BACKWARD_WEIGHT:
+            _weights(build, block)
+        else:
+            _backward(build, block, weights=phase is Phase.BACKWARD)
+        gathers.after(number)
+    return build.finish()
+
+
+class _Gathers:
+    """Parameter gathers before and gradient reductions after each block (ZeRO-2 and -3), one block ahead."""
+
+    def __init__(self, build: _Pass, order: list[Block], phase: Phase) -> None:
+        plan, layout = build.pricer.layout.plan, build.pricer.layout
+        self._build, self._order = build, order
+        self._gather = plan.zero_stage == 3 and phase is not Phase.BACKWARD_WEIGHT
+        self._reduce = (plan.zero_stage or 0) >= 2 and phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT)
+        self._parameter_bytes = 1 if plan.fp8_parameters else 2
+        self._gradient_bytes = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        self._replicas = layout.replicas
+        self._overlap_gather, self._overlap_reduce = plan.overlap_param_gather, plan.overlap_grad_reduce
+        self._ready: dict[int, list[int]] = {}
+        self._ends: dict[int, int] = {}
+
+    def before(self, number: int) -> None:
+        """Make the block's parameters present; issue the next block's gather."""
+        if not self._gather:
+            return
+        for ahead in (number, number + 1) if self._overlap_gather else (number,):
+            if ahead < len(self._order) and ahead not in self._ready:
+                # The prefetch may start once the block before last is done: its buffer is then free.
+                done = self._ends.get(ahead - 2)
+                self._ready[ahead] = self._gathered(self._order[ahead], after=(done,) if done is not None else ())
+        self._build.pending += self._ready[number]
+
+    def after(self, number: int) -> None:
+        """Reduce the block's gradients as soon as they are complete."""
+        if self._build.last >= 0:
+            self._ends[number] = self._build.last
+        if not self._reduce:
+            return
+        block = self._order[number]
+        for parameters, group in ((block.dense_parameters, "dp"), (block.expert_parameters, "edp")):
+            if parameters:
+                size = parameters * self._gradient_bytes
+                op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size))
+                if group == "dp" and self._replicas > 1:
+                    shard = size * self._replicas / max(1, self._build.pricer.layout.plan.cp * self._build.pricer.layout.dp)
+                    op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", shard), after=(op,))
+                if not self._overlap_reduce:
+                    self._build.pending.append(op)
+
+    def _gathered(self, block: Block, after: Sequence[int]) -> list[int]:
+        ops = []
+        for parameters, group in ((block.dense_parameters, "dp"), (block.expert_parameters, "edp")):
+            if parameters:
+                transfer = Transfer("all_gather", group, parameters * self._parameter_bytes)
+                # Nothing to wait for at the start of a pass: the gather is the first thing that runs.
+                ops.append(self._build.transfer("gather parameters", transfer, after=after))
+        return ops
+
+
+def _forward(build: _Pass, block: Block, *, again: bool = False) -> None:
+    for op in block.operations:
+        if again and op.part in ("head", "embedding"):
+            continue
+        _forward_op(build, op, "recompute " if again else "")
+    if block.offload and not again:
+        saved = sum(op.saved_bytes for op in block.operations)
+        build.pending.append(build.copy("offload activations", saved))
+
+
+def _forward_op(build: _Pass, op: Operation, prefix: str) -> None:
+    pricer, plan = build.pricer, build.pricer.layout.plan
+    name = prefix + op.name
+    if op.kind == "transfer":
+        assert op.before is not None
+        done = build.transfer(name, op.before)
+        if not (plan.overlap_ep and op.before.group == "ep"):
+            build.pending.append(done)
+        return
+    if op.kind == "attention" and op.before is not None:
+        _ring_attention(build, op, pricer.forward(op), op.before, name, passes=1)
+        return
+    cast = pricer.cast(op, backward=False)
+    if cast is not None:
+        build.compute(f"{name} cast", cast, "memory-bound", kernels=1)
+    category = CATEGORY[op.kind]
+    price = pricer.forward(op)
+    _with_transfers(
+        build, name, price, category, op.flops, op.kernels, op.before, op.after, overlap=bool(plan.overlap_tp)
+    )  # fmt: skip
+
+
+def _with_transfers(
+    build: _Pass, name: str, price: Price, category: str, flops: float, kernels: int,
+    before: Transfer | None, after: Transfer | None, *, overlap: bool,
+) -> None:  # fmt: skip
+    """A kernel with a collective on its input and on its output, serial or overlapped chunk by chunk."""
+    chunk = 1.0 / max(2, build.pricer.layout.plan.tp)
+    if not overlap:
+        if before is not None:
+            build.pending.append(build.transfer(f"{name} {before.kind}", before))
+        build.compute(name, price, category, flops=flops, kernels=kernels)
+        if after is not None:
+            build.pending.append(build.transfer(f"{name} {after.kind}", after))
+        return
+    left = 1.0
+    gathered: list[int] = []
+    if before is not None:
+        # Own chunk first: all but the last chunk of the GEMM can run while the others' chunks arrive.
+        gathered = [build.transfer(f"{name} {before.kind}", before)]
+        build.compute(name, price, category, share=1.0 - chunk, flops=flops, kernels=kernels)
+        left = chunk
+    if after is None:
+        build.compute(name, price, category, share=left, after=gathered, flops=flops, kernels=kernels)
+        return
+    head = min(chunk, left / 2)
+    first = build.compute(name, price, category, share=head, after=gathered, flops=flops, kernels=kernels)
+    build.transfer(f"{name} {after.kind}", after, after=(first,), share=1.0 - chunk)
+    build.compute(name, price, category, share=left - head, flops=flops, kernels=0)
+    build.pending.append(build.transfer(f"{name} {after.kind}", after, share=chunk))
+
+
+def _ring_attention(build: _Pass, op: Operation, price: Price, exchange: Transfer, name: str, *, passes: int) -> None:
+    """Context parallelism in a ring: while one block of keys and values is worked on, the next one travels."""
+    steps = build.pricer.layout.plan.cp
+    moving: list[int] = []
+    for step in range(steps):
+        arriving = [build.transfer(f"{name} exchange", exchange) for _ in range(passes)] if step < steps - 1 else []
+        build.compute(name, price, "attention", share=1.0 / steps, after=moving, flops=op.flops * (2.5 if passes > 1 else 1))
+        moving = arriving
+
+
+def _backward(build: _Pass, block: Block, *, weights: bool) -> None:
+    plan = build.pricer.layout.plan
+    if block.offload:
+        build.pending.append(build.copy("fetch activations", sum(op.saved_bytes for op in block.operations)))
+    if block.recompute:
+        _forward(build, block, again=True)
+    elif plan.recompute_parts:
+        for number, op in enumerate(block.operations):
+            if _recomputed(op, number, plan.recompute_parts):
+                _forward_op(build, op, "recompute ")
+    for op in reversed(block.operations):
+        _backward_op(build, op, weights=weights)
+
+
+def _recomputed(op: Operation, number: int, parts: frozenset[str]) -> bool:
+    if "ops" in parts:  # per-op policy: matrix products every other time, element-wise always, attention never
+        return op.kind == "memory" and op.part not in ("head", "embedding") or (op.kind == "gemm" and number % 2 == 0)
+    if op.part == "core_attention":
+        return bool(parts & {"attention", "core_attention"})
+    return op.part in parts
+
+
+def _backward_op(build: _Pass, op: Operation, *, weights: bool) -> None:
+    pricer, plan = build.pricer, build.pricer.layout.plan
+    name = f"{op.name} backward"
+    if op.kind == "transfer":
+        assert op.before is not None
+        done = build.transfer(name, op.before)
+        if not (plan.overlap_ep and op.before.group == "ep"):
+            build.pending.append(done)
+        return
+    if op.kind == "attention":
+        price = pricer.input_gradient(op)
+        if op.before is not None:
+            _ring_attention(build, op, price, op.before, name, passes=2)
+        else:
+            build.compute(name, price, "attention", flops=2.5 * op.flops, kernels=3)
+        return
+    if op.kind == "memory":
+        if op.before_backward is not None:
+            build.pending.append(build.transfer(f"{name} {op.before_backward.kind}", op.before_backward))
+        if op.backward_bytes:
+            build.compute(name, pricer.input_gradient(op), "memory-bound", kernels=op.kernels)
+        return
+    _backward_gemm(build, op, name, weights=weights)
+
+
+def _backward_gemm(build: _Pass, op: Operation, name: str, *, weights: bool) -> None:
+    pricer, plan = build.pricer, build.pricer.layout.plan
+    cast = pricer.cast(op, backward=True)
+    if cast is not None:
+        build.compute(f"{name} cast", cast, "memory-bound")
+    regathered: list[int] = []
+    beside = plan.overlap_tp or plan.framework in ("megatron", "nanotron")  # collectives run beside the other GEMM
+    if op.regather is not None and weights:
+        regathered = [build.transfer(f"{name} regather", op.regather)]
+        if not beside:
+            build.pending += regathered
+    overlap = bool(plan.overlap_tp) and op.before_backward is not None
+    _with_transfers(
+        build, f"{name} input", pricer.input_gradient(op), "gemm", op.flops, 1, op.before_backward, None, overlap=overlap
+    )  # fmt: skip
+    scattered: list[int] = []
+    if op.after_backward is not None:
+        scattered = [build.transfer(f"{name} {op.after_backward.kind}", op.after_backward)]
+        if not beside:
+            build.pending += scattered
+    if weights and op.weight_elements:
+        build.compute(f"{name} weight", pricer.weight_gradient(op), "gemm", after=regathered, flops=op.flops)
+    build.pending += scattered
+
+
+def _weights(build: _Pass, block: Block) -> None:
+    for op in reversed(block.operations):
+        if op.kind in ("gemm", "grouped_gemm"):
+            regathered = [build.transfer(f"{op.name} regather", op.regather)] if op.regather is not None else []
+            price = build.pricer.weight_gradient(op)
+            build.compute(f"{op.name} backward weight", price, "gemm", after=regathered, flops=op.flops)

@@ -1,0 +1,74 @@
+"""Bytes of parameters, gradients and optimizer on one rank, and the time of one optimizer step.
+
+Mixed precision (Micikevicius 2018; ZeRO, Rajbhandari 2020): a working copy of the parameters, gradients, and in fp32 a
+master copy and two moments. ZeRO shards, in this order, optimizer state, gradients and parameters over the data-parallel
+ranks. The optimizer is bound by memory traffic: it reads gradient, master and moments and writes all but the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.cost.price import Price, Source
+from windtunnel.model.operations import CAST_BYTES
+from windtunnel.training.layout import Layout
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+
+MOMENTS = {"adam": 2, "muon": 1, "sgd": 1}
+HOST_UPDATE_BYTES_PER_S = 25e9  # one GPU's share of a host's memory bandwidth while all GPUs' updates run there
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Bytes that live on the device for the whole step."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+
+def state_bytes(layout: Layout, dense: float, expert: float) -> State:
+    """State of a rank that holds so many dense and expert parameters before sharding."""
+    plan, stage = layout.plan, layout.plan.zero_stage or 0
+    shards = {"dense": layout.shard_group, "expert": layout.group("edp").size}
+    total = State(0.0, 0.0, 0.0)
+    for count, shard in ((dense, shards["dense"]), (expert, shards["expert"])):
+        own = count / shard
+        master = layout.habits.parameter_dtype == "fp32"
+        working = (4.0 * (own if stage >= 3 else count)) if master else (2.0 * (own if stage >= 3 else count))
+        if plan.precision in CAST_BYTES and not master:
+            # Quantised copies are kept between micro-batches; they replace the bf16 copy where parameters are gathered so.
+            working = working / 2 if plan.fp8_parameters else working + (count if stage < 3 else 0.0)
+        moment = 4.0 if plan.optimizer_dtype == "fp32" else 2.0
+        optimizer = (0.0 if master else 4.0) + MOMENTS[plan.optimizer] * moment
+        kept = own if stage >= 1 else count
+        total = State(
+            total.parameters + working,
+            total.gradients + GRADIENT_BYTES[plan.gradient_dtype or "bf16"] * (own if stage >= 2 else count),
+            total.optimizer + optimizer * kept * (1.0 - plan.offload_optimizer),
+        )
+    return total
+
+
+def optimizer_price(layout: Layout, pricer: Pricer, dense: float, expert: float) -> Price:
+    """One optimizer step of a rank: gradient norm, update, and clearing the gradient buffer."""
+    plan, stage = layout.plan, layout.plan.zero_stage or 0
+    own = dense / layout.shard_group + expert / layout.group("edp").size if stage >= 1 else dense + expert
+    gradient = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+    moments = MOMENTS[plan.optimizer] * (8.0 if plan.optimizer_dtype == "fp32" else 4.0)
+    update = gradient + 8.0 + moments + 2.0  # gradient; master and moments read and written; working copy written
+    if not layout.habits.fused_optimizer:
+        update *= 2.5  # foreach kernels pass over the state once per term of the update
+    norm = gradient  # read once for the gradient norm
+    clear = gradient * (own if stage >= 2 else dense + expert)
+    on_device = own * (1.0 - plan.offload_optimizer) * update + own * norm + clear
+    price = pricer.moved(on_device)
+    if plan.offload_optimizer:
+        host = layout.cluster.host
+        away = own * plan.offload_optimizer
+        copies = away * (gradient + 2.0) / host.offload_bandwidth_bytes_per_s
+        seconds = copies + away * update / HOST_UPDATE_BYTES_PER_S
+        return Price(
+            price.seconds + seconds, price.p5 + 0.6 * seconds, price.p95 + 1.8 * seconds, max(price.source, Source.ROOFLINE)
+        )
+    return price
