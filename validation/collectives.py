@@ -29,6 +29,7 @@ from windtunnel.hardware import Cluster, parse_cluster
 FIT_RANKS = 16
 LARGE = 1 << 20
 KINDS = {"alltoall": "all_to_all"}
+ALGORITHMS = {"Ring": "ring", "NVLSTree": "nvls_tree"}  # named by the source; else the fastest
 DISPATCH_BYTES = 128 * 8 * 7168 * (1 + 4 / 128)  # DeepEP low latency: 128 tokens x top-8 x hidden, fp8 + fp32 scales
 COMBINE_BYTES = 128 * 8 * 7168 * 2  # bf16
 
@@ -86,7 +87,7 @@ def _row(record: dict[str, str]) -> Row | str:
     else:
         return "no time and no bandwidth"
     cluster = parse_cluster(_cluster_name(record, n))
-    algorithm = "ring" if record["algorithm"].startswith("Ring") else None
+    algorithm = next((ours for theirs, ours in ALGORITHMS.items() if record["algorithm"].startswith(theirs)), None)
     return Row(record["id"], record["source"], kind, size, seconds, algorithm, group_of(n, 1, cluster), cluster)
 
 
@@ -179,11 +180,13 @@ def fit(rows: Sequence[Row]) -> Constants:
     efa = constants["networks"]["efa"]
     p4de = [row for row in near if "2x p4de" in row.source]
     old = efa["ampere"]
-    spots = [(old["step_us"], name) for name in ("ll", "ll128", "simple")] + [(old, "bulk_us"), (efa["default"], "efficiency")]
-    _solve(constants, spots, p4de)
+    spots = [(old["tree_step_us"], name) for name in ("ll", "ll128", "simple")]
+    _solve(constants, [*spots, (old, "bulk_us"), (efa["default"], "efficiency")], p4de)
     p5 = [row for row in near if "2x p5" in row.source]
     new = efa["default"]
-    _solve(constants, [*((new["step_us"], name) for name in ("ll", "ll128", "nvls")), (new, "bulk_nvls_us")], p5)
+    _solve(constants, [*((new["tree_step_us"], name) for name in ("ll", "ll128", "nvls")), (new, "bulk_nvls_us")], p5)
+    for spec in (old, new):  # no ring of small messages was timed: a step costs what a tree's does
+        spec["ring_step_us"] = {name: spec["tree_step_us"][name] for name in ("ll", "ll128", "simple")}
     _fit_ring_bulk(constants, new, [row for row in near if row.source.startswith("Ultra") and row.kind != "all_reduce"])
     _carry_over(constants["networks"])
     deep_ep = [row for row in near if row.kind.startswith("ep_")]
@@ -243,12 +246,15 @@ def _carry_over(networks: Constants) -> None:
     The software of an NVLS tree's step is taken to be what it is on EFA (the link's latency is separate); rings and
     trees get NCCL's own constants for a network hop, stretched as that step is against NCCL's 20.9 us.
     """
-    step = networks["efa"]["default"]["step_us"]["nvls"]
+    step = networks["efa"]["default"]["tree_step_us"]["nvls"]
     for name, latency_us in (("infiniband", 2.7), ("roce", 3.0)):
         stretch = (step + latency_us) / 20.9
-        nccl_us = {"ll": 2.7, "ll128": 4.0, "simple": 14.0}
-        steps = {key: float(f"{max(0.0, value * stretch - latency_us):.3g}") for key, value in nccl_us.items()}
-        networks[name]["default"]["step_us"] = {**steps, "nvls": step}
+        spec = networks[name]["default"]
+        for shape, nccl_us in (("ring_step_us", (2.7, 4.0, 14.0)), ("tree_step_us", (5.0, 8.5, 14.0))):
+            software = [max(0.0, value * stretch - latency_us) for value in nccl_us]
+            rounded = [float(f"{value:.3g}") for value in software]
+            spec[shape] = dict(zip(("ll", "ll128", "simple"), rounded, strict=True))
+        spec["tree_step_us"]["nvls"] = step
 
 
 def evaluate(constants: Constants, rows: Sequence[Row]) -> np.ndarray:

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 
-# What the published peak memory is, and of which GPU. nanotron's benchmark table is written by world rank 0, which is in
-# the first pipeline stage (huggingface/nanotron, `create_table_log`: max_memory_allocated and max_memory_reserved in
-# GiB, both in the table); torchtitan prints the allocator's reserved peak. A row that names `torch peak allocation` is
-# taken at its word.
+# What the published peak memory is, and of which GPU. World rank 0 writes nanotron's benchmark table, and it is in the
+# first pipeline stage (huggingface/nanotron, `create_table_log`: max_memory_allocated and max_memory_reserved in GiB);
+# torchtitan prints the allocator's reserved peak. A row that names `torch peak allocation` is taken at its word.
 MEMORY_KINDS = {"torchtitan": "reserved", "nanotron": "reserved"}
 MEMORY_KIND_ELSEWHERE = "reserved"
 FIRST_STAGE_ONLY = ("nanotron",)

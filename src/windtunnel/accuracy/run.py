@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from windtunnel.accuracy.anchor import anchored
 from windtunnel.accuracy.outcome import Outcome, outcome_of
 from windtunnel.accuracy.report import Report, report_of
-from windtunnel.accuracy.table import Row, read_table
+from windtunnel.accuracy.table import Row, read_tables
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CHUNK = 16  # rows handed to a worker at a time
 
 
 def run_validation(
-    table: str | Path,
+    table: str | Path | Sequence[str | Path],
     level: str | None = None,
     source: str | None = None,
     anchor: str = "none",
@@ -33,7 +33,7 @@ def run_validation(
     """Predict every row of `table` and score the predictions.
 
     Args:
-        table: CSV of measured runs.
+        table: CSV of measured runs, or several of them.
         level: "A", "B" or "C" takes only rows specified that well; None takes all, scored level by level.
         source: takes only rows whose source contains this text, whatever the case.
         anchor: "smallest" scales each (source, GPU, model, precision) by its smallest run and judges the others.
@@ -48,7 +48,8 @@ def run_validation(
         raise SpecError("level", level, "use A, B or C, or leave it out for all rows")
     if anchor not in ANCHORS:
         raise SpecError("anchor", anchor, "use none or smallest")
-    rows = read_table(table)
+    tables = [table] if isinstance(table, str | Path) else list(table)
+    rows = read_tables(tables)
     if source is not None and not any(source.lower() in row.source.lower() for row in rows):
         known = ", ".join(sorted({row.source for row in rows})[:12])
         raise SpecError("source", source, f"no row has it; the table's sources: {known}")
@@ -63,7 +64,7 @@ def run_validation(
     filled = [outcome if outcome is not None else next(found) for outcome in outcomes]
     if anchor == "smallest":
         filled = anchored(filled)
-    return report_of(str(table), filled, level=level, source=source, anchor=anchor)
+    return report_of(", ".join(str(one) for one in tables), filled, level=level, source=source, anchor=anchor)
 
 
 def _left_out(row: Row, level: str | None, source: str | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -133,6 +133,19 @@ class Row:
             return self.spec_level
         missing = sum(getattr(self, name) in (None, "") for name in SPECIFIED)
         return "A" if missing == 0 else "B" if missing <= 3 else "C"
+
+
+def read_tables(paths: Sequence[str | Path]) -> tuple[Row, ...]:
+    """The rows of several files, one after the other; an id may occur once in all of them together."""
+    rows, seen = [], dict[str, str]()
+    for path in paths:
+        for row in read_table(path):
+            if row.id in seen:
+                problem = f"line {row.line}, column id: {row.id!r} is already in {seen[row.id]}"
+                raise InputFileError(path, problem, "give every run an id of its own")
+            rows.append(row)
+        seen.update(dict.fromkeys((row.id for row in rows), str(path)))
+    return tuple(rows)
 
 
 def read_table(path: str | Path) -> tuple[Row, ...]:

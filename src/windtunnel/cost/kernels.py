@@ -40,6 +40,8 @@ _TABLE_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8_block",
 _BORROWED_BAND = 0.15  # fp32 and tf32 take the bf16 utilisation: log half-width added
 _OUTSIDE_BAND = 0.10  # log half-width added per factor e beyond the table
 _LONGER_BAND = 0.04  # the same for attention: its utilisation is flat beyond 16k (FA2, FA3)
+_UNMASKED_BAND = 0.12  # log half-width added where the mask is not the tables' causal square; encoder attention, H100
+_WINDOW_BAND = 0.25  # and where a window cuts; windows of 128 to 8192 on H100 and B200
 _ROOFLINE_BEYOND = math.log(40.0)
 _GROUP_EDGE_ROWS = 32  # rows lost per expert at tile edges
 _GROUPED_BAND = (-0.10, 0.25)  # of the rule; routing-free share of TensorRT-LLM's MoE kernels, expert width >= 3584
@@ -174,9 +176,13 @@ def _attention(
     else:
         length = 2.0 * mean_length  # of the causal square whose rows see as many keys on average
         reading = table.grid.read((math.log(mean_dim), math.log(length), math.log(query_rows)))
-        exact = (int(mean_dim), seq_q, int(query_rows)) in table.measured
-        timed = exact and causal and seq_q == seq_kv and (window is None or window >= seq_kv)
+        cuts = window is not None and window < seq_kv
+        square = causal and seq_q == seq_kv and not cuts
+        timed = square and value_dim == head_dim and (head_dim, seq_q, int(query_rows)) in table.measured
         price = _banded(table, reading, math.exp(reading.log_value), timed, _LONGER_BAND)
+        if not square:
+            extra = _WINDOW_BAND if cuts else _UNMASKED_BAND
+            price = _widened(price, -extra, extra, price.source)
         memory_s = bytes_total / (gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0])
         price = _at_least(_scaled(costs, price, bytes_total), memory_s)
     return _backward(gpu, price) if backward else price

@@ -39,7 +39,8 @@ class Protocol(NamedTuple):
     base_s: float
     hop_s: float
     seconds_per_byte: float  # 1 / (link bandwidth * efficiency)
-    step_s: float
+    ring_step_s: float
+    tree_step_s: float
 
 
 class Links(NamedTuple):
@@ -119,21 +120,22 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
     net = {**by_generation["default"], **by_generation.get(links.generation, {})}
     slower = links.up_latency_s - up["reference_latency_us"] * 1e-6
 
-    def protocol(name: str, spec: dict[str, float], step_us: float) -> Protocol:
+    def protocol(name: str, spec: dict[str, float], tree_step: str | None = None) -> Protocol:
         # the fitted hop includes the reference link's latency; software keeps at least half of it
         hop = spec["hop_us"] * 1e-6
         hop = max(hop / 2, hop + slower)
-        return Protocol(name, spec["base_us"] * 1e-6, hop, 1 / (links.up_bandwidth * spec["efficiency"]), step_us * 1e-6)
+        per_byte = 1 / (links.up_bandwidth * spec["efficiency"])
+        ring_step, tree_step_us = net["ring_step_us"][name], net["tree_step_us"][tree_step or name]
+        return Protocol(name, spec["base_us"] * 1e-6, hop, per_byte, ring_step * 1e-6, tree_step_us * 1e-6)
 
-    steps = net["step_us"]
     nvls = up.get("nvls")
     return Fabric(
-        protocols=tuple(protocol(name, spec, steps[name]) for name, spec in up["protocols"].items()),
+        protocols=tuple(protocol(name, spec) for name, spec in up["protocols"].items()),
         extra_steps=up["extra_steps"],
         overlap=up["overlap"],
         nvls_fill_s=nvls["fill_us"] * 1e-6 if nvls else 0.0,
-        nvls=protocol("simple", {"hop_us": 0.0, **nvls}, steps["nvls"]) if nvls and links.nvlink_sharp else None,
-        direct=tuple(protocol(name, spec, steps[name]) for name, spec in up["direct"].items() if name != "extra_steps"),
+        nvls=protocol("simple", {"hop_us": 0.0, **nvls}, "nvls") if nvls and links.nvlink_sharp else None,
+        direct=tuple(protocol(name, spec) for name, spec in up["direct"].items() if name != "extra_steps"),
         direct_extra=up["direct"]["extra_steps"],
         ep_base_s=constants["expert_parallel"]["base_us"] * 1e-6,
         ep_seconds_per_byte=1 / (links.up_bandwidth * constants["expert_parallel"]["efficiency"]),
@@ -181,7 +183,7 @@ def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[
     bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k) if m > 1 else 0.0
     found = []
     for protocol in fabric.protocols:
-        step = protocol.step_s + fabric.nic_latency_s + bulk
+        step = protocol.ring_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + (steps - net_steps) * protocol.hop_s + net_steps * step
         intra = bytes_total * up_passes * protocol.seconds_per_byte * mesh if k > 1 else 0.0
         found.append(_cost("ring", protocol.name, latency, max(intra, wire), fabric.overlap if m == 1 else 1.0))
@@ -195,7 +197,7 @@ def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
     mesh = _mesh(k, fabric)
     found = []
     for protocol in fabric.protocols:
-        step = protocol.step_s + fabric.nic_latency_s + bulk
+        step = protocol.tree_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + 2 * ((k - 1) * protocol.hop_s + math.log2(m) * step)
         intra = 2 * bytes_total * protocol.seconds_per_byte * mesh if k > 1 else 0.0
         found.append(_cost("tree", protocol.name, latency, max(intra, wire)))
@@ -210,7 +212,7 @@ def _nvls(bytes_total: float, shape: Shape, fabric: Fabric, nvls: Protocol) -> C
         return _cost("nvls", nvls.name, base, intra)
     wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / k
     bulk = min(fabric.bulk_nvls_s, bytes_total * fabric.nic_seconds_per_byte / k)
-    latency = base + 2 * math.log2(m) * (nvls.step_s + fabric.nic_latency_s + bulk)
+    latency = base + 2 * math.log2(m) * (nvls.tree_step_s + fabric.nic_latency_s + bulk)
     return _cost("nvls_tree", nvls.name, latency, max(intra, wire))
 
 
@@ -220,7 +222,7 @@ def _pat(bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     simple = fabric.protocols[-1]
     wire = bytes_total * (n - 1) / n * fabric.nic_seconds_per_byte * share / k / PAT_BANDWIDTH
     bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k)
-    latency = simple.base_s + math.log2(m) * (simple.step_s + fabric.nic_latency_s + bulk)
+    latency = simple.base_s + math.log2(m) * (simple.tree_step_s + fabric.nic_latency_s + bulk)
     return _cost("pat", simple.name, latency, wire)
 
 
@@ -240,7 +242,7 @@ def _direct(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list
     for protocol in fabric.direct:
         latency = protocol.base_s + peers * protocol.hop_s
         if m > 1:
-            latency += protocol.step_s + fabric.nic_latency_s
+            latency += protocol.ring_step_s + fabric.nic_latency_s
         found.append(_cost("direct", protocol.name, latency, max(to_domain * protocol.seconds_per_byte * mesh, wire)))
     return found
 

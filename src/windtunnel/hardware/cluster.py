@@ -95,7 +95,7 @@ class Cluster:
     host: Host
     oversubscription: float = 1.0  # of the tier above the pods: 2.0 = half the bandwidth leaves a pod
     rail_optimised: bool = True  # GPUs of the same local index meet at one leaf switch
-    gpus_per_pod: int | None = None  # GPUs below the oversubscribed tier; None = no such boundary
+    gpus_per_pod: int | None = None  # GPUs below the oversubscribed tier; None = those of one node
     nvlink_sharp: bool = False  # the switch reduces (NVLS)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
@@ -126,6 +126,11 @@ class Cluster:
     def gpus_in_domain(self) -> int:
         """GPUs of a full scale-up domain that this cluster really has: at most `n_gpus`."""
         return min(self.scale_up_domain, self.n_gpus)
+
+    @property
+    def pod_size(self) -> int:
+        """GPUs that reach each other without crossing the oversubscribed tier."""
+        return self.gpus_per_node if self.gpus_per_pod is None else self.gpus_per_pod
 
     def to_dict(self) -> dict[str, object]:
         """The resolved spec, ready for JSON; `parse_cluster` reads it back to an equal cluster."""

@@ -48,11 +48,9 @@ def llama4_text(f: Fields) -> Model:
     if len(rotary) != n:
         raise f.refuse("no_rope_layers", list(rotary), f"give one entry per layer, {n}")
     kinds = f.words("layer_types", n, (FULL, CHUNKED)) or tuple(CHUNKED if r else FULL for r in rotary)
-    chunk = (
-        f.count("attention_chunk_size", most=TOKENS_MAX)
-        if CHUNKED in kinds
-        else f.count_or_none("attention_chunk_size")
-    )
+    chunk = f.count_or_none("attention_chunk_size", TOKENS_MAX)
+    if chunk is None and CHUNKED in kinds:
+        raise f.refuse("attention_chunk_size", None, "layers with chunked attention need it: give a whole number")
     expert = _experts(f, "num_local_experts", "intermediate_size")
     mixture = replace(expert, shared_size=expert.size)
     step = f.count("interleave_moe_layer_step", 1, most=LAYERS_MAX)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 GIB = 1 << 30
+MINUS = "\N{MINUS SIGN}"
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
@@ -48,11 +49,11 @@ def time_column(total_ns: int) -> tuple[int, str, int]:
     return unit_ns // 10**decimals, unit, decimals
 
 
-def times(parts_ns: Sequence[int]) -> list[str]:
+def times(parts_ns: Sequence[int], signed: bool = False) -> list[str]:
     """Times in one unit, the last entry being their total: what is printed adds up."""
-    quantum, unit, decimals = time_column(sum(parts_ns) or max((abs(p) for p in parts_ns), default=0))
+    quantum, unit, decimals = time_column(max((abs(part) for part in [*parts_ns, sum(parts_ns)]), default=0))
     quanta = split_exactly(parts_ns, quantum)
-    return [f"{n / 10**decimals:,.{decimals}f} {unit}" for n in [*quanta, sum(quanta)]]
+    return [f"{_number(n / 10**decimals, decimals, signed)} {unit}" for n in [*quanta, sum(quanta)]]
 
 
 def duration(ns: float) -> str:
@@ -78,11 +79,11 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:,.0f} B"
 
 
-def gib_column(parts: Sequence[int]) -> list[str]:
+def gib_column(parts: Sequence[int], signed: bool = False) -> list[str]:
     """Sizes in GiB with two decimals, the last entry being their total: what is printed adds up."""
     # GiB / 100 is no whole number of bytes: scale so that the quantum is.
     quanta = split_exactly([part * 100 for part in parts], GIB)
-    return [f"{n / 100:,.2f} GiB" for n in [*quanta, sum(quanta)]]
+    return [f"{_number(n / 100, 2, signed)} GiB" for n in [*quanta, sum(quanta)]]
 
 
 def quantity(value: float) -> str:
@@ -96,6 +97,15 @@ def quantity(value: float) -> str:
 def percent(share: float, digits: int = 1) -> str:
     """A share as a percentage."""
     return f"{share * 100:.{digits}f} %"
+
+
+def signed(text: str, value: float) -> str:
+    """`text`, which shows the size of `value`, with the sign of `value` before it."""
+    return f"{'+' if value > 0 else MINUS if value < 0 else ''}{text}"
+
+
+def _number(value: float, decimals: int, with_sign: bool) -> str:
+    return signed(f"{abs(value):,.{decimals}f}", value) if with_sign else f"{value:,.{decimals}f}"
 
 
 def _rounded(total: int, quantum: int) -> int:

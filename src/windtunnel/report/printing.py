@@ -11,7 +11,7 @@ from rich.segment import Segment, Segments
 
 BLOCKS = "▏▎▍▌▋▊▉█"
 _PLAINER = str.maketrans(
-    {**dict.fromkeys(BLOCKS, "#"), "–": "-", "−": "-", "·": "|", "•": "-", "×": "x", "µ": "u", "→": ">"}
+    {**dict.fromkeys(BLOCKS, "#"), "–": "-", "−": "-", "·": "|", "•": "-", "×": "x", "µ": "u", "→": ">", "│": "|"}
 )
 
 

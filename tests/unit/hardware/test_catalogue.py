@@ -63,6 +63,15 @@ def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
     assert 1e-7 < cluster.scale_up.latency_s <= cluster.scale_out.latency_s < 1e-4
 
 
+TABLES = {"a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s"}
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_kernel_tables_are_ones_that_exist_and_nvidia_has_them(name: str) -> None:
+    gpu = get_gpu(name)
+    assert gpu.kernel_tables in TABLES if gpu.vendor == "nvidia" else gpu.kernel_tables is None
+
+
 def test_a_newer_gpu_is_faster() -> None:
     line = [get_gpu(name) for name in ("a100", "h100", "b200", "gb200")]
     for older, newer in pairwise(line):

@@ -17,6 +17,8 @@ def test_counts() -> None:
     assert (H100.n_nodes, H100.gpus_in_domain) == (8, 8)
     part = parse_cluster("h100-sxm:4")
     assert (part.n_nodes, part.gpus_in_domain, part.gpus_per_node) == (1, 4, 8)
+    assert H100.pod_size == 8
+    assert cluster_with(H100, gpus_per_pod=32, oversubscription=2.0).pod_size == 32
     rack = parse_cluster("gb200:144")
     assert (rack.n_nodes, rack.gpus_in_domain) == (36, 72)
 
