@@ -2,7 +2,7 @@
 
     python validation/collectives.py TABLE.csv            what the product says, per source and collective
     python validation/collectives.py TABLE.csv --formula  the same with the measured tables off
-    python validation/collectives.py TABLE.csv --fit      constants from rows of at most 16 ranks, and the bands, as YAML
+    python validation/collectives.py TABLE.csv --fit      constants from rows of at most 16 ranks, and bands, as YAML
 
 Columns read: id, source, gpu, n_gpus, gpus_per_node, inter_link, collective, algorithm, message_bytes, time_us,
 algbw_gb_s, busbw_gb_s. A row without a time takes it from its bandwidth; one without a size is skipped.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from windtunnel.hardware import Cluster, parse_cluster
 FIT_RANKS = 16
 LARGE = 1 << 20
 KINDS = {"alltoall": "all_to_all"}
-ALGORITHMS = {"Ring": "ring", "NVLSTree": "nvls_tree"}  # named by the source; else the fastest
 DISPATCH_BYTES = 128 * 8 * 7168 * (1 + 4 / 128)  # DeepEP low latency: 128 tokens x top-8 x hidden, fp8 + fp32 scales
 COMBINE_BYTES = 128 * 8 * 7168 * 2  # bf16
 
@@ -87,7 +85,7 @@ def _row(record: dict[str, str]) -> Row | str:
     else:
         return "no time and no bandwidth"
     cluster = parse_cluster(_cluster_name(record, n))
-    algorithm = next((ours for theirs, ours in ALGORITHMS.items() if record["algorithm"].startswith(theirs)), None)
+    algorithm = "ring" if record["algorithm"].startswith("Ring") else None  # the others are NCCL's own choice
     return Row(record["id"], record["source"], kind, size, seconds, algorithm, group_of(n, 1, cluster), cluster)
 
 
@@ -112,7 +110,7 @@ def _number(text: str) -> float | None:
 def judge(rows: Sequence[Row], use_tables: bool) -> None:
     """Print error per source, collective and scale; then per collective, fitted rows and judged rows apart."""
     said = [_predict(row, use_tables) for row in rows]
-    print(f"{'source':56} {'collective':15} {'ranks':>7} {'rows':>5} {'mean|e|':>8} {'bias':>7} {'worst':>7} {'in band':>8}")
+    print(f"{'source':56} {'collective':15}   ranks  rows  mean|e|    bias   worst  in band")
     large = [(row, *price) for row, price in zip(rows, said, strict=True) if row.large]
     for (source, kind), part in _grouped(large, lambda item: (item[0].source, item[0].kind)):
         _line(f"{source[:56]:56} {kind:15}", part)
@@ -131,22 +129,21 @@ def _scale(row: Row) -> str:
     return "fitted: 1 domain" if row.group.domains == 1 else "fitted: 2 domains, 16 ranks"
 
 
-def _predict(row: Row, use_tables: bool) -> tuple[float, bool]:
+def _predict(row: Row, use_tables: bool) -> tuple[float, bool | None]:
     price = collective(row.kind, row.bytes_total, row.group, row.cluster, algorithm=row.algorithm)
     if use_tables:
         return price.seconds / row.seconds - 1, price.p5 <= row.seconds <= price.p95
-    return formula(row.kind, row.bytes_total, row.group, row.cluster, row.algorithm) / row.seconds - 1, False
+    return formula(row.kind, row.bytes_total, row.group, row.cluster, row.algorithm) / row.seconds - 1, None
 
 
-def _line(head: str, part: Sequence[tuple[Row, float, bool]]) -> None:
+def _line(head: str, part: Sequence[tuple[Row, float, bool | None]]) -> None:
     errors = np.array([error for _, error, _ in part])
-    inside = np.mean([covered for *_, covered in part])
+    inside = "-" if part[0][2] is None else f"{np.mean([covered for *_, covered in part]):.0%}"
     sizes = sorted({row.group.size for row, *_ in part})
     ranks = f"{sizes[0]}-{sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
     worst = errors[np.abs(errors).argmax()]
-    print(
-        f"{head} {ranks:>7} {len(part):5} {np.abs(errors).mean():8.1%} {errors.mean():+7.1%} {worst:+7.0%} {inside:8.0%}"
-    )
+    mean = np.abs(errors).mean()
+    print(f"{head} {ranks:>7} {len(part):5} {mean:8.1%} {errors.mean():+7.1%} {worst:+7.0%} {inside:>8}")
 
 
 def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> list[tuple[Any, list[Any]]]:
@@ -170,8 +167,6 @@ def fit(rows: Sequence[Row]) -> Constants:
         of = [row for row in inside if row.cluster.gpu.generation == generation]
         up = constants["scale_up"][generation]
         ring = [(up, "extra_steps"), *_entries(up["protocols"])]
-        if generation == "blackwell":
-            ring.append((up, "overlap"))
         if up["nvls"]:
             ring += [(up["nvls"], "fill_us"), (up["nvls"], "efficiency")]
         _solve(constants, ring, [row for row in of if row.kind != "all_to_all"])
@@ -180,8 +175,8 @@ def fit(rows: Sequence[Row]) -> Constants:
     efa = constants["networks"]["efa"]
     p4de = [row for row in near if "2x p4de" in row.source]
     old = efa["ampere"]
-    spots = [(old["tree_step_us"], name) for name in ("ll", "ll128", "simple")]
-    _solve(constants, [*spots, (old, "bulk_us"), (efa["default"], "efficiency")], p4de)
+    spots = [(old["tree_step_us"], name) for name in ("ll", "ll128")]
+    _solve(constants, [*spots, (old, "bulk_us"), (old, "efficiency")], p4de)
     p5 = [row for row in near if "2x p5" in row.source]
     new = efa["default"]
     _solve(constants, [*((new["tree_step_us"], name) for name in ("ll", "ll128", "nvls")), (new, "bulk_nvls_us")], p5)
@@ -207,8 +202,10 @@ def _solve(constants: Constants, spots: list[tuple[dict[str, float], str]], rows
 
     measured = np.log([row.seconds for row in rows])
     weight = np.array([1.0 if row.large else 0.35 for row in rows])
-    most = np.log([{"efficiency": 1.0, "expert_parallel_efficiency": 1.0, "extra_steps": 1.5, "overlap": 3.0}.get(n, 500.0) for _, n in spots])
-    least = np.log([{"overlap": 1.0}.get(name, 0.01) for _, name in spots])
+    # a hop of the Simple protocol stays near NCCL's 3.4 us: fitted on 8 ranks it has to hold for hundreds
+    bounds = {"efficiency": (0.05, 1.0), "expert_parallel_efficiency": (0.3, 1.0), "extra_steps": (0.01, 1.5)}
+    bounds |= {"hop_us": (0.01, 4.0), "base_us": (1.0, 50.0)}
+    least, most = np.log([bounds.get(name, (0.1, 500.0)) for _, name in spots]).T
 
     def residual(logs: np.ndarray) -> np.ndarray:
         for (spec, name), value in zip(spots, np.exp(logs), strict=True):
@@ -266,19 +263,34 @@ def evaluate(constants: Constants, rows: Sequence[Row]) -> np.ndarray:
         fabric = fabrics.get(name) or fabrics.setdefault(name, nccl.fabric_of(constants, links_of(row.cluster)))
         group = row.group
         shape = nccl.Shape(group.size, group.size / group.domains, group.domains, 1)
-        found = nccl.candidates(row.kind, row.bytes_total, shape, fabric)
-        seconds.append(min(cost.seconds for cost in found if row.algorithm in (None, cost.algorithm)))
+        if row.algorithm is None:
+            seconds.append(nccl.chosen(row.kind, row.bytes_total, shape, fabric).seconds)
+        else:
+            found = nccl.candidates(row.kind, row.bytes_total, shape, fabric)
+            seconds.append(min(cost.seconds for cost in found if cost.algorithm == row.algorithm))
     return np.array(seconds)
 
 
 def _bands(constants: Constants, rows: Sequence[Row]) -> Constants:
     """p5 and p95 of measured / predicted, by where the prediction comes from and by message size."""
     bands: Constants = copy.deepcopy(constants["bands"])
-    ratio = np.array([row.seconds for row in rows]) / evaluate(constants, rows)
-    for name, chosen in (("scale_up", True), ("scale_out", False)):
-        for size in ("large", "small"):
-            here = [(row.group.domains == 1) == chosen and row.large == (size == "large") for row in rows]
-            bands[name][size] = [float(f"{value:.2f}") for value in np.quantile(ratio[here], [0.05, 0.95])]
+    measured = np.array([row.seconds for row in rows])
+    by_formula = measured / evaluate(constants, rows)
+    by_table = measured / np.array([collective(r.kind, r.bytes_total, r.group, r.cluster).seconds for r in rows])
+    inside = np.array([row.group.domains == 1 and row.bytes_total >= 4096 for row in rows])
+    # a table's own rows say nothing of it; other machines' do
+    elsewhere = np.array([not row.source.startswith(("aiconf", "DeepEP")) and row.algorithm is None for row in rows])
+    large = np.array([row.large for row in rows])
+    crossing = np.array([row.group.domains > 1 for row in rows])
+    for name, ratio, here in (
+        ("table", by_table, inside & elsewhere),
+        ("scale_up", by_formula, inside),
+        ("scale_out", by_formula, crossing),
+    ):
+        for size, which in (("large", large), ("small", ~large)):
+            low, high = np.quantile(ratio[here & which], [0.05, 0.95])
+            # two runs of one benchmark on one machine differ by this much
+            bands[name][size] = [float(f"{min(low, 0.95):.2f}"), float(f"{max(high, 1.05):.2f}")]
     return bands
 
 
@@ -296,7 +308,7 @@ def main() -> int:
     judge(rows, use_tables=not arguments.formula)
     for reason, count in sorted(skipped.items()):
         print(f"skipped {count}: {reason}")
-    return 0 if math.isfinite(len(rows)) else 1
+    return 0
 
 
 if __name__ == "__main__":

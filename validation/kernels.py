@@ -24,13 +24,13 @@ from windtunnel.cost.tables import BAND_EDGES_S, package_data
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm", "gb300", "l40s")
 
 
-def coverage(errors: Array, log_time: Array, half: Array) -> float:
-    """Share of one half's errors inside the band of the other half's, by size class."""
+def coverage(errors: Array, log_time: Array, half: Array, sound: Array) -> float:
+    """Share of one half's errors inside the band of the other half's sound ones, by size class."""
     inside = np.zeros(errors.shape, dtype=bool)
     size = np.digitize(log_time, np.log(BAND_EDGES_S))
     for part in (0, 1):
         for class_ in np.unique(size):
-            low, high = quantile_pair(errors[(half == 1 - part) & (size == class_)])
+            low, high = quantile_pair(errors[(half == 1 - part) & (size == class_) & sound])
             here = (half == part) & (size == class_)
             inside[here] = (errors[here] >= min(low, 0.0)) & (errors[here] <= max(high, 0.0))
     return float(inside.mean())
@@ -58,7 +58,8 @@ def gemm(system_folder: Path) -> None:
         each = np.broadcast_to(judged, stack.shape) & ~np.isnan(stack)
         halves = np.broadcast_to(half, stack.shape)
         single = (stack - estimate)[each]
-        inside = coverage(single, np.broadcast_to(estimate, stack.shape)[each], halves[each])
+        sound = np.abs(stack - middle)[each] <= np.log(compaction.BROKEN)
+        inside = coverage(single, np.broadcast_to(estimate, stack.shape)[each], halves[each], sound)
         print(
             f"  gemm {dtype:9s} {judged.sum():6d} shapes  error {percent(against_median):5.1f} % of the median,"
             f" {percent(single):5.1f} % of single measurements, bias {100 * np.expm1(-against_median).mean():+5.1f} %,"
@@ -81,7 +82,7 @@ def attention(system_folder: Path) -> None:
             estimate[half == part] = compaction.grid_at(grid, head_dims, lengths, rows)[half == part]
         judged = rows["log_time"] > np.log(20e-6)
         errors = (rows["log_time"] - estimate)[judged]
-        inside = coverage(errors, estimate[judged], half[judged])
+        inside = coverage(errors, estimate[judged], half[judged], np.ones(errors.shape, dtype=bool))
         main = judged & (rows["head_dim"] == 128)
         print(
             f"  attention {dtype:4s} {judged.sum():6d} shapes  error {percent(errors):5.1f} %"

@@ -66,9 +66,12 @@ class Outcome:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured step time, less one; None where either is missing."""
+        """Predicted over measured step time, less one; None where either is missing.
+
+        A row called infeasible has a step time too, and it counts: whether it fits is another question, scored apart.
+        """
         measured = self.row.measured_s
-        if self.status != "ok" or self.step_time_s is None or measured is None:
+        if self.step_time_s is None or measured is None:
             return None
         return self.step_time_s / measured - 1.0
 

@@ -98,6 +98,6 @@ def _one(row: Row) -> Outcome:
 
 
 def _predict() -> Predict:
-    from windtunnel.training import predict
+    from windtunnel.training.predict import predict
 
     return predict

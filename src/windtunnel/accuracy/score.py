@@ -1,7 +1,8 @@
 """Scores: how far predictions are from what was measured, never pooled over sources.
 
 error = predicted / measured - 1 of one row; mean and median of its absolute value, bias = its mean with sign, worst =
-the one farthest from zero. A row counts as priced when it has a prediction that is not "infeasible".
+the one farthest from zero. A row counts as priced when a step time was predicted for it, whether it is said to fit in
+memory or not; how many are called infeasible stands beside it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long one collective takes alone: measured NCCL tables inside a node, NCCL's structure with fitted constants elsewhere.
+"""How long one collective takes alone: measured NCCL tables inside a node, NCCL's structure, fitted, elsewhere.
 
     table     all ranks in one NVLink domain, a system that aiconfigurator-core timed, a group no larger than it timed:
               log-log interpolation in bytes, log interpolation in ranks. A link whose rate or latency differs from the
               timed one scales every point of the table by what the formula says of the two links.
-    formula   `nccl.candidates`: the fastest algorithm and protocol. Inside a node, across nodes, on any GPU.
+    formula   `nccl.chosen`: the algorithm and protocol that NCCL would run; inside a node, across nodes, on any GPU.
 
 Bytes follow nccl-tests: all-reduce, broadcast, reduce: the buffer; all-gather: the gathered output; reduce-scatter: the
 full input; all-to-all and expert-parallel dispatch and combine: everything one rank sends, its own part included;
@@ -31,6 +31,7 @@ KINDS = (
 )
 ALGORITHMS = ("ring", "tree", "nvls", "nvls_tree", "pat", "direct", "deep_ep")
 SMALL_BYTES = 1 << 20  # below it latency rules, which differs more between machines
+WITHOUT_LATENCY_BYTES = float(1 << 50)  # a message this long tells the ratio of two bandwidths
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +159,13 @@ def _check(kind: str, bytes_total: float, algorithm: str | None) -> None:
 
 
 def _fastest(kind: str, bytes_total: float, shape: nccl.Shape, fabric: nccl.Fabric, algorithm: str | None) -> nccl.Cost:
+    if algorithm is None:
+        return nccl.chosen(kind, bytes_total, shape, fabric)
     found = nccl.candidates(kind, bytes_total, shape, fabric)
-    if algorithm:
-        able = sorted({cost.algorithm for cost in found})
-        found = [cost for cost in found if cost.algorithm == algorithm]
-        if not found:
-            raise SpecError("algorithm", algorithm, f"cannot run {kind} on this group; use one of {', '.join(able)}")
-    return min(found, key=_seconds)
-
-
-def _seconds(cost: nccl.Cost) -> float:
-    return cost.seconds
+    able = sorted({cost.algorithm for cost in found})
+    if algorithm not in able:
+        raise SpecError("algorithm", algorithm, f"cannot run {kind} on this group; use one of {', '.join(able)}")
+    return min((cost for cost in found if cost.algorithm == algorithm), key=lambda cost: cost.seconds)
 
 
 @lru_cache(maxsize=4096)
@@ -193,7 +190,8 @@ def _uplink_shares(group: Group, members: float, cluster: Cluster) -> tuple[floa
     span = group.span or (group.domains - 1) * cluster.scale_up_domain + 1
     if span <= pod:
         return 0.0, 0.0
-    in_pod = max(members, group.size * pod / span)
+    stride = (span - 1) / (group.size - 1)
+    in_pod = min(max(members, pod / stride), group.size)
     return over * members / in_pod, over * (group.size - in_pod) / (group.size - members)
 
 
@@ -209,16 +207,13 @@ def _from_table(
     below, above = _timed_sizes(kind, group.size, system)
     if below == 0:
         return None
-    first = _adjusted(kind, below, cluster)
-    if first is None:
+    curves = [_adjusted(kind, n, cluster) for n in (below, above)]
+    if curves[0] is None or curves[1] is None:
         return None
-    seconds, exact = _on_curve(first, bytes_total)
+    seconds, exact = _on_curve(*curves[0], bytes_total)
     if above != below:
-        second = _adjusted(kind, above, cluster)
-        if second is None:
-            return None
         weight = math.log(group.size / below) / math.log(above / below)
-        seconds = seconds ** (1 - weight) * _on_curve(second, bytes_total)[0] ** weight
+        seconds = seconds ** (1 - weight) * _on_curve(*curves[1], bytes_total)[0] ** weight
     as_timed = _as_timed(cluster)
     source = (Source.MEASURED if exact and above == below else Source.INTERPOLATED) if as_timed else Source.FITTED
     bands = nccl.calibration()["bands"]["table"]
@@ -239,22 +234,31 @@ def _timed_sizes(kind: str, size: int, system: str) -> tuple[int, int]:
 
 def _as_timed(cluster: Cluster) -> bool:
     timed = nccl.calibration()["tables"].get(cluster.gpu.kernel_tables or "")
-    up = cluster.scale_up
-    same = timed is not None and up.to_one_peer_bytes_per_s == up.bandwidth_bytes_per_s and math.isclose(up.bandwidth_bytes_per_s, timed["bandwidth_gb_per_s"] * 1e9, rel_tol=0.01)
-    same = same and cluster.nvlink_sharp == timed["nvlink_sharp"]
-    return same and math.isclose(up.latency_s, timed["latency_us"] * 1e-6, rel_tol=0.01)
+    if timed is None:
+        return False
+    up, rate = cluster.scale_up, timed["bandwidth_gb_per_s"] * 1e9
+    return (
+        up.to_one_peer_bytes_per_s == up.bandwidth_bytes_per_s
+        and cluster.nvlink_sharp == timed["nvlink_sharp"]
+        and math.isclose(up.bandwidth_bytes_per_s, rate, rel_tol=0.01)
+        and math.isclose(up.latency_s, timed["latency_us"] * 1e-6, rel_tol=0.01)
+    )
 
 
 @lru_cache(maxsize=512)
-def _adjusted(kind: str, n: int, cluster: Cluster) -> nccl_tables.Curve | None:
-    """The measured curve as this cluster's scale-up link would give it; None where the link is of another class."""
+def _adjusted(kind: str, n: int, cluster: Cluster) -> tuple[nccl_tables.Curve, float] | None:
+    """The measured curve as this cluster's scale-up link would give it, and seconds per byte beyond its end.
+
+    None where the link is of another class than the timed one.
+    """
     system = cluster.gpu.kernel_tables or ""
     timed = nccl.calibration()["tables"].get(system)
     curve = nccl_tables.load(system).get((kind, n))
     if timed is None or curve is None or cluster.scale_up.protocol != timed["protocol"]:
         return None
+    per_byte = (curve.seconds[-1] - curve.seconds[-2]) / (curve.bytes_total[-1] - curve.bytes_total[-2])
     if _as_timed(cluster):
-        return curve
+        return curve, per_byte
     here = fabric_of(cluster)
     rate = timed["bandwidth_gb_per_s"] * 1e9
     there = nccl.fabric_of(
@@ -267,18 +271,21 @@ def _adjusted(kind: str, n: int, cluster: Cluster) -> nccl_tables.Curve | None:
         ),
     )
     shape = nccl.Shape(n, n, 1, 1, 0.0)
+
+    def ratio(size: float) -> float:
+        return nccl.chosen(kind, size, shape, here).seconds / nccl.chosen(kind, size, shape, there).seconds
+
     seconds, so_far = [], 0.0
     for size, measured in zip(*curve, strict=True):
-        ratio = _fastest(kind, size, shape, here, None).seconds / _fastest(kind, size, shape, there, None).seconds
-        so_far = max(so_far, measured * ratio)  # a larger message never takes less
+        so_far = max(so_far, measured * ratio(size))  # a larger message never takes less
         seconds.append(so_far)
-    return nccl_tables.Curve(curve.bytes_total, tuple(seconds))
+    return nccl_tables.Curve(curve.bytes_total, tuple(seconds)), per_byte * ratio(WITHOUT_LATENCY_BYTES)
 
 
-def _on_curve(curve: nccl_tables.Curve, bytes_total: float) -> tuple[float, bool]:
+def _on_curve(curve: nccl_tables.Curve, per_byte: float, bytes_total: float) -> tuple[float, bool]:
     """Seconds at `bytes_total`, and whether that very size was timed.
 
-    Below the smallest timed message time is flat (latency); above the largest it goes on at the rate between the last two.
+    Below the smallest timed message time is flat (latency); above the largest it goes on at the last two points' rate.
     """
     sizes, seconds = curve
     place = bisect_right(sizes, bytes_total)
@@ -287,7 +294,6 @@ def _on_curve(curve: nccl_tables.Curve, bytes_total: float) -> tuple[float, bool
     if sizes[place - 1] == bytes_total:
         return seconds[place - 1], True
     if place == len(sizes):
-        per_byte = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
         return seconds[-1] + per_byte * (bytes_total - sizes[-1]), False
     weight = math.log(bytes_total / sizes[place - 1]) / math.log(sizes[place] / sizes[place - 1])
     low, high = seconds[place - 1], seconds[place]

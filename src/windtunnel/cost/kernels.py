@@ -44,7 +44,7 @@ _UNMASKED_BAND = 0.12  # log half-width added where the mask is not the tables' 
 _WINDOW_BAND = 0.25  # and where a window cuts; windows of 128 to 8192 on H100 and B200
 _ROOFLINE_BEYOND = math.log(40.0)
 _GROUP_EDGE_ROWS = 32  # rows lost per expert at tile edges
-_GROUPED_BAND = (-0.10, 0.25)  # of the rule; routing-free share of TensorRT-LLM's MoE kernels, expert width >= 3584
+_GROUPED_BAND = (-0.10, 0.25)  # of the rule, for wide experts; an estimate, see docs/physics/kernels.md
 _MASK_BLOCK = 128  # causal masking computes whole blocks: half a block per query row is wasted
 
 

@@ -1,4 +1,4 @@
-"""How long a collective takes by NCCL's structure: algorithm x protocol, each `latency + bytes / bandwidth`, the best wins.
+"""How long a collective takes by NCCL's structure: algorithm x protocol, each `latency + bytes / bandwidth`.
 
     ring       base + intra_hops * hop + net_hops * step + (steps + x) / n * S * max(1 / B, 1 / NIC)
     tree       base + 2 [(k - 1) hop + log2(M) step]     + S * max(2 / B, c / NIC)
@@ -7,13 +7,13 @@
     pat        base + log2(M) step                       + (n - 1) / n * S / (0.75 NIC) (one rank per domain)
     direct     base + per_peer * (n - 1)                 + max(intra / B, inter / NIC)  (all-to-all, send-receive)
 
-n ranks in M domains of k; S bytes; `steps` is 2 (n - 1) for all-reduce and n - 1 for all-gather and reduce-scatter; x is
-the part of a local copy or reduction that the ring does not hide. NIC is the bandwidth of the k NICs of a domain. c is
-how often the message leaves a node: once between two nodes, twice in a double binary tree of more.
+n ranks in M domains of k; S bytes; `steps` is 2 (n - 1) for all-reduce and n - 1 for all-gather and reduce-scatter; x
+is the part of a local copy or reduction that the ring does not hide. NIC is the bandwidth of the k NICs of a domain. c
+is how often the message leaves a node: once between two nodes, twice in a double binary tree of more.
 
-`fill` is the time to get the first chunk through the switch. A step over the network costs what the software needs, plus
-the link's latency, plus `bulk`: on some networks (EFA) a step of a large message has to wait for a whole chunk. Neither
-is ever longer than the wire time of the message itself.
+`fill` is the time to get the first chunk through the switch. A step over the network costs what the software needs,
+plus the link's latency, plus `bulk`: on some networks (EFA) a step of a large message has to wait for a whole chunk.
+Neither is ever longer than the wire time of the message itself.
 
 Source of the structure: NCCL 2.30 `src/graph/tuning.cc` (Apache-2.0), where it chooses and does not predict. The
 constants here are fitted to measurements: calibration/collectives.yaml, docs/physics/collectives.md.
@@ -28,6 +28,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker
+SAME_NVLINK = {"blackwell-ultra": "blackwell"}
+ON_THE_WIRE = {"ll": 2.0, "ll128": 128 / 120, "simple": 1.0}  # bytes sent per byte of message: LL adds flags
 PAT_BANDWIDTH = 0.75  # of the ring's, NCCL tuning.cc
 SERVICE_BYTES = 8.0  # what a barrier moves: an all-reduce of one word
 
@@ -62,7 +65,6 @@ class Fabric(NamedTuple):
 
     protocols: tuple[Protocol, ...]
     extra_steps: float
-    overlap: float  # 1 = latency and bytes add up; 2 = they hide each other as a pipeline does
     nvls: Protocol | None
     nvls_fill_s: float
     direct: tuple[Protocol, ...]  # hop_s is per peer
@@ -114,8 +116,9 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
     A generation or link class that was never measured takes the generic constants and says so.
     """
     ups, nets = constants["scale_up"], constants["networks"]
-    known = links.up_protocol == "nvlink" and links.generation in ups
-    up = ups[links.generation] if known else ups["generic"]
+    generation = SAME_NVLINK.get(links.generation, links.generation)
+    known = links.up_protocol == "nvlink" and generation in ups
+    up = ups[generation] if known else ups["generic"]
     by_generation = nets.get(links.net_protocol, nets["generic"])
     net = {**by_generation["default"], **by_generation.get(links.generation, {})}
     slower = links.up_latency_s - up["reference_latency_us"] * 1e-6
@@ -132,7 +135,6 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
     return Fabric(
         protocols=tuple(protocol(name, spec) for name, spec in up["protocols"].items()),
         extra_steps=up["extra_steps"],
-        overlap=up["overlap"],
         nvls_fill_s=nvls["fill_us"] * 1e-6 if nvls else 0.0,
         nvls=protocol("simple", {"hop_us": 0.0, **nvls}, "nvls") if nvls and links.nvlink_sharp else None,
         direct=tuple(protocol(name, spec) for name, spec in up["direct"].items() if name != "extra_steps"),
@@ -169,6 +171,18 @@ def candidates(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> l
     return found
 
 
+def chosen(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
+    """The candidate that NCCL would run: the fastest, but for large all-reduces across SHARP domains the NVLS tree."""
+    found = candidates(kind, bytes_total, shape, fabric)
+    best = found[-1]
+    if best.algorithm == "nvls_tree" and kind != "barrier" and bytes_total >= NVLS_TREE_FROM_BYTES:
+        return best
+    for cost in found:
+        if cost.seconds < best.seconds:
+            best = cost
+    return best
+
+
 def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
     n, k, m = shape[:3]
     share = max(shape.nic_share, shape.ring_uplink)
@@ -186,7 +200,7 @@ def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[
         step = protocol.ring_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + (steps - net_steps) * protocol.hop_s + net_steps * step
         intra = bytes_total * up_passes * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        found.append(_cost("ring", protocol.name, latency, max(intra, wire), fabric.overlap if m == 1 else 1.0))
+        found.append(_cost("ring", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
     return found
 
 
@@ -200,7 +214,7 @@ def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
         step = protocol.tree_step_s + fabric.nic_latency_s + bulk
         latency = protocol.base_s + 2 * ((k - 1) * protocol.hop_s + math.log2(m) * step)
         intra = 2 * bytes_total * protocol.seconds_per_byte * mesh if k > 1 else 0.0
-        found.append(_cost("tree", protocol.name, latency, max(intra, wire)))
+        found.append(_cost("tree", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
     return found
 
 
@@ -243,7 +257,8 @@ def _direct(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list
         latency = protocol.base_s + peers * protocol.hop_s
         if m > 1:
             latency += protocol.ring_step_s + fabric.nic_latency_s
-        found.append(_cost("direct", protocol.name, latency, max(to_domain * protocol.seconds_per_byte * mesh, wire)))
+        intra = to_domain * protocol.seconds_per_byte * mesh
+        found.append(_cost("direct", protocol.name, latency, max(intra, wire * ON_THE_WIRE[protocol.name])))
     return found
 
 
@@ -266,8 +281,5 @@ def _mesh(k: float, fabric: Fabric) -> float:
     return max(1.0, fabric.peers_for_full_rate / max(k - 1, 1.0))
 
 
-def _cost(algorithm: str, protocol: str, latency: float, bandwidth: float, overlap: float = 1.0) -> Cost:
-    if overlap == 1.0:
-        return Cost(algorithm, protocol, latency, bandwidth, latency + bandwidth)
-    seconds = float((latency**overlap + bandwidth**overlap) ** (1 / overlap))
-    return Cost(algorithm, protocol, latency, seconds - latency, seconds)
+def _cost(algorithm: str, protocol: str, latency: float, bandwidth: float) -> Cost:
+    return Cost(algorithm, protocol, latency, bandwidth, latency + bandwidth)

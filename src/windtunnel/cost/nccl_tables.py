@@ -8,8 +8,9 @@ input of a reduce-scatter), so 2 x it is bytes for `half`; the `int8` rows, wher
 What is kept: the newest NCCL release, `half`, the median of repeated rows, and of these the largest sequence that never
 falls with size: a spike at one size (17 us between two of 7 us) is the machine's, not the collective's.
 
-Cache: `$XDG_CACHE_HOME/windtunnel/nccl-<system>-<package version>-<format>.npz`, written beside and renamed, rebuilt when
-it cannot be read. Without aiconfigurator-core (it has Linux x86-64 wheels only) there are no tables: `load` gives {}.
+Cache: `$XDG_CACHE_HOME/windtunnel/nccl-<system>-<package version>-<format>.npz`, written beside and renamed, rebuilt
+when it cannot be read. Without aiconfigurator-core (it has Linux x86-64 wheels only) there are no tables: `load` gives
+an empty dict.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _read_cache(path: Path) -> Curves | None:
 
 def _write_cache(path: Path, curves: Curves) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {f"{kind}/{n_gpus}": np.array([curve.bytes_total, curve.seconds]) for (kind, n_gpus), curve in curves.items()}
+    arrays = {f"{kind}/{n_gpus}": np.array([*curve]) for (kind, n_gpus), curve in curves.items()}
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as stream:

@@ -6,7 +6,7 @@
                u = peak * L/(L + 650) * T/(T + 0.3 SMs),  L = twice the mean kv length, T = tiles of 128 query rows
     memory     time = floor + bytes / (bandwidth * e_mem)
 
-The forms were fitted on the measured grids (mean absolute error 5 % for bf16, 7 % for fp8 on m, n, k >= 256), the
+The forms were fitted on the measured grids (mean absolute error 5-9 % for bf16, 8-9 % for fp8 on m, n, k >= 256), the
 constants are in `calibration/roofline.yaml` with their sources. Each time never falls when a size grows: in u * 1/work
 every factor x/(x+c) meets the x of the work, leaving x + c.
 """

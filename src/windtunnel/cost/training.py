@@ -1,6 +1,7 @@
 """What a training run adds to the price of kernels measured alone, as few physical constants.
 
-    sustained   a GPU that computes for hours runs at the clock its power limit allows; tables are timed in short bursts
+    sustained   a GPU that computes for hours runs at the clock its power limit allows; tables are timed in short bursts.
+                Large GEMMs level off at a share of the dense peak; attention and memory-bound kernels take a factor
     launch      the host thread issues kernels one by one; a CUDA graph issues them for it
     slowdown    how much longer an op takes per unit of time that another class of op runs beside it on the GPU
     jitter      relative standard deviation of one rank's step; a collective waits for the slowest of its members
@@ -11,6 +12,7 @@ The numbers live in `calibration/training.yaml`, each with what it was fitted on
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -22,12 +24,13 @@ MATH, TRAFFIC, SCALE_UP, SCALE_OUT = 1, 2, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """Time in training over time alone, by kind of kernel."""
+    """What a kernel reaches in training, by kind."""
 
-    gemm: float
-    gemm_low: float
-    attention: float
+    gemm: Mapping[str, float]  # dtype -> share of the dense peak that power sustains
+    attention: float  # time in training over time alone
+    attention_triton: float  # the first-generation Triton kernel over the GPU's best
     memory: float
+    p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,9 @@ def replay_rated(
     n, n_streams = len(stream), len(stream_rank)
     if _is_malformed(n, n_streams, stream, dep_ptr, dep_idx, rendezvous, duration):
         return MALFORMED
+    for s in range(n_streams):
+        if stream_rank[s] < 0 or stream_rank[s] >= n_programs:
+            return MALFORMED
     head, following = _queues(stream, n_streams)
     missing = _group_sizes(rendezvous)
     n_groups = len(missing)
@@ -253,7 +256,7 @@ def replay_rated(
     earlier = np.empty(n if n_groups else 0, np.int32)
     latest = np.zeros(n_groups, np.int64)
     rated_group = np.zeros(n_groups, np.bool_)  # one member has a class: then all members follow the common rate
-    touched_at = np.full(n_groups, -1, np.int64)  # instant (counted) at which the group was queued for re-rating
+    touched_at = np.full(n_groups, -1, np.int64)  # count of the instant at which it was last put into `touched`
     waiters = np.full(n, -1, np.int32)
     next_waiter = np.empty(n_streams, np.int32)
     cursor = np.full(n_streams, -1, np.int64)
@@ -287,7 +290,8 @@ def replay_rated(
     dirty = np.empty(n_programs, np.int32)
     is_dirty = np.zeros(n_programs, np.bool_)
     n_dirty = 0
-    groups = np.empty(n_streams, np.int32)
+    touched = np.empty(2 * n_streams, np.int32)  # rendezvous of which a member started, ended or changed its rate
+    n_touched = 0
     leaves = 1
     while leaves < n_programs:
         leaves *= 2
@@ -360,8 +364,6 @@ def replay_rated(
                             w = next_waiter[w]
                     m = earlier[m] if g >= 0 else -1
         # 2. New rates where the set of running ops has changed.
-        instant += 1
-        n_touched = 0
         for j in range(n_dirty):
             p = dirty[j]
             s = first_stream[p]
@@ -375,17 +377,17 @@ def replay_rated(
                         own_rate[s] = r
                         if touched_at[g] != instant:
                             touched_at[g] = instant
-                            groups[n_touched] = g
+                            touched[n_touched] = g
                             n_touched += 1
                 s = next_stream[s]
         for j in range(n_touched):
             lowest = 1.0
-            m = arrived[groups[j]]
+            m = arrived[touched[j]]
             while m >= 0:
                 if active[stream[m]] == m:
                     lowest = min(lowest, own_rate[stream[m]])
                 m = earlier[m]
-            m = arrived[groups[j]]
+            m = arrived[touched[j]]
             while m >= 0:
                 if active[stream[m]] == m:
                     _set_rate(stream[m], lowest, now, rate, work, since, key)
@@ -402,6 +404,8 @@ def replay_rated(
             if t != soonest[leaves + p]:
                 _put(soonest, leaves, p, t)
         n_dirty = 0
+        n_touched = 0
+        instant += 1
         # 3. On to the next instant: all that ends there ends, all that was to start there starts.
         now = soonest[1]
         if now == NEVER:
@@ -425,6 +429,11 @@ def replay_rated(
                     active[s] = -1
                     key[s] = NEVER
                     count[p, kind_class[i]] -= 1
+                    g = rendezvous[i]
+                    if g >= 0 and touched_at[g] != instant:
+                        touched_at[g] = instant  # without this member the others may go faster
+                        touched[n_touched] = g
+                        n_touched += 1
                     ready[s] = now
                     head[s] = following[i]
                     pending[n_pending] = s

@@ -49,7 +49,11 @@ def exposed(timeline: Timeline, graph: Graph, horizon_ns: int | None = None) -> 
 
     total = timeline.makespan_ns if horizon_ns is None else horizon_ns
     assert total >= timeline.makespan_ns, "the horizon must not cut the timeline"
+    assert len(timeline.start_ns) == len(timeline.end_ns) == graph.n_ops
     c = len(graph.categories)
+    # Compiled code would write outside its result.
+    assert int(graph.category.max(initial=0)) < c, "a category without a name"
+    assert int(graph.stream_rank.max(initial=0)) < graph.n_programs, "a stream without a program"
     split = kernels.split_time(
         graph.kind,
         graph.category,
@@ -72,6 +76,7 @@ def critical_path(graph: Graph, timeline: Timeline) -> NDArray[np.int32]:
     """
     from windtunnel.engine import kernels
 
+    assert len(timeline.start_ns) == len(timeline.end_ns) == graph.n_ops
     path: NDArray[np.int32] = kernels.binding_path(
         graph.stream,
         graph.n_streams,

@@ -23,6 +23,9 @@ ACTIVATION_BYTES = 2  # bf16 and fp16 alike; fp32 training doubles it through `S
 CAST_BYTES = {"fp8": 4.0, "fp8-current": 6.0, "mxfp8": 4.06, "nvfp4": 5.1}
 KEPT_BYTES = {"fp8": 1.0, "fp8-current": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
 
+# Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, and quantised one by one.
+EXPERT_LAUNCHES, EXPERT_LAUNCHES_LOW = 4, 10
+
 
 class Transfer(NamedTuple):
     """One collective that an op needs: its kind, the group's name in the layout, and bytes as nccl-tests count them."""
@@ -51,6 +54,7 @@ class Operation:
     output_bytes: float = 0.0
     weight_elements: float = 0.0
     low_precision: bool = False  # runs in the plan's GEMM format
+    variant: str = ""  # a kernel other than the usual one, e.g. "triton" attention
     kernels: int = 1  # launches, forward
     before: Transfer | None = None  # on the input, forward
     after: Transfer | None = None  # on the output, forward
@@ -73,7 +77,7 @@ class Shard:
     etp: int = 1
     precision: str = "bf16"
     fused: bool = True
-    flash: bool = True
+    attention_impl: str = "flash"  # flash | triton | unfused
     activation_bytes: int = ACTIVATION_BYTES
 
     @property
@@ -176,14 +180,15 @@ def _gemm(name: str, part: str, m: float, n: float, k: float, shard: Shard, *, s
     if shard.tp > 1 and side == "column":
         size = m * k * w
         if shard.sequence_parallel:
-            before = regather = Transfer("all_gather", "tp", size)
+            # What feeds a low-precision GEMM is quantised before it is gathered.
+            before = regather = Transfer("all_gather", "tp", m * k * (1.0 if low else w))
             after_backward = Transfer("reduce_scatter", "tp", size)
         else:
             after_backward = Transfer("all_reduce", "tp", size)
     elif shard.tp > 1 and side == "row":
         size = m * n * w
         after = Transfer("reduce_scatter" if shard.sequence_parallel else "all_reduce", "tp", size)
-        before_backward = Transfer("all_gather", "tp", size) if shard.sequence_parallel else None
+        before_backward = Transfer("all_gather", "tp", m * n * (1.0 if low else w)) if shard.sequence_parallel else None
     cast = CAST_BYTES[shard.precision] if low else 0.0
     kept = KEPT_BYTES[shard.precision] if low else float(w)
     gathered = side == "column" and shard.sequence_parallel
@@ -252,7 +257,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
     key_value = t * kv_heads * (d + dv) * w
     ring = shard.cp > 1 and shard.cp_kind == "ring"
     exchange = Transfer("send_recv", "cp", key_value) if ring else None
-    if shard.flash:
+    if shard.attention_impl != "unfused":
         window = attention.window or 0
         if attention.chunked and window and s > window:  # independent chunks: a batch of short sequences
             shape = (shard.batch * s // window, window, window, heads, kv_heads, d, dv, 0, shard.cp)
@@ -261,6 +266,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
         core = Operation(
             "core_attention", "core_attention", "attention", shape=shape, flops=flops, saved_bytes=kept,
             output_bytes=t * heads * dv * w, before=exchange, kernels=shard.cp if ring else 1,
+            variant="triton" if shard.attention_impl == "triton" else "",
         )  # fmt: skip
         if shard.cp > 1 and not ring:
             move = [Transfer("all_to_all", "cp", t * (heads * d + kv_heads * (d + dv)) * w)]
@@ -382,7 +388,7 @@ def _grouped(name: str, groups: int, m: float, n: float, k: float, shard: Shard)
         name, "mlp", "grouped_gemm", shape=(groups, m, n, k), flops=2.0 * groups * m * n * k,
         forward_bytes=cast * groups * m * k, backward_bytes=cast * groups * m * n, saved_bytes=groups * m * k * kept,
         output_bytes=groups * m * n * shard.activation_bytes, weight_elements=groups * n * k, low_precision=low,
-        kernels=2 if low else 1,
+        kernels=groups * (EXPERT_LAUNCHES_LOW if low else EXPERT_LAUNCHES),
     )  # fmt: skip
 
 

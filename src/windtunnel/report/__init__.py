@@ -8,7 +8,8 @@
     compare.py     compare(a, b)                       where two results differ, and what explains it
 
 Everything here works from `windtunnel.result.Result` alone and computes no physics. The names below are loaded on
-first use, so that `windtunnel --help` pays for none of them.
+first use, so that `windtunnel --help` pays for none of them. `compare` is both a module and its function, so it is
+imported from where it lives: `from windtunnel.report.compare import compare`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.report.compare import Comparison as Comparison
-    from windtunnel.report.compare import compare as compare
     from windtunnel.report.compare_console import print_comparison as print_comparison
     from windtunnel.report.compare_console import render_comparison as render_comparison
     from windtunnel.report.console import print_result as print_result
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Comparison": "compare",
-    "compare": "compare",
     "print_comparison": "compare_console",
     "render_comparison": "compare_console",
     "print_result": "console",

@@ -67,7 +67,7 @@ def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[dict[
 
 
 def memory_bars(result: Result) -> dict[str, Any]:
-    """One stacked bar per stage on a scale that holds the capacity and the fullest stage, and the fullest as a table."""
+    """One stacked bar per stage, on a scale that holds capacity and fullest stage, and the fullest stage as a table."""
     if not result.memory:
         return {"rows": [], "legend": [], "capacity_at": "0", "ticks": []}
     capacity = result.memory_capacity_bytes
@@ -123,7 +123,7 @@ def _memory_legend(peak: StageMemory, capacity: int) -> dict[str, Any]:
 
 
 def memory_curves(result: Result) -> list[dict[str, Any]]:
-    """Allocated memory over the step, one small picture per stage, all on one scale, as a step curve over 1000 x 100."""
+    """Allocated memory over the step: one small picture per stage, all on one scale, step curves over 1000 x 100."""
     stages = [stage for stage in sorted(result.memory, key=lambda stage: stage.stage) if stage.timeline]
     if not stages:
         return []

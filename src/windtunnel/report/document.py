@@ -49,7 +49,8 @@ def from_bytes(data: bytes) -> Result:
     except RecursionError:
         raise DocumentError("is nested too deep for a result", again) from None
     except ValueError as error:
-        cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(data.rstrip()) - 1
+        whole = data.strip()
+        cut = not whole or (whole[:1] == b"{" and whole[-1:] != b"}")
         raise DocumentError(f"{'is cut off' if cut else 'is not JSON'} ({error})", again) from None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("schema"), str):
         raise DocumentError("is not a windtunnel result (no `schema`)", "give the result.json of a run folder")

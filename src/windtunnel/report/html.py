@@ -122,7 +122,8 @@ def _tiles(result: Result) -> list[dict[str, Any]]:
                 "value": f"{result.mfu * 100:.1f}",
                 "unit": "%",
                 "notes": [
-                    f"{figures.significant(result.model_tflops_per_gpu)} TFLOP/s per GPU · HFU {figures.percent(result.hfu)}",
+                    f"{figures.significant(result.model_tflops_per_gpu)} TFLOP/s per GPU",
+                    f"HFU {figures.percent(result.hfu)}, which counts recomputation",
                     plain(result.mfu_convention),
                 ],
                 "kind": "",

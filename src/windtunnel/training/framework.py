@@ -26,6 +26,7 @@ class Habits:
     overlap_param_gather: bool
     overlap_tp: bool
     overlap_p2p_interleaved: bool  # sends overlap compute when the schedule is interleaved
+    reentrant_recompute: bool  # recomputation runs the whole block; otherwise it stops at the last tensor that is needed
     compile: bool
     fused_optimizer: bool
     account_for_embedding: bool
@@ -42,7 +43,8 @@ HABITS: dict[Framework, Habits] = {
         overlap_grad_reduce=True,
         overlap_param_gather=True,
         overlap_tp=True,
-        overlap_p2p_interleaved=True,
+        overlap_p2p_interleaved=False,
+        reentrant_recompute=True,
         compile=True,  # TransformerEngine's fused kernels do what compilation does elsewhere
         fused_optimizer=True,
         account_for_embedding=False,
@@ -58,6 +60,7 @@ HABITS: dict[Framework, Habits] = {
         overlap_param_gather=True,
         overlap_tp=False,
         overlap_p2p_interleaved=False,
+        reentrant_recompute=False,
         compile=False,
         fused_optimizer=True,
         account_for_embedding=False,
@@ -73,6 +76,7 @@ HABITS: dict[Framework, Habits] = {
         overlap_param_gather=True,
         overlap_tp=False,
         overlap_p2p_interleaved=False,
+        reentrant_recompute=False,
         compile=False,
         fused_optimizer=False,
         account_for_embedding=False,
@@ -88,6 +92,7 @@ HABITS: dict[Framework, Habits] = {
         overlap_param_gather=False,
         overlap_tp=False,
         overlap_p2p_interleaved=False,
+        reentrant_recompute=True,
         compile=False,
         fused_optimizer=False,
         account_for_embedding=False,

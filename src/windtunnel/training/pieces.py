@@ -44,7 +44,7 @@ def shard_of(layout: Layout) -> Shard:
         etp=layout.etp,
         precision=plan.precision,
         fused=bool(plan.compile),
-        flash=plan.attention_impl == "flash",
+        attention_impl=plan.attention_impl,
         activation_bytes=4 if plan.precision == "fp32" else 2,
     )
 

@@ -61,7 +61,9 @@ class Plan(BaseModel):
     offload_optimizer: Annotated[float, Field(ge=0.0, le=1.0, strict=False)] = Field(
         0.0, description="share of the optimizer state and update on the host"
     )
-    attention_impl: Literal["flash", "unfused"] = "flash"
+    attention_impl: Literal["flash", "triton", "unfused"] = Field(
+        "flash", description="flash (the GPU's best), triton (first generation, with ALiBi), or unfused"
+    )
 
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None

@@ -13,6 +13,7 @@ from windtunnel.cost.training import TrainingCosts, training_costs
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 
+SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -93,20 +94,29 @@ class Pricer:
         if known is None:
             group = self.layout.group(transfer.group)
             price = collective(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
+            if transfer.group == "pp" and tier(group) == "scale_out":
+                price = price.scaled(self.training.sustained.p2p)
             known = self._transfers[transfer] = (price, tier(group))
         return known
 
     def _gemm(self, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        sustained = self.training.sustained
         price = self.kernels.gemm(max(1, round(m)), max(1, round(n)), max(1, round(k)), dtype)
-        return price.scaled(sustained.gemm_low if low else sustained.gemm)
+        return self._sustained(price, 2.0 * m * n * k, dtype)
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        sustained = self.training.sustained
         price = self.kernels.grouped_gemm(int(groups), m, round(n), round(k), dtype)
-        return price.scaled(sustained.gemm_low if low else sustained.gemm)
+        return self._sustained(price, 2.0 * groups * m * n * k, dtype)
+
+    def _sustained(self, price: Price, flops: float, dtype: str) -> Price:
+        """Level off at the rate that power sustains: a smooth maximum of the timed burst and of the sustained rate."""
+        share = self.training.sustained.gemm.get(dtype)
+        if share is None or price.seconds == 0.0:
+            return price
+        limit = flops / (share * self.layout.cluster.gpu.peak_flops(dtype))
+        together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
+        return price.scaled(together / price.seconds)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
         # Batched small GEMMs are taken as one GEMM of the same FLOPs; their outputs are what binds them.
@@ -130,7 +140,10 @@ class Pricer:
             dtype=self._dtype,
             value_head_dim=int(dv),
         )
-        return price.scaled(self.training.sustained.attention / cp)
+        factor = self.training.sustained.attention
+        if op.variant == "triton":
+            factor *= self.training.sustained.attention_triton
+        return price.scaled(factor / cp)
 
 
 def _plus(a: Price, b: Price) -> Price:

@@ -75,6 +75,7 @@ class _Pass:
     classes: list[int] = field(default_factory=list)
     pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
     last: int = -1  # last op on the compute stream
+    sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
     durations: list[int] = field(default_factory=list)
     p5_s: float = 0.0
     p95_s: float = 0.0
@@ -89,9 +90,10 @@ class _Pass:
         """A kernel (or `share` of one) on the compute stream, launched by the host."""
         builder = self.builder
         launch = builder.op(
-            OpKind.HOST, builder.stream(0, "host"), duration_ns=round(kernels * self.pricer.launch_s * 1e9),
+            OpKind.HOST, builder.stream(0, "host"), after=self.sync, duration_ns=round(kernels * self.pricer.launch_s * 1e9),
             label=name, category="host",
         )  # fmt: skip
+        self.sync = ()
         self.classes.append(0)
         self.last = builder.op(
             OpKind.COMPUTE, builder.stream(0, "compute"), after=(launch, *self.pending, *after),
@@ -176,8 +178,11 @@ def build_segment(pricer: Pricer, blocks: Sequence[Block], phase: Phase) -> Segm
     build = _Pass(pricer)
     order = list(blocks) if phase is Phase.FORWARD else list(reversed(blocks))
     gathers = _Gathers(build, order, phase)
+    fetched: dict[int, int] = {}
     for number, block in enumerate(order):
         gathers.before(number)
+        if phase is not Phase.FORWARD:
+            _fetch(build, order, number, fetched)
         if phase is Phase.FORWARD:
             _forward(build, block)
         elif phase is Phase.BACKWARD_WEIGHT:
@@ -186,6 +191,16 @@ def build_segment(pricer: Pricer, blocks: Sequence[Block], phase: Phase) -> Segm
             _backward(build, block, weights=phase is Phase.BACKWARD)
         gathers.after(number)
     return build.finish()
+
+
+def _fetch(build: _Pass, order: list[Block], number: int, fetched: dict[int, int]) -> None:
+    """Bring offloaded activations back one block ahead of their use."""
+    for ahead in (number, number + 1):
+        if ahead < len(order) and order[ahead].offload and ahead not in fetched:
+            saved = sum(op.saved_bytes for op in order[ahead].operations)
+            fetched[ahead] = build.copy("fetch activations", saved)
+    if number in fetched:
+        build.pending.append(fetched[number])
 
 
 class _Gathers:
@@ -242,13 +257,17 @@ class _Gathers:
 
 
 def _forward(build: _Pass, block: Block, *, again: bool = False) -> None:
-    for op in block.operations:
-        if again and op.part in ("head", "embedding"):
-            continue
+    operations = block.operations
+    if again:
+        operations = tuple(op for op in operations if op.part not in ("head", "embedding"))
+        if not build.pricer.layout.habits.reentrant_recompute:  # stops before the last GEMM: its output is not needed
+            last = max((i for i, op in enumerate(operations) if op.kind in ("gemm", "grouped_gemm")), default=len(operations))
+            operations = operations[:last]
+    for op in operations:
         _forward_op(build, op, "recompute " if again else "")
     if block.offload and not again:
-        saved = sum(op.saved_bytes for op in block.operations)
-        build.pending.append(build.copy("offload activations", saved))
+        saved = sum(op.saved_bytes for op in operations)
+        build.copy("offload activations", saved)  # the pass ends when the copy has, nothing inside waits for it
 
 
 def _forward_op(build: _Pass, op: Operation, prefix: str) -> None:
@@ -259,6 +278,8 @@ def _forward_op(build: _Pass, op: Operation, prefix: str) -> None:
         done = build.transfer(name, op.before)
         if not (plan.overlap_ep and op.before.group == "ep"):
             build.pending.append(done)
+        if op.name == "dispatch" and not plan.cuda_graphs and build.last >= 0:
+            build.sync = (build.last,)  # the host reads how many tokens go where before it can launch the experts
         return
     if op.kind == "attention" and op.before is not None:
         _ring_attention(build, op, pricer.forward(op), op.before, name, passes=1)
@@ -315,8 +336,6 @@ def _ring_attention(build: _Pass, op: Operation, price: Price, exchange: Transfe
 
 def _backward(build: _Pass, block: Block, *, weights: bool) -> None:
     plan = build.pricer.layout.plan
-    if block.offload:
-        build.pending.append(build.copy("fetch activations", sum(op.saved_bytes for op in block.operations)))
     if block.recompute:
         _forward(build, block, again=True)
     elif plan.recompute_parts:
@@ -373,7 +392,8 @@ def _backward_gemm(build: _Pass, op: Operation, name: str, *, weights: bool) -> 
             build.pending += regathered
     overlap = bool(plan.overlap_tp) and op.before_backward is not None
     _with_transfers(
-        build, f"{name} input", pricer.input_gradient(op), "gemm", op.flops, 1, op.before_backward, None, overlap=overlap
+        build, f"{name} input", pricer.input_gradient(op), "gemm", op.flops, op.kernels, op.before_backward, None,
+        overlap=overlap,
     )  # fmt: skip
     scattered: list[int] = []
     if op.after_backward is not None:
@@ -381,7 +401,9 @@ def _backward_gemm(build: _Pass, op: Operation, name: str, *, weights: bool) -> 
         if not beside:
             build.pending += scattered
     if weights and op.weight_elements:
-        build.compute(f"{name} weight", pricer.weight_gradient(op), "gemm", after=regathered, flops=op.flops)
+        build.compute(
+            f"{name} weight", pricer.weight_gradient(op), "gemm", after=regathered, flops=op.flops, kernels=op.kernels
+        )
     build.pending += scattered
 
 

@@ -274,3 +274,47 @@ def infeasible() -> Result:
             ),
         ),
     )
+
+
+def bare() -> Result:
+    """An infeasible job that was never replayed: no times, no memory, no excerpt."""
+    return replace(
+        sample(),
+        status="infeasible",
+        step_time_ns=0,
+        step_time_p5_ns=0,
+        step_time_p95_ns=0,
+        tokens_per_s=0.0,
+        tokens_per_s_per_gpu=0.0,
+        mfu=0.0,
+        hfu=0.0,
+        breakdown_ns={},
+        stages=(),
+        memory=(),
+        provenance={},
+        limits=(),
+        excerpt=(),
+        traffic_bytes={},
+        infeasible=Infeasible("parameters alone do not fit", 3, 200 * GIB, CAPACITY, ()),
+    )
+
+
+HOSTILE = "</script><script>alert(1)</script>[red]\x1b[31m{{ 7*7 }}\n\"'&"
+
+
+def hostile() -> Result:
+    """Every text that can come from a user's file says something it should not."""
+    base = sample()
+    spec = {**base.spec, "model": {**base.spec["model"], "name": HOSTILE}, HOSTILE: HOSTILE}
+    return replace(
+        base,
+        spec=spec,
+        warnings=(HOSTILE,),
+        defaults=(HOSTILE,),
+        mfu_convention=HOSTILE,
+        reproduce=f"windtunnel predict '{HOSTILE}",
+        limits=(replace(base.limits[0], what=HOSTILE, change=HOSTILE),),
+        excerpt=(replace(base.excerpt[0], label=HOSTILE, stream=HOSTILE), *base.excerpt[1:]),
+        provenance={**base.provenance, HOSTILE: 0.0},
+        traffic_bytes={HOSTILE: 5},
+    )

@@ -1,0 +1,41 @@
+"""The validation report on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from windtunnel.accuracy.report import Report
+from windtunnel.accuracy.tables import Table, tables_of
+
+WORDS = ("worst row", "mean by other definitions", "our choice", "measured best")
+
+
+def render_report(report: Report) -> RenderableType:
+    """Every table that has rows. Errors are predicted / measured - 1."""
+    asked = [f"level {report.level}" if report.level else "all levels"]
+    if report.source:
+        asked.append(f"source {report.source!r}")
+    if report.anchor != "none":
+        asked.append(
+            f"anchored on the {report.anchor} run of each source, GPU, model and precision; anchors not scored"
+        )
+    parts: list[RenderableType] = [
+        Text(f"{report.table}: {len(report.outcomes)} rows, {', '.join(asked)}"),
+        Text("error = predicted / measured - 1; mean and median of its size, bias with sign", style="dim"),
+    ]
+    for table in tables_of(report):
+        parts += [Text(), Text(table.title, style="bold"), _rich(table)]
+    return Group(*parts)
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for number, name in enumerate(table.header):
+        words = number < table.left or name in WORDS
+        # Numbers stay whole; a long name gives way first.
+        shown.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=number >= table.left)
+    for row in table.rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    return shown

@@ -1,0 +1,7 @@
+"""The command line: `windtunnel predict | validate | compare | version`. One file per verb, no logic in any."""
+
+from __future__ import annotations
+
+from windtunnel.cli.app import main
+
+__all__ = ["main"]

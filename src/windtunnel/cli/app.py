@@ -1,0 +1,59 @@
+"""The application: its verbs, and what every one of them does about mistakes, interrupts and closed pipes.
+
+Exit status: 0 an answer (infeasible is an answer), 2 a mistake of the user, 3 infeasible under `--check`, 130
+interrupted, 141 nobody reads the output any more. A mistake is one line on stderr: `windtunnel: error: ...`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from windtunnel.cli.compare import compare
+from windtunnel.cli.predict import predict
+from windtunnel.cli.validate import validate
+from windtunnel.cli.version import version, version_line
+from windtunnel.errors import UserError
+
+USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+
+
+def build() -> App:
+    """The application with its verbs."""
+    app = App(
+        name="windtunnel",
+        help="A wind tunnel for AI clusters: what a training step costs at any scale, how sure that is, and why.",
+        version=version_line,
+        version_flags=["--version"],
+        help_format="plaintext",
+        result_action="return_value",
+    )
+    for verb in (predict, validate, compare, version):
+        app.command(verb)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    try:
+        status = build()(list(sys.argv[1:] if arguments is None else arguments), exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _mistake(str(error))
+    except UserError as error:
+        return _mistake(str(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whatever is still buffered has no reader; the interpreter would complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return status if isinstance(status, int) else 0
+
+
+def _mistake(message: str) -> int:
+    print(f"windtunnel: error: {' '.join(message.split())}", file=sys.stderr)
+    return USER_MISTAKE

@@ -1,0 +1,93 @@
+"""Where output goes: results on stdout, progress and notes on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_WIDTH = 120  # columns where no terminal says how wide it is
+PATIENCE_S = 1.0  # what is done sooner needs no progress
+
+
+def stdout() -> Console:
+    """The console for results."""
+    return _console(sys.stdout)
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False)
+    return console if console.is_terminal else Console(file=stream, highlight=False, width=_columns())
+
+
+def _columns() -> int:
+    import os
+
+    columns = os.environ.get("COLUMNS", "")
+    return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else PIPED_WIDTH
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document, keys sorted, so that the same answer is the same bytes."""
+    print(json.dumps(document, sort_keys=True, indent=1, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, out of the way of the output."""
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on stderr that something is going on, if it takes longer than a second and a person is looking."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from threading import Timer
+
+    from rich.console import Console
+
+    status = Console(stderr=True).status(what)
+    timer = Timer(PATIENCE_S, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A callback for (done, total) that draws a bar on stderr once a second has passed, if a person is looking."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from time import monotonic
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=None)
+    begun = monotonic()
+
+    def report(done: int, total: int) -> None:
+        if not bar.live.is_started and monotonic() - begun > PATIENCE_S:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        bar.stop()

@@ -1,0 +1,70 @@
+"""`windtunnel predict MODEL --cluster SPEC ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from windtunnel.cli.plan_flags import PlanFlags
+
+INFEASIBLE = 3
+
+
+def predict(
+    model: str,
+    *,
+    cluster: Annotated[str, Parameter(help="GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")],
+    plan: Annotated[Path | None, Parameter(help="Plan file in YAML; flags override it.")] = None,
+    flags: PlanFlags = PlanFlags(),  # noqa: B008 - frozen
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
+    ] = (),
+    report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
+    out: Annotated[Path, Parameter(help="Where run folders go.")] = Path("runs"),
+    save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
+    check: Annotated[bool, Parameter(negative="", help="Exit with status 3 if the job is infeasible.")] = False,
+) -> int:
+    """Predict one training step: how long, where the time goes, whether it fits, and how sure that is.
+
+    Parameters
+    ----------
+    model
+        Name of a shipped model, e.g. llama-3.1-405b, or the path of a Hugging Face config.json.
+    """
+    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.question import Question
+
+    question = Question.asked(model, cluster, plan, flags.given(), set)
+    with working("predicting"):
+        result = question.answer()
+    written = []
+    if report is not None:
+        from windtunnel.report.html import write_html
+
+        write_html(result, report)
+        written.append(report)
+    if trace is not None:
+        from windtunnel.report.trace import write_trace
+
+        write_trace(result, trace)
+        written.append(trace)
+    if save:
+        from windtunnel.report.run_folder import save as save_run
+
+        written.append(save_run(result, out))
+    if json:
+        from windtunnel.report.document import to_document
+
+        print_json(to_document(result))
+    else:
+        from windtunnel.report.console import print_result
+
+        print_result(result, stdout())
+    for path in written:
+        note(f"wrote {path}")
+    return INFEASIBLE if check and result.status == "infeasible" else 0

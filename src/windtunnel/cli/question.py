@@ -1,0 +1,106 @@
+"""What `predict` is asked, put together from names, files, flags and `--set`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import SpecError, UnknownNameError
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Cluster
+    from windtunnel.model import Model
+    from windtunnel.result import Result
+    from windtunnel.training import Plan
+
+PARTS = ("cluster", "model", "plan")
+MODEL_KEYS = ("layers", "max_sequence_length", "mtp_layers", "tied_embeddings", "vocab_size")
+LINKS = {"nic": "scale_out", "scale_out": "scale_out", "scale_up": "scale_up"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A model, a cluster and a plan, and the words that named the first two."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    named: str  # `MODEL --cluster SPEC [--set ...]` as it was given
+
+    @classmethod
+    def asked(
+        cls, model: str, cluster: str, plan: Path | None, flags: Mapping[str, Any], sets: Sequence[str]
+    ) -> Question:
+        """Read everything; flags win over the plan file, `--set` over both. Raises UserError on the first mistake."""
+        from windtunnel.hardware import parse_cluster
+        from windtunnel.model import load_model
+        from windtunnel.training import read_plan
+        from windtunnel.training.plan import _read_yaml as read_mapping
+
+        changes = _changes(sets)
+        fields = {**(read_mapping(plan) if plan is not None else {}), **flags, **changes["plan"]}
+        built = load_model(model)
+        if changes["model"]:
+            for key in changes["model"]:
+                if key not in MODEL_KEYS:
+                    raise UnknownNameError("model key of --set", key, MODEL_KEYS)
+            built = built.with_changes(**changes["model"])
+        machine = parse_cluster(cluster)
+        if changes["cluster"]:
+            machine = parse_cluster(_with(machine.to_dict(), changes["cluster"]))
+        words = [model, "--cluster", cluster, *(word for text in sets for word in ("--set", text))]
+        return cls(built, machine, read_plan(fields), shlex.join(words))
+
+    def answer(self) -> Result:
+        """Predict, and name model and cluster in `reproduce` as they were named here."""
+        from windtunnel.training import predict
+
+        result = predict(self.model, self.cluster, self.plan)
+        head, found, flags = result.reproduce.partition(f":{self.cluster.n_gpus}")
+        if not (found and head.startswith("windtunnel predict ")):
+            return result
+        return replace(result, reproduce=f"windtunnel predict {self.named}{flags}")
+
+
+def _changes(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        part, dot, rest = key.strip().partition(".")
+        if not equals or not dot or not rest or part not in PARTS:
+            raise SpecError("--set", text, f"write PART.KEY=VALUE with PART one of {', '.join(PARTS)}")
+        try:
+            found[part][rest] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found[part][rest] = value
+    return found
+
+
+def _with(document: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved cluster with some of its keys, dotted where nested, set anew."""
+    from windtunnel.hardware.spec import ClusterSchema, GpuSchema, HostSchema, LinkSchema
+
+    short = {
+        "gpu": GpuSchema.short,
+        "host": HostSchema.short,
+        "scale_up": LinkSchema.short,
+        "scale_out": LinkSchema.short,
+    }
+    for key, value in changes.items():
+        outer, dot, inner = key.partition(".")
+        outer = ClusterSchema.short.get(outer, outer)
+        if outer in LINKS.values() and not dot:  # a plain bandwidth stands for the link, which keeps its latency
+            dot, inner = ".", "bandwidth"
+        if not dot:
+            document[outer] = value
+            continue
+        nested = document.get(outer)
+        if not isinstance(nested, Mapping):
+            raise SpecError(f"--set cluster.{key}", value, f"cluster.{outer} has nothing nested")
+        document[outer] = {**nested, short.get(outer, {}).get(inner, inner): value}
+    return document

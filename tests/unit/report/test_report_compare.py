@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import io
+import itertools
+import json
+
+import pytest
+from rich.console import Console
+
+from windtunnel.report.compare import compare
+from windtunnel.report.compare_console import print_comparison
+from windtunnel.result import Result
+
+PAIRS = list(itertools.product(["result", "faster", "infeasible", "bare"], repeat=2))
+
+
+@pytest.mark.parametrize(("one", "two"), PAIRS)
+def test_laws(one: str, two: str, request: pytest.FixtureRequest) -> None:
+    a, b = request.getfixturevalue(one), request.getfixturevalue(two)
+    there, back = compare(a, b), compare(b, a)
+    assert there.causes_ns == {key: -ns for key, ns in back.causes_ns.items()}
+    assert there.memory_causes_bytes == {key: -n for key, n in back.memory_causes_bytes.items()}
+    assert [(d.field, d.a, d.b) for d in there.spec] == [(d.field, d.b, d.a) for d in back.spec]
+    assert sum(there.causes_ns.values()) == there.step_ns == -back.step_ns
+    assert sum(there.memory_causes_bytes.values()) == there.memory_bytes == -back.memory_bytes
+    if there.timed:
+        assert there.step_ns == b.step_time_ns - a.step_time_ns
+    json.dumps(there.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["result", "infeasible", "bare"])
+def test_a_result_does_not_differ_from_itself_read_back(name: str, request: pytest.FixtureRequest) -> None:
+    result = request.getfixturevalue(name)
+    same = compare(result, Result.from_dict(json.loads(result.to_json())))
+    assert set(same.causes_ns.values()) <= {0}
+    assert set(same.memory_causes_bytes.values()) <= {0}
+    assert same.spec == ()
+
+
+def test_the_sentence_names_the_cause_and_the_change(result: Result, faster: Result, bare: Result) -> None:
+    text = compare(result, faster).explanation
+    assert "16.0 % less time" in text
+    assert "pipeline bubble −2.900 s" in text
+    assert "plan.virtual_stages 1 → 4" in text
+    assert "19.0 % more time" in compare(faster, result).explanation
+    assert "B does not fit: parameters alone do not fit; A does." in compare(result, bare).explanation
+    assert "A does not fit" in compare(bare, result).explanation
+
+
+def test_overlapping_bands_are_said(result: Result) -> None:
+    from dataclasses import replace
+
+    near = replace(
+        result,
+        step_time_ns=result.step_time_ns + 10,
+        breakdown_ns={**result.breakdown_ns, "host": result.breakdown_ns["host"] + 10},
+    )
+    assert "bands overlap" in compare(result, near).explanation
+    bigger = replace(result, tokens_per_step=2 * result.tokens_per_step)
+    assert "tokens/s/GPU" in compare(result, bigger).explanation
+
+
+@pytest.mark.parametrize(("one", "two"), PAIRS)
+@pytest.mark.parametrize("width", [60, 80])
+def test_console(one: str, two: str, width: int, request: pytest.FixtureRequest) -> None:
+    file = io.StringIO()
+    both = compare(request.getfixturevalue(one), request.getfixturevalue(two))
+    print_comparison(both, Console(file=file, width=width))
+    text = file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert both.a.content_hash in text
+    assert ("Where the time differs" in text) == bool(both.step_ns)
+
+
+def test_console_differences_add_up(result: Result, faster: Result) -> None:
+    file = io.StringIO()
+    print_comparison(compare(result, faster), Console(file=file, width=80))
+    section = file.getvalue().split("Where the time differs")[1].split("\n\n")[0].splitlines()[1:]
+    values = {line[:17].strip(): float(line[17:].split(" s")[0].replace("−", "-")) for line in section}
+    total = values.pop("step")
+    assert sum(values.values()) == pytest.approx(total, abs=1e-9)
