@@ -167,6 +167,7 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         "global_batch": row.global_batch,
         "precision": wording.precision_of(row),
         "attention_impl": wording.attention_of(row),
+        "etp": wording.expert_tensor_of(row),
     }
     fields.update(wording.fields_of_notes(row))
     layers = wording.offloaded_layers(row)

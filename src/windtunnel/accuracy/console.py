@@ -26,6 +26,8 @@ def render_report(report: Report) -> RenderableType:
         Text("error = predicted / measured - 1; mean and median of its size, bias with sign", style="dim"),
     ]
     for table in tables_of(report):
+        if table.detail and not report.source:
+            continue
         parts += [Text(), Text(table.title, style="bold"), _rich(table)]
     return Group(*parts)
 

@@ -39,9 +39,7 @@ def page_of(report: Report, command: str, constants: Sequence[Constants], leave_
     if report.anchor == "none":
         best = report.by_source[0][0] if report.by_source else None
         again = report_of(report.table, anchored(report.outcomes), best, report.source, "smallest")
-        tables = [
-            table for table in tables_of(again) if table.title.startswith(("Step time by source", "Step time by sc"))
-        ]
+        tables = [table for table in tables_of(again) if table.title.startswith("Step time by source, specification")]
         parts += ["## One anchor", _ANCHOR_READING, *_sections(tables, "###")]
     parts += ["## Sources", _citations(report), "## Constants", _CONSTANTS_READING]
     for file in constants:

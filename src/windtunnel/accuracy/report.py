@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from windtunnel.accuracy.score import (
 from windtunnel.errors import InputFileError
 
 SCHEMA = "windtunnel.validation/1"
-SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, 10**9))
+ENDLESS = 10**12  # GPUs
+SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
 ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason")
 
 
@@ -37,7 +39,7 @@ class Report:
     anchor: str
     outcomes: tuple[Outcome, ...]
     by_source: tuple[tuple[str, tuple[Score, ...]], ...]  # per level: per source
-    by_scale: tuple[Score, ...]  # of the best level there is
+    by_scale: tuple[Score, ...]  # per source, of the best level there is
     by_kind: tuple[Score, ...]  # dense and MoE, per source, of the best level
     by_precision: tuple[Score, ...]
     memory: tuple[MemoryScore, ...]
@@ -112,9 +114,9 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
         by_source=tuple(
             (name, _scores((o for o in asked if o.row.level == name), lambda o: o.row.source)) for name in levels
         ),
-        by_scale=_scores((o for o in best if o.row.n_gpus), _scale, key=_smallest),
+        by_scale=_scores((o for o in best if o.row.n_gpus), _scale, key=_by_scale),
         by_kind=_scores(best, lambda o: f"{o.row.source}: {'MoE' if o.row.moe else 'dense'}"),
-        by_precision=_scores(best, lambda o: f"{o.row.gpu} {o.row.precision}"),
+        by_precision=_scores(best, lambda o: f"{o.row.source}: {o.row.gpu} {o.row.precision}"),
         memory=memory_scores(asked),
         feasibility=feasibility(asked),
         ranking=rankings(asked),
@@ -134,11 +136,12 @@ def _scores(
 def _scale(outcome: Outcome) -> str:
     n_gpus = outcome.row.n_gpus or 1
     low, high = next((low, high) for low, high in SCALES if low <= n_gpus <= high)
-    return f"{low:,}-{high:,} GPUs" if high < 10**9 else f"over {low - 1:,} GPUs"
+    return f"{outcome.row.source}: {low:,}-{high:,} GPUs" if high < ENDLESS else f"{outcome.row.source}: {low:,}+ GPUs"
 
 
-def _smallest(label: str) -> int:
-    return int(label.removeprefix("over ").partition("-")[0].partition(" ")[0].replace(",", ""))
+def _by_scale(label: str) -> tuple[str, int]:
+    source, _, scale = label.rpartition(": ")
+    return source, int(re.split("[-+]", scale)[0].replace(",", ""))
 
 
 def _rounded(value: float | None) -> float | str:

@@ -20,6 +20,7 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
+    detail: bool = False  # for a page, and for a screen only where it is about one source
 
 
 def percent(value: float | None, signed: bool = False) -> str:
@@ -40,8 +41,8 @@ def tables_of(report: Report) -> tuple[Table, ...]:
     made += [
         _skips(report),
         _kinds(report),
-        _scores(f"Step time by scale, level {level}", "scale", report.by_scale),
-        _scores(f"Step time by GPU and precision, level {level}", "GPU, precision", report.by_precision),
+        _scores(f"Step time by source and scale, level {level}", "source, scale", report.by_scale, detail=True),
+        _scores(f"Step time by source, GPU and precision, level {level}", "source, GPU", report.by_precision, detail=True),
         _memory(report),
         _feasibility(report),
         *(_ranking(ranking) for ranking in report.ranking),
@@ -50,7 +51,7 @@ def tables_of(report: Report) -> tuple[Table, ...]:
     return tuple(table for table in made if table is not None and table.rows)
 
 
-def _scores(title: str, what: str, scores: Sequence[Score]) -> Table:
+def _scores(title: str, what: str, scores: Sequence[Score], detail: bool = False) -> Table:
     header = (
         what,
         "rows",
@@ -64,7 +65,7 @@ def _scores(title: str, what: str, scores: Sequence[Score]) -> Table:
         "in band",
         "worst row",
     )
-    return Table(title, header, tuple(_score_cells(score) for score in scores))
+    return Table(title, header, tuple(_score_cells(score) for score in scores), detail=detail)
 
 
 def _score_cells(score: Score) -> tuple[str, ...]:

@@ -105,8 +105,21 @@ def precision_of(row: Row) -> str:
 
 
 def attention_of(row: Row) -> str:
-    """Fused (flash) unless the row says unfused."""
-    return "unfused" if row.attention_impl.lower().startswith("unfused") else "flash"
+    """Fused unless the row says unfused; which fused kernel follows from who ran it, and when.
+
+    llm-foundry's benchmark ran the first Triton kernel (its `attn_impl: triton`); torchtitan ran PyTorch's SDPA, which
+    in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's.
+    """
+    if row.attention_impl.lower().startswith("unfused"):
+        return "unfused"
+    if "llm-foundry" in row.source.lower():
+        return "triton"
+    return "flash2" if "sdpa" in row.attention_impl.lower() else "flash"
+
+
+def expert_tensor_of(row: Row) -> int | None:
+    """Expert-tensor degree where the source's recipes set it: Megatron-Bridge keeps experts whole."""
+    return 1 if row.moe and "megatron-bridge" in row.source.lower() else None
 
 
 def recomputes_of(row: Row) -> tuple[str, ...]:

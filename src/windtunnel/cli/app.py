@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from windtunnel.cli.compare import compare
+from windtunnel.cli.plan_flags import switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
@@ -30,6 +31,7 @@ def build() -> App:
         version_flags=["--version"],
         help_format="plaintext",
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     for verb in (predict, validate, compare, version):
         app.command(verb)
@@ -39,7 +41,8 @@ def build() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
-        status = build()(list(sys.argv[1:] if arguments is None else arguments), exit_on_error=False, print_error=False)
+        words = switches_spelled_out(sys.argv[1:] if arguments is None else arguments)
+        status = build()(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         return _mistake(str(error))

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 def compare(
     run_a: str,
     run_b: str,
+    /,
     *,
     out: Annotated[Path, Parameter(help="Where run folders are looked for by their hash.")] = Path("runs"),
     json: Annotated[bool, Parameter(negative="", help="Print the comparison as JSON.")] = False,

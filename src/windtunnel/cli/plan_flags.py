@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -77,7 +78,10 @@ class PlanFlags:
     offload_optimizer: Annotated[
         float | None, _flag(MEMORY, "Share of optimizer state and update on the host (0).")
     ] = None
-    attention_impl: Annotated[Literal["flash", "unfused"] | None, _flag(MEMORY, "Attention kernel (flash).")] = None
+    attention_impl: Annotated[
+        Literal["flash", "flash2", "triton", "unfused"] | None,
+        _flag(MEMORY, "Attention kernel (flash, the GPU's best)."),
+    ] = None
 
     overlap_grad_reduce: Annotated[bool | None, _flag(OVERLAP, "Gradient reduction under the backward pass.")] = None
     overlap_param_gather: Annotated[bool | None, _flag(OVERLAP, "Parameter gather under the forward pass.")] = None
@@ -94,6 +98,30 @@ class PlanFlags:
         if "layers_per_stage" in fields:
             fields["layers_per_stage"] = _counts(fields["layers_per_stage"])
         return fields
+
+
+SWITCHES = frozenset(
+    "--" + field.name.replace("_", "-") for field in dataclasses.fields(PlanFlags) if "bool" in str(field.type)
+)
+_ON, _OFF = ("on", "true", "yes"), ("off", "false", "no")
+
+
+def switches_spelled_out(arguments: Sequence[str]) -> list[str]:
+    """`--overlap-tp on` and `--overlap-tp=off` as `--overlap-tp` and `--no-overlap-tp`, as results print them."""
+    spelled: list[str] = []
+    rest = list(arguments)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in SWITCHES:
+            spelled.append(name + equals + value)
+            continue
+        if not equals and rest and rest[0].lower() in _ON + _OFF:
+            value = rest.pop(0)
+        if value.lower() in _OFF:
+            spelled.append("--no-" + name.removeprefix("--"))
+        else:
+            spelled.append(name if value.lower() in ("", *_ON) else f"{name}={value}")
+    return spelled
 
 
 def _counts(text: str) -> tuple[int, ...]:

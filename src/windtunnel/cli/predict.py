@@ -14,6 +14,7 @@ INFEASIBLE = 3
 
 def predict(
     model: str,
+    /,
     *,
     cluster: Annotated[str, Parameter(help="GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")],
     plan: Annotated[Path | None, Parameter(help="Plan file in YAML; flags override it.")] = None,

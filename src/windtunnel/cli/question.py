@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import SpecError, UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Cluster
@@ -42,6 +42,10 @@ class Question:
 
         changes = _changes(sets)
         fields = {**(read_mapping(plan) if plan is not None else {}), **flags, **changes["plan"]}
+        for name in ("global_batch", "seq_len"):
+            if fields.get(name) is None:
+                flag = name.replace("_", "-")
+                raise UserError(f"{name} is not given: add --{flag} N, or put it in the plan file")
         built = load_model(model)
         if changes["model"]:
             for key in changes["model"]:

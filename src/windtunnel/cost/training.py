@@ -4,6 +4,7 @@
                 Large GEMMs level off at a share of the dense peak; attention and memory-bound kernels take a factor
     launch      the host thread issues kernels one by one; a CUDA graph issues them for it
     slowdown    how much longer an op takes per unit of time that another class of op runs beside it on the GPU
+    release     kernels and fusions improve from release to release: a factor on every kernel of an old one
     jitter      relative standard deviation of one rank's step; a collective waits for the slowest of its members
 
 The numbers live in `calibration/training.yaml`, each with what it was fitted on.
@@ -29,6 +30,7 @@ class Sustained:
     gemm: Mapping[str, float]  # dtype -> share of the dense peak that power sustains
     attention: float  # time in training over time alone
     attention_triton: float  # the first-generation Triton kernel over the GPU's best
+    attention_flash2: float  # FlashAttention-2 over the GPU's best
     memory: float
     p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
 
@@ -68,6 +70,11 @@ def _document() -> dict[str, Any]:
     data = yaml.safe_load(files("windtunnel.cost.calibration").joinpath("training.yaml").read_text(encoding="utf-8"))
     assert isinstance(data, dict)
     return data
+
+
+def software_factor(release: str | None) -> float:
+    """Time of a software release's kernels over those of the current one; 1 for a release that was not fitted."""
+    return float(_document()["releases"].get(release, 1.0))
 
 
 @lru_cache

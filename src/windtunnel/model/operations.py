@@ -54,7 +54,7 @@ class Operation:
     output_bytes: float = 0.0
     weight_elements: float = 0.0
     low_precision: bool = False  # runs in the plan's GEMM format
-    variant: str = ""  # a kernel other than the usual one, e.g. "triton" attention
+    variant: str = ""  # which kernel, where there are several: attention's
     kernels: int = 1  # launches, forward
     before: Transfer | None = None  # on the input, forward
     after: Transfer | None = None  # on the output, forward
@@ -77,7 +77,7 @@ class Shard:
     etp: int = 1
     precision: str = "bf16"
     fused: bool = True
-    attention_impl: str = "flash"  # flash | triton | unfused
+    attention_impl: str = "flash"  # flash | flash2 | triton | unfused
     activation_bytes: int = ACTIVATION_BYTES
 
     @property
@@ -266,7 +266,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
         core = Operation(
             "core_attention", "core_attention", "attention", shape=shape, flops=flops, saved_bytes=kept,
             output_bytes=t * heads * dv * w, before=exchange, kernels=shard.cp if ring else 1,
-            variant="triton" if shard.attention_impl == "triton" else "",
+            variant=shard.attention_impl,
         )  # fmt: skip
         if shard.cp > 1 and not ring:
             move = [Transfer("all_to_all", "cp", t * (heads * d + kv_heads * (d + dv)) * w)]

@@ -23,7 +23,7 @@ _TIME_FAMILIES: tuple[tuple[str, str, int], ...] = (
         5,
     ),
     ("bubble", r"bubble|idle", 1),
-    ("waiting", r"wait|straggl|skew", 1),
+    ("waiting", r"wait|straggl|skew|slowed", 3),
     ("host", r"host|launch|cpu|data_?load|overhead|offload", 2),
     ("other", r"", 4),
 )
@@ -43,6 +43,8 @@ SOURCES = {
     "fitted": "a formula whose few constants were fitted to measurements",
     "roofline": "data-sheet rates times an assumed efficiency",
 }
+# Keys that are nearly always there keep their colour, whatever else is.
+_PINNED = {"gemm": "compute-0", "compute": "compute-0", "attention": "compute-1"}
 _ACRONYMS = {
     word.lower(): word
     for word in (
@@ -84,6 +86,11 @@ def label_of(key: str) -> str:
     return " ".join(_ACRONYMS.get(word.lower(), word) for word in key.replace("_", " ").split())
 
 
+def label_on_lane(key: str) -> str:
+    """Label of one op: whether it is exposed depends on what runs beside it, so that word is left out."""
+    return label_of(key).removeprefix("exposed ")
+
+
 def family_of(key: str) -> str:
     """The family of a time category."""
     low = key.lower()
@@ -92,13 +99,18 @@ def family_of(key: str) -> str:
 
 def time_categories(keys: Iterable[str]) -> dict[str, Category]:
     """Every key with its label and colour slot, in reading order."""
-    ordered = sorted(set(keys), key=lambda key: (_TIME_ORDER[family_of(key)], key))
+    ordered = sorted(set(keys), key=lambda key: (_TIME_ORDER[family_of(key)], _PINNED.get(key, "~"), key))
     used: dict[str, int] = {}
     found = {}
     for key in ordered:
         family = family_of(key)
-        found[key] = Category(key, label_of(key), f"{family}-{used.get(family, 0) % _TIME_SLOTS[family]}")
-        used[family] = used.get(family, 0) + 1
+        if key in _PINNED:
+            found[key] = Category(key, label_of(key), _PINNED[key])
+            continue
+        # Unpinned compute goes on after the pinned shades.
+        used.setdefault(family, 2 if family == "compute" else 0)
+        found[key] = Category(key, label_of(key), f"{family}-{used[family] % _TIME_SLOTS[family]}")
+        used[family] += 1
     return found
 
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from windtunnel.report import figures
-from windtunnel.report.categories import Category
+from windtunnel.report.categories import Category, label_on_lane
 from windtunnel.report.figures import plain
 from windtunnel.report.memory_parts import memory_parts
 from windtunnel.report.trace import streams_of
-from windtunnel.result import Result, StageMemory
+from windtunnel.result import Interval, Result, StageMemory
+from windtunnel.units import format_bytes, format_percent
 
 _PATH_W, _PATH_H = 1000, 100
+# Passes of a pipeline are told apart by shade: all are compute.
+_PASSES = {
+    "forward": Category("forward", "forward", "compute-1"),
+    "backward": Category("backward", "backward", "compute-0"),
+    "weight": Category("weight", "weight gradient", "compute-2"),
+}
 
 
 def band(p5: int, middle: int, p95: int) -> dict[str, str]:
@@ -56,7 +65,7 @@ def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[dict[
                 "slot": category.slot,
                 "width": f"{stage.breakdown_ns[key] / total * 100:.3f}",
                 "tip": f"{plain(category.label)}\n{figures.duration(stage.breakdown_ns[key])}, "
-                f"{figures.percent(stage.breakdown_ns[key] / total)} of the step on stage {stage.stage}",
+                f"{format_percent(stage.breakdown_ns[key] / total)} of the step on stage {stage.stage}",
             }
             for key, category in categories.items()
             if stage.breakdown_ns.get(key)
@@ -78,7 +87,7 @@ def memory_bars(result: Result) -> dict[str, Any]:
             {
                 "slot": category.slot,
                 "width": f"{n_bytes / scale * 100:.3f}",
-                "tip": f"{plain(category.label)}\n{figures.size(n_bytes)} on stage {stage.stage}",
+                "tip": f"{plain(category.label)}\n{format_bytes(n_bytes)} on stage {stage.stage}",
             }
             for category, n_bytes in memory_parts(stage)
             if n_bytes > 0
@@ -86,7 +95,7 @@ def memory_bars(result: Result) -> dict[str, Any]:
         rows.append(
             {
                 "name": f"stage {stage.stage}",
-                "total": figures.size(stage.device_bytes),
+                "total": format_bytes(stage.device_bytes),
                 "over": stage.device_bytes > capacity,
                 "segments": segments,
             }
@@ -95,7 +104,7 @@ def memory_bars(result: Result) -> dict[str, Any]:
         "rows": rows,
         "legend": _memory_legend(result.peak_memory, capacity),
         "fullest": result.peak_memory.stage,
-        "capacity": figures.size(capacity),
+        "capacity": format_bytes(capacity),
         "capacity_at": f"{capacity / scale * 100:.3f}",
         "ticks": [
             {"at": f"{n * figures.GIB / scale * 100:.3f}", "label": f"{n}"}
@@ -113,12 +122,12 @@ def _memory_legend(peak: StageMemory, capacity: int) -> dict[str, Any]:
                 "label": plain(category.label),
                 "slot": category.slot,
                 "amount": amount,
-                "share": figures.percent(n_bytes / max(capacity, 1)),
+                "share": format_percent(n_bytes / max(capacity, 1)),
             }
             for (category, n_bytes), amount in zip(parts, amounts, strict=False)
         ],
         "total": amounts[-1],
-        "share": figures.percent(peak.device_bytes / max(capacity, 1)),
+        "share": format_percent(peak.device_bytes / max(capacity, 1)),
     }
 
 
@@ -145,7 +154,7 @@ def memory_curves(result: Result) -> list[dict[str, Any]]:
                 "capacity_y": _y(result.memory_capacity_bytes, top),
                 "peak_left": f"{min(stage.peak_time_ns / end, 1.0) * 100:.2f}",
                 "peak_top": f"{(1 - stage.peak_allocated_bytes / top) * 100:.2f}",
-                "peak": figures.size(stage.peak_allocated_bytes),
+                "peak": format_bytes(stage.peak_allocated_bytes),
                 "over": stage.device_bytes > result.memory_capacity_bytes,
             }
         )
@@ -171,8 +180,10 @@ def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[st
         result.excerpt, key=lambda op: (lane_of[op.stage, op.stream], op.start_ns, -op.end_ns, op.label, op.category)
     )
     first = min((op.start_ns for op in ops), default=0)
-    used = sorted({op.category for op in ops}, key=list(categories).index)
-    category_at = {key: i for i, key in enumerate(used)}
+    painted = [_painted(op, categories) for op in ops]
+    reading_order = [*_PASSES, *categories]
+    used = sorted(set(painted), key=lambda category: reading_order.index(category.key))
+    colour_at = {category: i for i, category in enumerate(used)}
     labels = sorted({op.label for op in ops})
     label_at = {label: i for i, label in enumerate(labels)}
     counts = [0] * len(lanes)
@@ -181,7 +192,7 @@ def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[st
     return {
         "first": first,
         "span": max((op.end_ns for op in ops), default=0) - first,
-        "categories": [{"label": plain(categories[key].label), "slot": categories[key].slot} for key in used],
+        "categories": [{"label": plain(category.label), "slot": category.slot} for category in used],
         "labels": [plain(label) for label in labels],
         "lanes": [
             {"stage": stage, "stream": plain(stream), "count": count}
@@ -189,9 +200,19 @@ def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[st
         ],
         "start": [op.start_ns - first for op in ops],
         "length": [op.end_ns - op.start_ns for op in ops],
-        "category": [category_at[op.category] for op in ops],
+        "category": [colour_at[category] for category in painted],
         "label": [label_at[op.label] for op in ops],
     }
+
+
+def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
+    category = categories[op.category]
+    if category.family != "compute":
+        return replace(category, label=label_on_lane(category.key))
+    words = re.findall(r"[a-z]+", op.label.lower())
+    if not words or words[0] not in ("forward", "backward", "weight"):
+        return category
+    return _PASSES["weight" if "weight" in words else words[0]]
 
 
 def _nice_steps(top: float, wanted: int) -> list[int]:

@@ -17,8 +17,10 @@ from windtunnel.report.console import NARROW, WIDE, heading
 from windtunnel.report.figures import plain
 from windtunnel.report.printing import print_trimmed
 from windtunnel.report.spec_words import shown
+from windtunnel.units import format_bytes, format_percent
 
 _SHOWN_FIELDS = 16
+_LABEL_CELLS = 28
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -66,9 +68,9 @@ def _headline(comparison: Comparison) -> Table:
         grid.add_row("step time", *_pair(figures.duration, a.step_time_ns, b.step_time_ns))
         grid.add_row("p5–p95", _band(a), _band(b), "")
         grid.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
-        grid.add_row("MFU", *_pair(figures.percent, a.mfu, b.mfu))
+        grid.add_row("MFU", *_pair(format_percent, a.mfu, b.mfu))
     if a.peak_memory_bytes and b.peak_memory_bytes:
-        grid.add_row("peak memory", *_pair(figures.size, a.peak_memory_bytes, b.peak_memory_bytes))
+        grid.add_row("peak memory", *_pair(format_bytes, a.peak_memory_bytes, b.peak_memory_bytes))
         if a.fullest_stage != b.fullest_stage:
             grid.add_row("on stage", f"{a.fullest_stage}", f"{b.fullest_stage}", "")
     if "infeasible" in (a.status, b.status):
@@ -90,11 +92,11 @@ def _diverging(
     values: Mapping[str, int], categories: Mapping[str, Category], amounts: Sequence[str], total: str, columns: int
 ) -> Table:
     labels = [plain(category.label) for category in categories.values()]
-    fixed = min(26, max(map(cell_len, [*labels, total]))) + max(map(len, amounts)) + 8
+    fixed = min(_LABEL_CELLS, max(map(cell_len, [*labels, total]))) + max(map(len, amounts)) + 8
     cells = max(3, min((columns - fixed) // 2, 20))
     longest = max(abs(value) for value in values.values())
     table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=26, overflow="ellipsis", no_wrap=True)
+    table.add_column(max_width=_LABEL_CELLS, overflow="ellipsis", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for key, label, amount in zip(categories, labels, amounts, strict=False):

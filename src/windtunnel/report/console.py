@@ -18,15 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from windtunnel.report import figures
-from windtunnel.report.categories import SOURCES, source_categories, time_categories
+from windtunnel.report.categories import SOURCES, label_of, source_categories, time_categories
 from windtunnel.report.figures import plain
 from windtunnel.report.memory_parts import memory_parts
 from windtunnel.report.printing import bar, print_trimmed
 from windtunnel.report.spec_words import layout, model_name, title
 from windtunnel.result import Infeasible, Result
+from windtunnel.units import format_bytes, format_count, format_percent
 
 NARROW, WIDE = 48, 100
-_LABEL_CELLS = 26
+_LABEL_CELLS = 28
 FAMILY_STYLES = {
     "compute": "blue",
     "memory": "cyan",
@@ -116,12 +117,12 @@ def _headline(result: Result) -> list[RenderableType]:
         (
             "throughput",
             f"{figures.significant(result.tokens_per_s_per_gpu)} tokens/s/GPU",
-            f"{figures.quantity(result.tokens_per_s)} tokens/s, {figures.quantity(result.tokens_per_step)} per step",
+            f"{format_count(result.tokens_per_s)} tokens/s, {format_count(result.tokens_per_step)} per step",
         ),
         (
             "MFU",
-            figures.percent(result.mfu),
-            f"{figures.significant(result.model_tflops_per_gpu)} TFLOP/s per GPU, HFU {figures.percent(result.hfu)}",
+            format_percent(result.mfu),
+            f"{figures.significant(result.model_tflops_per_gpu)} TFLOP/s per GPU, HFU {format_percent(result.hfu)}",
         ),
         ("", "", plain(result.mfu_convention)),
     ]
@@ -131,8 +132,8 @@ def _headline(result: Result) -> list[RenderableType]:
         rows.append(
             (
                 "peak memory",
-                figures.size(peak.device_bytes),
-                f"{share:.0%} of {figures.size(result.memory_capacity_bytes)}, on stage {peak.stage}",
+                format_bytes(peak.device_bytes),
+                f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on stage {peak.stage}",
             )
         )
     grid = Table.grid(padding=(0, 2))
@@ -150,8 +151,8 @@ def _infeasible(trouble: Infeasible) -> list[RenderableType]:
         Text(),
         Text.assemble(("Does not fit: ", "bold red"), plain(trouble.reason)),
         Text(
-            f"stage {trouble.stage} needs {figures.size(trouble.needed_bytes)} of "
-            f"{figures.size(trouble.capacity_bytes)}: {figures.size(over)} too much"
+            f"stage {trouble.stage} needs {format_bytes(trouble.needed_bytes)} of "
+            f"{format_bytes(trouble.capacity_bytes)}: {format_bytes(over)} too much"
         ),
     ]
     if trouble.fixes:
@@ -206,10 +207,10 @@ def _memory(result: Result, columns: int) -> list[RenderableType]:
     amounts = figures.gib_column([n_bytes for _, n_bytes in parts])
     capacity = max(result.memory_capacity_bytes, 1)
     rows = [
-        _Row(plain(category.label), amount, figures.percent(n_bytes / capacity), n_bytes / capacity, "blue")
+        _Row(plain(category.label), amount, format_percent(n_bytes / capacity), n_bytes / capacity, "blue")
         for (category, n_bytes), amount in zip(parts, amounts, strict=False)
     ]
-    total = _Row("on the device", amounts[-1], figures.percent(peak.device_bytes / capacity))
+    total = _Row("on the device", amounts[-1], format_percent(peak.device_bytes / capacity))
     return [
         *heading(f"Memory of the fullest GPUs (stage {peak.stage}, {peak.ranks:,} alike), share of capacity"),
         _bars(rows, total, columns),
@@ -224,8 +225,8 @@ def _limits(result: Result) -> list[RenderableType]:
     grid.add_column(ratio=1)
     for limit in result.limits:
         without = figures.duration(limit.step_time_s_without * 1e9)
-        first = Text.assemble((plain(limit.what), "bold"), (f", without it {without}", "dim"))
-        grid.add_row(figures.percent(limit.share), Text("\n").join([first, Text(plain(limit.change))]))
+        first = Text.assemble((plain(label_of(limit.what)), "bold"), (f", without it {without}", "dim"))
+        grid.add_row(format_percent(limit.share), Text("\n").join([first, Text(plain(limit.change))]))
     return [*heading("What limits it, and what would change that"), grid]
 
 

@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them, and rounding that keeps sums whole.
+"""Columns of numbers whose printed parts sum to the printed total. Single numbers are printed by `units`.
 
 A table whose rounded parts miss the rounded total by one digit looks like a bug, so parts are rounded together:
 each is floored to the digit shown and the digits left over go to the largest remainders (Hamilton's method).
@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from windtunnel.units import format_time
+
 GIB = 1 << 30
 MINUS = "\N{MINUS SIGN}"
-_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
 
 
 def plain(text: object) -> str:
@@ -57,9 +59,8 @@ def times(parts_ns: Sequence[int], signed: bool = False) -> list[str]:
 
 
 def duration(ns: float) -> str:
-    """A time with four significant digits and a fitting unit."""
-    unit_ns, unit = next((u for u in _TIME_UNITS if abs(ns) >= u[0]), _TIME_UNITS[-1])
-    return f"{significant(ns / unit_ns)} {unit}"
+    """Nanoseconds as a time with four significant digits."""
+    return format_time(ns / 1e9, 4)
 
 
 def significant(value: float, digits: int = 4) -> str:
@@ -70,33 +71,11 @@ def significant(value: float, digits: int = 4) -> str:
     return f"{value:,.{min(decimals, 9)}f}"
 
 
-def size(n_bytes: float) -> str:
-    """Bytes with a binary unit and three to four significant digits."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(n_bytes) >= 1024**power:
-            value = n_bytes / 1024**power
-            return f"{value:,.{1 if abs(value) >= 10 else 2}f} {unit}"
-    return f"{n_bytes:,.0f} B"
-
-
 def gib_column(parts: Sequence[int], signed: bool = False) -> list[str]:
     """Sizes in GiB with two decimals, the last entry being their total: what is printed adds up."""
     # GiB / 100 is no whole number of bytes: scale so that the quantum is.
     quanta = split_exactly([part * 100 for part in parts], GIB)
     return [f"{_number(n / 100, 2, signed)} GiB" for n in [*quanta, sum(quanta)]]
-
-
-def quantity(value: float) -> str:
-    """A large count in words a person reads: 12.6 M, 8,192."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g} {unit}" if abs(value) < 1000 * limit else f"{value / limit:,.0f} {unit}"
-    return f"{value:,.0f}"
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share as a percentage."""
-    return f"{share * 100:.{digits}f} %"
 
 
 def signed(text: str, value: float) -> str:

@@ -20,6 +20,7 @@ from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.spec_words import flatten, gpu_name, layout, model_name, shown
 from windtunnel.result import Result
+from windtunnel.units import format_bytes, format_count, format_percent
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -58,7 +59,7 @@ def _view(result: Result) -> dict[str, Any]:
         "where": f"{result.n_gpus:,} × {gpu_name(result)}",
         "layout": layout(result),
         "content_hash": result.content_hash,
-        "version": shown(result.spec.get("version")),
+        "version": plain(result.spec.get("version") or ""),
         "timed": result.step_time_ns > 0,
         "infeasible": _infeasible(result),
         "tiles": _tiles(result),
@@ -93,9 +94,9 @@ def _infeasible(result: Result) -> dict[str, Any] | None:
     return {
         "reason": plain(trouble.reason),
         "stage": trouble.stage,
-        "needed": figures.size(trouble.needed_bytes),
-        "capacity": figures.size(trouble.capacity_bytes),
-        "over": figures.size(trouble.needed_bytes - trouble.capacity_bytes),
+        "needed": format_bytes(trouble.needed_bytes),
+        "capacity": format_bytes(trouble.capacity_bytes),
+        "over": format_bytes(trouble.needed_bytes - trouble.capacity_bytes),
         "fixes": [plain(fix) for fix in trouble.fixes],
     }
 
@@ -112,8 +113,8 @@ def _tiles(result: Result) -> list[dict[str, Any]]:
                 "value": figures.significant(result.tokens_per_s_per_gpu),
                 "unit": "tokens/s/GPU",
                 "notes": [
-                    f"{figures.quantity(result.tokens_per_s)} tokens/s in all",
-                    f"{figures.quantity(result.tokens_per_step)} tokens per step",
+                    f"{format_count(result.tokens_per_s)} tokens/s in all",
+                    f"{format_count(result.tokens_per_step)} tokens per step",
                 ],
                 "kind": "",
             },
@@ -123,7 +124,7 @@ def _tiles(result: Result) -> list[dict[str, Any]]:
                 "unit": "%",
                 "notes": [
                     f"{figures.significant(result.model_tflops_per_gpu)} TFLOP/s per GPU",
-                    f"HFU {figures.percent(result.hfu)}, which counts recomputation",
+                    f"HFU {format_percent(result.hfu)}, which counts recomputation",
                     plain(result.mfu_convention),
                 ],
                 "kind": "",
@@ -132,8 +133,8 @@ def _tiles(result: Result) -> list[dict[str, Any]]:
     if result.memory:
         peak = result.peak_memory
         share = peak.device_bytes / max(result.memory_capacity_bytes, 1)
-        value, unit = figures.size(peak.device_bytes).split(" ")
-        note = f"{share:.0%} of {figures.size(result.memory_capacity_bytes)}, on stage {peak.stage}"
+        value, unit = format_bytes(peak.device_bytes).split(" ")
+        note = f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on stage {peak.stage}"
         tiles.append({"name": "Peak memory", "value": value, "unit": unit, "notes": [note], "kind": "gauge"})
         tiles[-1] |= {"share": f"{min(share, 1.0) * 100:.2f}", "full": share > 1}
     return tiles
@@ -143,8 +144,8 @@ def _limits(result: Result) -> list[dict[str, Any]]:
     longest = max((limit.share for limit in result.limits), default=0.0) or 1.0
     return [
         {
-            "what": plain(limit.what),
-            "share": figures.percent(limit.share),
+            "what": plain(label_of(limit.what)),
+            "share": format_percent(limit.share),
             "width": f"{max(limit.share, 0.0) / longest * 100:.2f}",
             "change": plain(limit.change),
             "without": figures.duration(limit.step_time_s_without * 1e9),
@@ -173,18 +174,23 @@ def _traffic(traffic: Mapping[str, int]) -> list[dict[str, str]]:
     most = max(traffic.values(), default=0) or 1
     ordered = sorted((pair for pair in traffic.items() if pair[1]), key=lambda pair: (-pair[1], pair[0]))
     return [
-        {"label": plain(label_of(key)), "size": figures.size(n), "width": f"{n / most * 100:.2f}"} for key, n in ordered
+        {"label": plain(label_of(key)), "size": format_bytes(n), "width": f"{n / most * 100:.2f}"} for key, n in ordered
     ]
 
 
-def _spec(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
-    order = ("model", "cluster", "plan")
+def _spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    order = ("plan", "model", "cluster")
     parts = sorted(spec, key=lambda key: (order.index(key) if key in order else len(order), str(key)))
-    groups, loose = [], []
+    groups, loose, sources = [], [], []
     for part in parts:
         if isinstance(spec[part], Mapping):
-            rows = [(plain(key), shown(value)) for key, value in flatten(spec[part]).items()]
-            groups.append({"name": plain(part), "rows": rows})
+            flat = {plain(key): shown(value) for key, value in flatten(spec[part]).items() if value is not None}
+            sources += [(f"{plain(part)}.{key}", text) for key, text in flat.items() if _is_source(key)]
+            groups.append({"name": plain(part), "rows": [pair for pair in flat.items() if not _is_source(pair[0])]})
         else:
             loose.append((plain(part), shown(spec[part])))
-    return [*groups, {"name": "run", "rows": loose}] if loose else groups
+    return {"groups": [*groups, {"name": "run", "rows": loose}] if loose else groups, "sources": sources}
+
+
+def _is_source(key: str) -> bool:
+    return "sources" in key.split(".")

@@ -13,13 +13,16 @@ _LAYOUT_NAMES = {"virtual_stages": "vpp"}
 
 
 def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as `plan.tp`-like keys, sorted; lists stay whole."""
+    """Nested mappings as `plan.tp`-like keys, sorted; lists of mappings are numbered, other lists stay whole."""
     flat: dict[str, Any] = {}
 
     def visit(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping) and value:
             for key in sorted(value, key=str):
                 visit(f"{prefix}.{key}" if prefix else str(key), value[key])
+        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                visit(f"{prefix}.{number}", item)
         else:
             flat[prefix] = value
 

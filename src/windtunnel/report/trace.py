@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from windtunnel.report.categories import label_of
+from windtunnel.report.categories import label_on_lane
 from windtunnel.report.files import write_atomically
 from windtunnel.report.spec_words import title
 from windtunnel.result import Result
@@ -52,7 +52,7 @@ def trace_events(result: Result) -> Iterator[dict[str, Any]]:
         yield {
             "ph": "X",
             "name": op.label,
-            "cat": label_of(op.category),
+            "cat": label_on_lane(op.category),
             "pid": op.stage,
             "tid": lanes[op.stage, op.stream],
             "ts": op.start_ns / _US,

@@ -48,7 +48,7 @@ HABITS: dict[Framework, Habits] = {
         compile=True,  # TransformerEngine's fused kernels do what compilation does elsewhere
         fused_optimizer=True,
         account_for_embedding=False,
-        expert_tensor_parallel=False,
+        expert_tensor_parallel=True,
     ),
     "torchtitan": Habits(
         title="torchtitan (FSDP2)",

@@ -61,8 +61,8 @@ class Plan(BaseModel):
     offload_optimizer: Annotated[float, Field(ge=0.0, le=1.0, strict=False)] = Field(
         0.0, description="share of the optimizer state and update on the host"
     )
-    attention_impl: Literal["flash", "triton", "unfused"] = Field(
-        "flash", description="flash (the GPU's best), triton (first generation, with ALiBi), or unfused"
+    attention_impl: Literal["flash", "flash2", "triton", "unfused"] = Field(
+        "flash", description="flash (the GPU's best), flash2 (FlashAttention-2), triton (its forerunner), or unfused"
     )
 
     overlap_grad_reduce: bool | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from windtunnel.cost.collectives import collective, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price
-from windtunnel.cost.training import TrainingCosts, training_costs
+from windtunnel.cost.training import TrainingCosts, software_factor, training_costs
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 
@@ -29,6 +29,7 @@ class Pricer:
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
         self._accumulate_bytes = 2 * GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        self._software = software_factor(plan.release)
         self.launch_s = (
             self.training.graph_launch_s if plan.cuda_graphs else self.training.launch_s
         ) / layout.cluster.host.cpu_speed
@@ -86,7 +87,7 @@ class Pricer:
 
     def moved(self, bytes_total: float) -> Price:
         """An element-wise kernel that moves so many bytes."""
-        return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory)
+        return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory * self._software)
 
     def transfer(self, transfer: Transfer) -> tuple[Price, str]:
         """A collective alone on its links, and the network tier that it uses."""
@@ -111,12 +112,12 @@ class Pricer:
 
     def _sustained(self, price: Price, flops: float, dtype: str) -> Price:
         """Level off at the rate that power sustains: a smooth maximum of the timed burst and of the sustained rate."""
-        share = self.training.sustained.gemm.get(dtype)
+        share, gpu = self.training.sustained.gemm.get(dtype), self.layout.cluster.gpu
         if share is None or price.seconds == 0.0:
             return price
-        limit = flops / (share * self.layout.cluster.gpu.peak_flops(dtype))
+        limit = flops / (share * gpu.kernel_scale.compute * gpu.peak_flops(dtype))
         together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
-        return price.scaled(together / price.seconds)
+        return price.scaled(together / price.seconds * self._software)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
         # Batched small GEMMs are taken as one GEMM of the same FLOPs; their outputs are what binds them.
@@ -143,7 +144,9 @@ class Pricer:
         factor = self.training.sustained.attention
         if op.variant == "triton":
             factor *= self.training.sustained.attention_triton
-        return price.scaled(factor / cp)
+        elif op.variant == "flash2":
+            factor *= self.training.sustained.attention_flash2
+        return price.scaled(factor * self._software / cp)
 
 
 def _plus(a: Price, b: Price) -> Price:

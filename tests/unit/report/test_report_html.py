@@ -136,3 +136,27 @@ def test_the_console_does_not_pay_for_the_page() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
+
+
+def test_passes_are_told_apart_and_lanes_do_not_claim_exposure(result: Result) -> None:
+    from dataclasses import replace
+
+    labels = ("forward", "backward", "backward-input", "backward-weight", "")
+    ops = [replace(result.excerpt[0], label=label, category="compute") for label in labels]
+    ops.append(replace(result.excerpt[0], stream="dp", label="gather", category="exposed dp (scale-out)"))
+    data = _data(render_html(replace(result, excerpt=tuple(ops))))["timeline"]
+    names = [category["label"] for category in data["categories"]]
+    assert names == ["forward", "backward", "weight gradient", "compute", "DP (scale-out)"]
+    assert len({category["slot"] for category in data["categories"][:3]}) == 3
+
+
+def test_lists_in_the_spec_and_sources_find_their_place(result: Result) -> None:
+    from dataclasses import replace
+
+    model = {"name": "m", "layers": [{"repeat": 3, "kind": "gqa"}, {"repeat": 1}], "sizes": (1, 2)}
+    cluster = {"name": "c", "unset": None, "sources": {"gpu": "data sheet, 2023"}}
+    text = render_html(replace(result, spec={"model": model, "cluster": cluster}))
+    assert '<th scope="row">layers.1.repeat</th><td>1</td>' in text
+    assert '<th scope="row">sizes</th><td>1, 2</td>' in text
+    assert "unset" not in text
+    assert text.index("Sources of the hardware") < text.index("data sheet, 2023")

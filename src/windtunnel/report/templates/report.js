@@ -8,7 +8,7 @@
     const decimals = Math.max(0, 3 - Math.floor(Math.log10(Math.abs(value))));
     return value.toLocaleString("en-US", { minimumFractionDigits: Math.min(decimals, 9), maximumFractionDigits: Math.min(decimals, 9) });
   }
-  const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+  const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "us"], [1, "ns"]];
   function duration(ns) {
     const [size, unit] = UNITS.find(([size]) => Math.abs(ns) >= size) || UNITS[3];
     return `${significant(ns / size)} ${unit}`;

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from measured_rows import LLAMA_8B, row
+
+from windtunnel.accuracy.cases import Case, Skip, case_of
+from windtunnel.accuracy.fabric import cluster_of
+from windtunnel.accuracy.nanotron import layers_per_stage
+from windtunnel.accuracy.table import REQUIRED
+from windtunnel.errors import LayoutError
+from windtunnel.model import transformer
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Any:
+    def build(**changes: Any) -> Case:
+        found = case_of(row(tmp_path, **changes))
+        assert isinstance(found, Case), found.reason
+        return found
+
+    return build
+
+
+@pytest.fixture
+def skip(tmp_path: Path) -> Any:
+    def build(**changes: Any) -> str:
+        found = case_of(row(tmp_path, **changes))
+        assert isinstance(found, Skip)
+        return found.reason
+
+    return build
+
+
+def test_a_complete_row_is_one_plan_and_no_assumption(case: Any) -> None:
+    found = case()
+    assert len(found.plans) == 1
+    assert found.swept == found.assumptions == ()
+    plan = found.plan
+    assert (plan.tp, plan.pp, plan.dp, plan.zero_stage, plan.sequence_parallel) == (2, 1, 8, 1, True)
+    assert (plan.global_batch, plan.micro_batch, plan.seq_len, plan.framework) == (32, 1, 8192, "megatron")
+    assert found.model.parameters == 8_030_261_248
+    assert found.cluster.n_gpus == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"notes": "synthetic balanced routing; cuda graphs full_iteration"}, "cuda_graphs", True),
+        ({"notes": "TP comm overlap"}, "overlap_tp", True),
+        ({"notes": "AsyncTP no"}, "overlap_tp", False),
+        ({"notes": "torch.compile: no"}, "compile", False),
+        ({"notes": "fp32 gradient accumulation"}, "gradient_dtype", "fp32"),
+        ({"notes": "FSDP group 8", "zero_stage": 3}, "shard_group", 8),
+        ({"precision": "fp8"}, "precision", "fp8"),
+        ({"precision": "fp8_cs"}, "precision", "fp8-current"),
+        ({"precision": "fp8", "framework": "torchtitan (PyTorch FSDP2)"}, "precision", "fp8-current"),
+        ({"recompute": "selective (attention core)"}, "recompute", "selective:core_attention"),
+        ({"recompute": "selective: layernorm+moe_act"}, "recompute", "selective:norms,moe_activation"),
+        ({"offload": "activations of 20 layers"}, "offload_activations", 20),
+        ({"attention_impl": "unfused (fused softmax kernel)"}, "attention_impl", "unfused"),
+        ({"source": "MLPerf Training v4.1"}, "release", "mlperf-v4.1"),
+        ({"source": "NVIDIA Megatron-Bridge performance summary 26.02.01"}, "release", "bridge-26.02"),
+        ({"framework": "Megatron-LM", "date": "2022-05"}, "overlap_p2p", False),
+    ],
+)
+def test_words_become_plan_fields(case: Any, changes: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(case(**changes).plan, field) == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"task": "lora"}, "adapters"),
+        ({"task": "sft"}, "packed sequences"),
+        ({"framework": "MaxText (JAX)"}, "framework"),
+        ({"precision": "int4"}, "precision 'int4'"),
+        ({"recompute": "some of it"}, "recompute"),
+        ({"offload": "everything"}, "offload"),
+        ({"gpu": "H47"}, "unknown GPU"),
+        ({"hidden": None}, "hidden"),
+        ({"global_batch": None}, "global_batch"),
+        ({"grad_accum": 5}, "micro_batch 1 x grad_accum 5 x dp 8 = 40, but global_batch is 32"),
+        ({"model_family": "perceptron", "model": "Perceptron-1"}, "unknown model"),
+        ({"experts": 8, "topk": 2, "ep": None}, "expert-parallel"),
+        ({"precision": "fp8_fine"}, "block scaling on Hopper"),
+    ],
+)
+def test_what_cannot_be_represented_is_skipped_with_its_reason(skip: Any, changes: dict[str, Any], words: str) -> None:
+    assert words in skip(**changes)
+
+
+def test_what_is_open_is_swept_and_named(case: Any) -> None:
+    found = case(recompute=None, micro_batch=None, grad_accum=None)
+    assert found.swept == ("micro_batch", "recompute")
+    assert {(p.micro_batch, p.recompute) for p in found.plans} == {
+        (size, kind) for size in (1, 2, 4) for kind in ("none", "full")
+    }
+
+
+def test_too_much_unknown_is_no_sweep(skip: Any) -> None:
+    open_fields = dict.fromkeys(("vpp", "micro_batch", "grad_accum", "zero_stage", "sp", "recompute"))
+    assert "too much is unknown" in skip(pp=8, dp=1, **open_fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "per_node", "gbits", "protocol"),
+    [
+        ("IB NDR 400 Gb/s per GPU", 8, 400, "infiniband"),
+        ("RoCE 1600 Gb/s per node", 8, 200, "roce"),
+        ("8x HDR InfiniBand 200 Gb/s per node", 8, 200, "infiniband"),
+        ("Storage: 2x CX-7 IB NDR 400Gb/s; Compute: 8x CX-7 IB NDR 400Gb/s; Management: 100Gb/s", 8, 400, "infiniband"),
+        ("AWS EFA (p5-class nodes)", 8, 400, "efa"),
+    ],
+)
+def test_fabric_as_stated(tmp_path: Path, text: str, per_node: int, gbits: int, protocol: str) -> None:
+    cluster, notes = cluster_of(row(tmp_path, inter_link=text, gpus_per_node=per_node))
+    assert cluster.scale_out.bandwidth_bytes_per_s * 8 / 1e9 == pytest.approx(gbits)
+    assert cluster.scale_out.protocol == protocol
+    assert notes == ()
+
+
+def test_an_unstated_fabric_is_an_assumption_only_where_it_matters(tmp_path: Path) -> None:
+    assert cluster_of(row(tmp_path, inter_link=""))[1] == ("NIC bandwidth not stated, taken as 400 Gb/s per GPU",)
+    inside = row(tmp_path, inter_link="", n_gpus=8, dp=4, grad_accum=8)
+    assert cluster_of(inside)[1] == ()
+
+
+def test_the_head_shows_in_the_published_size(case: Any) -> None:
+    """A family that ties embeddings, a published size that only an untied head explains."""
+    shape = {"model": "GPT-7.1B", "model_family": "gpt", "layers": 30, "ffn": 16384, "gated_mlp": 0, "kv_heads": 32}
+    shape |= {"vocab": 131072, "seq_len": 4096}
+    assert case(**shape, params_b=7.1).model.tied_embeddings is False
+    assert case(**shape, params_b=6.6).model.tied_embeddings is True
+
+
+def test_nanotron_counts_the_head_as_layers() -> None:
+    model = transformer(hidden=2048, layers=16, heads=32, vocab=131072, ffn=8192, tied_embeddings=True)
+    assert layers_per_stage(model, 1) == (16,)
+    assert layers_per_stage(model, 2) == (11, 5)
+    assert layers_per_stage(model, 4) == (6, 5, 5, 0)
+
+
+@given(st.integers(1, 40), st.integers(1, 48), st.sampled_from((1024, 32000, 131072)))
+@settings(max_examples=60, deadline=None)
+def test_nanotron_places_every_layer_once_or_refuses(layers: int, pp: int, vocab: int) -> None:
+    model = transformer(hidden=2048, layers=layers, heads=16, vocab=vocab, ffn=8192)
+    try:
+        counts = layers_per_stage(model, pp)
+    except LayoutError:
+        assert pp > 1
+        return
+    assert len(counts) == pp
+    assert sum(counts) == layers
+
+
+def test_nanotron_row_with_an_empty_stage_is_infeasible(tmp_path: Path) -> None:
+    changes = {"framework": "nanotron", "pp": 64, "dp": 1, "grad_accum": 32, "n_gpus": 128, "tp": 2}
+    found = case_of(row(tmp_path, **changes))
+    assert isinstance(found, Skip)
+    assert found.infeasible
+    assert "without any block" in found.reason
+
+
+OPTIONAL = sorted(set(LLAMA_8B) - set(REQUIRED) - {"step_time_s"})
+
+
+@given(
+    st.sets(st.sampled_from(OPTIONAL), max_size=6),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "tp": st.integers(1, 64),
+            "pp": st.integers(1, 64),
+            "vpp": st.integers(1, 16),
+            "heads": st.integers(1, 100),
+            "experts": st.integers(1, 300),
+            "topk": st.integers(1, 300),
+            "precision": st.sampled_from(["bf16", "fp8", "nvfp4", "FP64", "?"]),
+            "framework": st.sampled_from(["nanotron", "Composer/FSDP", "Megatron-LM", "NeMo"]),
+            "notes": st.text(alphabet="abc;: 0123456789", max_size=20),
+            "inter_link": st.text(alphabet="0123456789x GbIB/s;.", max_size=20),
+        },
+    ),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_row_is_a_case_or_a_skip(tmp_path: Path, emptied: set[str], changes: dict[str, Any]) -> None:
+    found = case_of(row(tmp_path, **changes, **{name: None for name in emptied if name not in changes}))
+    assert isinstance(found, Case | Skip)
+    if isinstance(found, Skip):
+        assert found.reason

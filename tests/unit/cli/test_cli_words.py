@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import subprocess
+import sys
+import typing
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from windtunnel.cli.app import main
+from windtunnel.cli.plan_flags import SWITCHES, PlanFlags, switches_spelled_out
+from windtunnel.cli.question import Question
+from windtunnel.errors import UserError
+from windtunnel.training.plan import Plan, read_plan
+
+ASKED = {"global_batch": 16, "seq_len": 4096}
+
+
+def ask(*sets: str, plan: Path | None = None, **flags: Any) -> Question:
+    return Question.asked("llama-3-8b", "h100-sxm:16", plan, {**ASKED, **flags}, sets)
+
+
+def choices(annotation: Any) -> set[Any]:
+    """The literals anywhere in an annotation."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return set(typing.get_args(annotation))
+    return {value for part in typing.get_args(annotation) for value in choices(part)}
+
+
+def plan_or_message(spec: Any) -> Plan | str:
+    try:
+        return read_plan(spec)
+    except UserError as error:
+        return str(error)
+
+
+def test_every_plan_field_is_a_flag_and_nothing_else_is() -> None:
+    assert {field.name for field in dataclasses.fields(PlanFlags)} == set(Plan.model_fields)
+
+
+def test_flags_offer_the_choices_that_a_plan_takes() -> None:
+    hints = typing.get_type_hints(PlanFlags)
+    for name, field in Plan.model_fields.items():
+        assert choices(hints[name]) == choices(field.annotation), name
+
+
+def test_flags_that_are_not_given_change_nothing() -> None:
+    assert PlanFlags().given() == {}
+    assert PlanFlags(tp=8, overlap_tp=False).given() == {"tp": 8, "overlap_tp": False}
+    assert PlanFlags(layers_per_stage="7, 8,8,7").given() == {"layers_per_stage": (7, 8, 8, 7)}
+
+
+@pytest.mark.parametrize("text", ["7;8", "", "7,,8", "7,-8", "1e3", "٧,٨"])
+def test_layers_per_stage_is_counts(text: str) -> None:
+    with pytest.raises(UserError, match="layers-per-stage"):
+        PlanFlags(layers_per_stage=text).given()
+
+
+def test_switches_take_on_and_off_as_results_print_them() -> None:
+    words = ["predict", "--overlap-tp", "true", "--compile=off", "--cuda-graphs", "--tp", "8", "--overlap-ep", "no"]
+    spelled = ["predict", "--overlap-tp", "--no-compile", "--cuda-graphs", "--tp", "8", "--no-overlap-ep"]
+    assert switches_spelled_out(words) == spelled
+
+
+@given(st.lists(st.sampled_from(["--tp", "8", "model", "--x=on", "--", "on", *sorted(SWITCHES)]), max_size=8))
+def test_spelling_out_twice_is_spelling_out_once(words: list[str]) -> None:
+    # A value is eaten only behind a switch, so that a bare "on" elsewhere stays what it is.
+    once = switches_spelled_out(words)
+    if not any(a in SWITCHES and b == "on" for a, b in pairwise(once)):
+        assert switches_spelled_out(once) == once
+
+
+def test_flags_win_over_the_plan_file(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("tp: 4\npp: 2\nglobal_batch: 64\nseq_len: 2048\n")
+    question = Question.asked("llama-3-8b", "h100-sxm:16", file, {"tp": 2}, ())
+    assert (question.plan.tp, question.plan.pp, question.plan.global_batch) == (2, 2, 64)
+
+
+def test_set_changes_one_number() -> None:
+    question = ask("cluster.nic=800Gb/s", "model.layers=4", "plan.micro_batch=2", "cluster.gpu.memory=100 GB")
+    assert question.cluster.scale_out.bandwidth_bytes_per_s == 100e9
+    assert question.cluster.scale_out.latency_s == ask().cluster.scale_out.latency_s
+    assert question.cluster.gpu.memory_bytes == 100_000_000_000
+    assert question.model.n_layers == 4
+    assert question.plan.micro_batch == 2
+
+
+def test_setting_nothing_new_changes_nothing() -> None:
+    assert ask("cluster.scale_out.bandwidth=400Gb/s").cluster == ask().cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nic=800Gb/s", "PART.KEY=VALUE"),
+        ("cluster.nic", "PART.KEY=VALUE"),
+        ("cluster.nick=800Gb/s", "nick"),
+        ("cluster.nic=800gb", "800gb"),
+        ("cluster.n_gpus.x=1", "nested"),
+        ("model.depth=3", "depth"),
+        ("plan.tq=3", "tq"),
+        ("plan.tp=many", "tp"),
+    ],
+)
+def test_a_set_that_means_nothing_is_one_message(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ask(text)
+
+
+def test_what_is_missing_is_named_as_a_flag() -> None:
+    with pytest.raises(UserError, match="--global-batch"):
+        Question.asked("llama-3-8b", "h100-sxm:8", None, {"seq_len": 4096}, ())
+
+
+def test_the_command_that_a_result_names_gives_that_result() -> None:
+    question = ask("model.layers=4", tp=2, cuda_graphs=True, precision="fp8", micro_batch=2)
+    result = question.answer()
+    words = switches_spelled_out(shlex.split(result.reproduce))
+    assert words[:5] == ["windtunnel", "predict", "llama-3-8b", "--cluster", "h100-sxm:16"]
+    assert words[5:7] == ["--set", "model.layers=4"]
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(sorted(Plan.model_fields)), st.text(max_size=6)), st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.lists(st.integers(), max_size=4),
+), max_size=8))  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_any_mapping_is_a_plan_or_a_user_error(fields: dict[str, Any]) -> None:
+    said = plan_or_message(fields)
+    assert not isinstance(said, str) or "\n" not in said
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_is_a_plan_or_a_user_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(data)
+    said = plan_or_message(path)
+    assert not isinstance(said, str) or str(path) in said
+
+
+WORDS = [
+    "predict",
+    "validate",
+    "compare",
+    "--cluster",
+    "--tp",
+    "--set",
+    "--json",
+    "-1",
+    "x",
+    "",
+    "--",
+    "=",
+    "h100-sxm:8",
+]
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=6), max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_any_words_end_with_a_known_status(words: list[str]) -> None:
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(words)
+    assert status in (0, 2)
+    if status == 2:
+        assert err.getvalue().startswith("windtunnel: error: ")
+        assert err.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["predict", "--help"], ["validate", "--help"], ["--version"]])
+def test_help_is_cheap(words: list[str]) -> None:
+    code = (
+        "import sys; from windtunnel.cli import main; "
+        f"status = main({words!r}); "
+        "heavy = {'numpy', 'numba', 'torch', 'pyarrow', 'pydantic', 'yaml', 'jinja2'} & set(sys.modules); "
+        "sys.exit(f'{status} {sorted(heavy)}' if status or heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Question, "asked", interrupted)
+    assert main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8"]) == 130
