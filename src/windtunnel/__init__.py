@@ -1,0 +1,76 @@
+"""A wind tunnel for AI clusters: what a training step costs at any scale, how sure that is, and why.
+
+    import windtunnel
+
+    result = windtunnel.predict(
+        "llama-3.1-405b", "h100-sxm:8192", {"tp": 8, "pp": 16, "cp": 2, "global_batch": 1536, "seq_len": 8192}
+    )
+    result.step_time_s, result.mfu, result.breakdown_ns
+
+Names are loaded when first used: `import windtunnel` alone brings in nothing but itself.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windtunnel.accuracy import run_validation as run_validation
+    from windtunnel.errors import InputFileError as InputFileError
+    from windtunnel.errors import LayoutError as LayoutError
+    from windtunnel.errors import ScheduleError as ScheduleError
+    from windtunnel.errors import SpecError as SpecError
+    from windtunnel.errors import UnknownNameError as UnknownNameError
+    from windtunnel.errors import UserError as UserError
+    from windtunnel.errors import WindtunnelError as WindtunnelError
+    from windtunnel.hardware import Cluster as Cluster
+    from windtunnel.hardware import parse_cluster as parse_cluster
+    from windtunnel.model import Model as Model
+    from windtunnel.model import load_model as load_model
+    from windtunnel.report.run_folder import load as load_result
+    from windtunnel.report.run_folder import save as save_result
+    from windtunnel.result import Result as Result
+    from windtunnel.training import Plan as Plan
+    from windtunnel.training import predict as predict
+    from windtunnel.training import read_plan as read_plan
+
+    __version__: str
+
+# Public name -> (module, name there).
+_HOME = {
+    "Cluster": ("hardware", "Cluster"),
+    "InputFileError": ("errors", "InputFileError"),
+    "LayoutError": ("errors", "LayoutError"),
+    "Model": ("model", "Model"),
+    "Plan": ("training", "Plan"),
+    "Result": ("result", "Result"),
+    "ScheduleError": ("errors", "ScheduleError"),
+    "SpecError": ("errors", "SpecError"),
+    "UnknownNameError": ("errors", "UnknownNameError"),
+    "UserError": ("errors", "UserError"),
+    "WindtunnelError": ("errors", "WindtunnelError"),
+    "load_model": ("model", "load_model"),
+    "load_result": ("report.run_folder", "load"),
+    "parse_cluster": ("hardware", "parse_cluster"),
+    "predict": ("training", "predict"),
+    "read_plan": ("training", "read_plan"),
+    "run_validation": ("accuracy", "run_validation"),
+    "save_result": ("report.run_folder", "save"),
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("windtunnel")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, there = _HOME[name]
+    return getattr(import_module(f"{__name__}.{module}"), there)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -7,6 +7,7 @@ range of the answers; what cannot be represented is skipped with its reason. Wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -134,9 +135,12 @@ def _from_numbers(row: Row, family: str, tied: bool | None) -> Model:
 
 def _shipped(row: Row) -> Model:
     """The catalogue's model of that name, for families that plain numbers cannot describe (MLA, mixed layers)."""
-    from windtunnel.model import load_model
+    from windtunnel.model import catalogue_names, load_model
 
-    model = load_model(row.model.lower().replace(" ", "-"))
+    name = re.sub(r"[\s_]+", "-", row.model.lower().partition("(")[0].strip())
+    # Tables add the size to a name that already says which model it is: DeepSeek-V3-671B.
+    shorter = re.sub(r"-\d+(\.\d+)?b(-a\d+(\.\d+)?b)?$", "", name)
+    model = load_model(shorter if name not in catalogue_names() and shorter in catalogue_names() else name)
     last = model.layers[-1]  # of the repeated kind; DeepSeek's first ones are dense
     block = last.feed_forward
     shape: tuple[object, ...] = (model.hidden_size, last.attention.heads, block.kind == "moe")
@@ -174,6 +178,8 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
     if layers:
         fields["offload_activations"] = layers
     assumptions = []
+    if not row.framework:
+        assumptions.append(f"framework not stated, taken as {framework}")
     if not row.offload:
         assumptions.append("offload not stated, taken as none")
     if row.cp is None and row.tp and row.pp and row.dp and row.n_gpus != row.tp * row.pp * row.dp:

@@ -49,6 +49,8 @@ class Outcome:
     assumptions: tuple[str, ...] = ()
     anchor_factor: float | None = None  # multiplied in by `--anchor`; None without it
     is_anchor: bool = False
+    model_flops: float | None = None  # of one step: 6 N + 12 L a d s per token
+    guess_s: float | None = None  # what a constant FLOP rate would say, see guess.py
 
     @property
     def memory_definition(self) -> str:
@@ -131,6 +133,7 @@ def _swept(case: Case, predict: Predict) -> Outcome:
     feasible = [result for result in results if result.status == "ok"]
     chosen = feasible or results
     memories = [_memory_of(case.row, result) for result in chosen if result.memory]
+    tokens = case.plan.global_batch * case.plan.seq_len
     outcome = Outcome(
         case.row,
         "ok" if feasible else "infeasible",
@@ -140,6 +143,7 @@ def _swept(case: Case, predict: Predict) -> Outcome:
         device_gib=_median([m.device_bytes / GIB for m in memories]),
         swept=case.swept,
         assumptions=case.assumptions,
+        model_flops=3.0 * tokens * case.model.forward_flops_per_token(case.plan.seq_len, "full"),
     )
     times = [result for result in chosen if result.step_time_ns > 0]
     if not times:

@@ -53,7 +53,8 @@ sign, *worst* is the one farthest from zero, *in band* is the share of runs whos
 p5-p95 band. *Level A* rows state model, every parallel degree, batch, precision and recomputation; *level B* rows leave
 one to three of these open, which are swept: the prediction is the median of the sweep and the band spans all of it.
 *Level C* rows are used for ordering only. A row that cannot be represented is skipped with its reason, never guessed.
-Sources are not pooled: their conventions, releases and clusters differ."""
+Sources are not pooled: their conventions, releases and clusters differ. *Guess* is the mean error that one constant
+FLOP rate per GPU and precision would have, fitted on these very rows: what a prediction has to beat."""
 
 _ANCHOR_READING = """\
 One efficiency factor per (source, GPU, model, precision), set by the run on the fewest GPUs, which is then left out of

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.accuracy.guess import with_guesses
 from windtunnel.accuracy.outcome import Outcome
 from windtunnel.accuracy.ranking import Ranking, rankings
 from windtunnel.accuracy.score import (
@@ -102,6 +103,7 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
         if (level is None or outcome.row.level == level)
         and (source is None or source.lower() in outcome.row.source.lower())
     ]
+    asked = with_guesses(asked)
     levels = sorted({outcome.row.level for outcome in asked})
     best = [outcome for outcome in asked if levels and outcome.row.level == levels[0]]
     orderings = (ordering(f"level {name}", [o for o in asked if o.row.level == name]) for name in levels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -79,7 +80,7 @@ def _predicted(
     rows: Sequence[Row], progress: Callable[[int, int], None] | None, workers: int, predict: Predict | None
 ) -> Iterable[Outcome]:
     if workers > 1 and predict is None and len(rows) > 4 * CHUNK:
-        with ProcessPoolExecutor(workers) as pool:
+        with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
             yield from _counted(pool.map(_one, rows, chunksize=CHUNK), len(rows), progress)
     else:
         call = predict or _predict()
@@ -91,6 +92,10 @@ def _counted(outcomes: Iterable[Outcome], total: int, progress: Callable[[int, i
         if progress is not None:
             progress(done, total)
         yield outcome
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _one(row: Row) -> Outcome:

@@ -30,6 +30,7 @@ class Score:
     worst: float | None
     worst_id: str
     inside_band: float | None
+    guess_mean_abs: float | None  # of the constant-rate guess of guess.py, on the same rows
     skip_reasons: tuple[tuple[str, int], ...]
 
 
@@ -84,6 +85,7 @@ def score(name: str, outcomes: Iterable[Outcome]) -> Score:
     priced = [(outcome, outcome.error) for outcome in rows]
     errors = [(outcome, error) for outcome, error in priced if error is not None]
     bands = [outcome.inside_band for outcome, _ in errors if outcome.inside_band is not None]
+    guesses = [abs(outcome.guess_s / (outcome.row.measured_s or 1.0) - 1) for outcome, _ in errors if outcome.guess_s]
     skipped = [outcome for outcome in rows if outcome.status == "skipped"]
     values = [error for _, error in errors]
     worst = max(errors, key=lambda pair: abs(pair[1]), default=None)
@@ -99,6 +101,7 @@ def score(name: str, outcomes: Iterable[Outcome]) -> Score:
         worst=worst[1] if worst else None,
         worst_id=worst[0].row.id if worst else "",
         inside_band=sum(bands) / len(bands) if bands else None,
+        guess_mean_abs=statistics.fmean(guesses) if guesses else None,
         skip_reasons=tuple(Counter(outcome.reason for outcome in skipped).most_common()),
     )
 

@@ -42,7 +42,9 @@ def tables_of(report: Report) -> tuple[Table, ...]:
         _skips(report),
         _kinds(report),
         _scores(f"Step time by source and scale, level {level}", "source, scale", report.by_scale, detail=True),
-        _scores(f"Step time by source, GPU and precision, level {level}", "source, GPU", report.by_precision, detail=True),
+        _scores(
+            f"Step time by source, GPU and precision, level {level}", "source, GPU", report.by_precision, detail=True
+        ),
         _memory(report),
         _feasibility(report),
         *(_ranking(ranking) for ranking in report.ranking),
@@ -57,12 +59,13 @@ def _scores(title: str, what: str, scores: Sequence[Score], detail: bool = False
         "rows",
         "priced",
         "skipped",
-        "infeasible",
+        "infeas.",
         "mean",
         "median",
         "bias",
         "worst",
         "in band",
+        "guess",
         "worst row",
     )
     return Table(title, header, tuple(_score_cells(score) for score in scores), detail=detail)
@@ -80,6 +83,7 @@ def _score_cells(score: Score) -> tuple[str, ...]:
         percent(score.bias, signed=True),
         percent(score.worst, signed=True),
         percent(score.inside_band),
+        percent(score.guess_mean_abs),
         score.worst_id or DASH,
     )
 

@@ -15,20 +15,18 @@ class UnreadableError(Exception):
     """The row cannot be represented; the text says why."""
 
 
-FRAMEWORKS = {
-    "nemo/megatron-core": "megatron",
-    "nemo/megatron-core + transformer engine": "megatron",
-    "megatron-bridge/megatron-core": "megatron",
-    "megatron-core": "megatron",
-    "megatron-lm": "megatron",
-    "megatron": "megatron",
-    "torchtitan (pytorch fsdp2)": "torchtitan",
-    "torchtitan": "torchtitan",
-    "composer/fsdp": "fsdp",
-    "nemo automodel (pytorch fsdp2)": "fsdp",
-    "fsdp": "fsdp",
-    "nanotron": "nanotron",
-}
+# The first word that the row's framework contains decides; None: not modelled.
+FRAMEWORKS: tuple[tuple[str, str | None], ...] = (
+    ("jax", None),  # MaxText, PaxML
+    ("gaudi", None),
+    ("deepspeed", None),
+    ("torchtitan", "torchtitan"),
+    ("nanotron", "nanotron"),
+    ("automodel", "fsdp"),
+    ("megatron", "megatron"),
+    ("composer", "fsdp"),
+    ("fsdp", "fsdp"),
+)
 
 # fp8 by itself is TransformerEngine's delayed scaling; the exceptions are in `precision_of`.
 PRECISIONS = {
@@ -36,23 +34,23 @@ PRECISIONS = {
     "bf16": "bf16",
     "fp16": "fp16",
     "fp8": "fp8",
+    "fp8_ds": "fp8",
     "fp8_cs": "fp8-current",
     "fp8-current": "fp8-current",
+    "fp8_mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
 }
 
-RECOMPUTES = {
-    "none": "none",
-    "full": "full",
-    "selective": "selective:core_attention",  # what Megatron-Core's `--recompute-granularity selective` recomputes
-    "selective (attention core)": "selective:core_attention",
-    "selective (per-op sac)": "selective:ops",
-    "selective: layernorm+moe_act": "selective:norms,moe_activation",
-    "selective: core_attn": "selective:core_attention",
-    "selective: layernorm": "selective:norms",
-    "selective: moe_act": "selective:moe_activation",
-    "selective: mlp": "selective:mlp",
+# Parts of a layer as Megatron-Core's `--recompute-modules` and other sources name them.
+RECOMPUTED_PARTS = {
+    "attention core": "core_attention",
+    "core_attn": "core_attention",
+    "per-op sac": "ops",
+    "layernorm": "norms",
+    "mlp": "mlp",
+    "moe": "mlp",
+    "moe_act": "moe_activation",
 }
 
 FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
@@ -71,13 +69,14 @@ def check_task(row: Row) -> None:
 
 
 def framework_of(row: Row) -> str:
-    """Name of the plan's framework."""
+    """Name of the plan's framework; where none is stated, a plan's default."""
     name = row.framework.lower()
     if not name:
         return "megatron"
-    if name not in FRAMEWORKS:
+    found = next((framework for word, framework in FRAMEWORKS if word in name), None)
+    if found is None:
         raise UnreadableError(f"framework {row.framework!r} is not modelled")
-    return FRAMEWORKS[name]
+    return found
 
 
 def family_of(row: Row) -> str:
@@ -127,11 +126,16 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
     text = row.recompute.strip().lower()
     if not text:
         return ("none", "full")
-    if text in RECOMPUTES:
-        return (RECOMPUTES[text],)
-    layers = re.fullmatch(r"full[ (:]+(\d+) layers?\)?", text)
-    if layers:
+    if text in ("none", "full"):
+        return (text,)
+    if text == "selective":  # Megatron-Core's `--recompute-granularity selective`
+        return ("selective:core_attention",)
+    if layers := re.fullmatch(r"full[ (:]+(\d+) layers?\)?", text):
         return (f"full:{layers[1]}",)
+    if named := re.fullmatch(r"selective(?:: *(.+)| *\((.+)\))", text):
+        parts = [part.strip() for part in re.split(r"[+,]", named[1] or named[2])]
+        if set(parts) <= set(RECOMPUTED_PARTS):
+            return ("selective:" + ",".join(RECOMPUTED_PARTS[part] for part in parts),)
     raise UnreadableError(f"recompute {row.recompute!r} is not modelled")
 
 

@@ -15,23 +15,20 @@ PIPED_WIDTH = 120  # columns where no terminal says how wide it is
 PATIENCE_S = 1.0  # what is done sooner needs no progress
 
 
-def stdout() -> Console:
-    """The console for results."""
-    return _console(sys.stdout)
-
-
-def _console(stream: Any) -> Console:
+def stdout(piped_width: int = PIPED_WIDTH) -> Console:
+    """The console for results; `piped_width` columns where neither a terminal nor COLUMNS says how wide it is."""
     from rich.console import Console
 
-    console = Console(file=stream, highlight=False)
-    return console if console.is_terminal else Console(file=stream, highlight=False, width=_columns())
+    console = Console(file=sys.stdout, highlight=False)
+    width = None if console.is_terminal else _columns() or piped_width
+    return Console(file=sys.stdout, highlight=False, width=width)
 
 
-def _columns() -> int:
+def _columns() -> int | None:
     import os
 
     columns = os.environ.get("COLUMNS", "")
-    return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else PIPED_WIDTH
+    return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else None
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -41,7 +41,8 @@ class Question:
         from windtunnel.training.plan import _read_yaml as read_mapping
 
         changes = _changes(sets)
-        fields = {**(read_mapping(plan) if plan is not None else {}), **flags, **changes["plan"]}
+        written = dict(read_mapping(plan)) if plan is not None else {}
+        fields = {**written, **flags, **changes["plan"]}
         for name in ("global_batch", "seq_len"):
             if fields.get(name) is None:
                 flag = name.replace("_", "-")
@@ -55,8 +56,15 @@ class Question:
         machine = parse_cluster(cluster)
         if changes["cluster"]:
             machine = parse_cluster(_with(machine.to_dict(), changes["cluster"]))
+        try:
+            settled = read_plan(fields)
+        except (SpecError, UnknownNameError) as error:
+            named = error.field if isinstance(error, SpecError) else error.name
+            if named in written and fields[named] is written[named]:  # the file is where it has to be put right
+                raise UserError(f"{plan}: {error}") from None
+            raise
         words = [model, "--cluster", cluster, *(word for text in sets for word in ("--set", text))]
-        return cls(built, machine, read_plan(fields), shlex.join(words))
+        return cls(built, machine, settled, shlex.join(words))
 
     def answer(self) -> Result:
         """Predict, and name model and cluster in `reproduce` as they were named here."""

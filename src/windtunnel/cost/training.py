@@ -32,6 +32,7 @@ class Sustained:
     attention_triton: float  # the first-generation Triton kernel over the GPU's best
     attention_flash2: float  # FlashAttention-2 over the GPU's best
     memory: float
+    dispatch: float  # expert all-to-all as token dispatchers do it over NCCL's; they send a token once per node
     p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
 
 
@@ -40,8 +41,9 @@ class TrainingCosts:
     """The constants of one GPU generation."""
 
     sustained: Sustained
-    launch_s: float
-    graph_launch_s: float
+    launch_s: Mapping[str, float]  # one kernel from Python, by framework: modules, hooks and autograd included
+    collective_launch_s: float  # one collective through torch.distributed
+    graph_launch_s: float  # one node of a CUDA graph
     compute_by_scale_up: float
     compute_by_scale_out: float
     comm_by_compute: float
@@ -72,9 +74,17 @@ def _document() -> dict[str, Any]:
     return data
 
 
-def software_factor(release: str | None) -> float:
-    """Time of a software release's kernels over those of the current one; 1 for a release that was not fitted."""
-    return float(_document()["releases"].get(release, 1.0))
+@dataclass(frozen=True, slots=True)
+class Software:
+    """A software release against the current one: time of its kernels, and of its expert dispatch."""
+
+    kernels: float = 1.0
+    dispatch: float = 1.0
+
+
+def software(release: str | None) -> Software:
+    """Factors of a release; 1 for one that was not fitted."""
+    return Software(**_document()["releases"].get(release, {}))
 
 
 @lru_cache
@@ -85,6 +95,7 @@ def training_costs(generation: str) -> TrainingCosts:
     return TrainingCosts(
         sustained=Sustained(**known.get(generation, known["default"])),
         launch_s=data["host"]["launch_s"],
+        collective_launch_s=data["host"]["collective_launch_s"],
         graph_launch_s=data["host"]["graph_launch_s"],
         jitter=data["jitter"],
         **data["slowdown"],

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 from windtunnel.cost.collectives import Group, group_of
-from windtunnel.errors import LayoutError, SpecError
+from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import Cluster
 from windtunnel.model import Layer, Model
 from windtunnel.training.framework import HABITS, Habits
-from windtunnel.training.plan import Plan
+from windtunnel.training.plan import Plan, Precision
+from windtunnel.training.schedules import NAMES
 
 PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+PASSES_MOST = 2**21  # forward passes of all stages in one step; a real job runs thousands
+STEP_MOST_S = 1e6  # at peak; integer nanoseconds hold a step that runs at a thousandth of that
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The plan as it will run. `plan` holds no None where a framework has a habit."""
+    """The plan as it will run. `plan` holds no None where a framework has a habit; `asked` is what the user said."""
 
     model: Model
     cluster: Cluster
+    asked: Plan
     plan: Plan
     habits: Habits
     dp: int
@@ -71,18 +76,27 @@ class Layout:
 
 def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     """Fill the blanks of a plan and check it. Raises LayoutError or SpecError on what cannot run anywhere."""
-    habits = HABITS[plan.framework]
-    changes, notes = _filled(plan, habits, model)
+    if not model.layers:
+        raise SpecError("layers", 0, "the model needs at least one layer")
+    asked, habits = plan, HABITS[plan.framework]
+    changes = _filled(plan, habits)
     plan = plan.model_copy(update=changes)
     dp = _data_parallel(plan, cluster)
+    experts = any(layer.feed_forward.kind == "moe" for layer in model.layers)
     etp = plan.etp or (plan.tp if plan.ep == 1 or habits.expert_tensor_parallel else 1)
-    _check_model(plan, model, etp, dp)
+    _check_model(plan, model, etp, dp, experts)
     _check_precision(plan, cluster)
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
     _check_schedule(schedule, plan)
+    _check_size(plan, model, cluster, micro_batches)
     sharded = plan.zero_stage or 0
-    shard_group = (plan.shard_group or dp * plan.cp) if sharded else dp * plan.cp
+    if plan.shard_group is not None and not sharded:
+        raise LayoutError(
+            f"shard_group = {plan.shard_group} with zero_stage 0 shards nothing",
+            "use zero_stage 1 to 3, or leave it out",
+        )
+    shard_group = plan.shard_group or dp * plan.cp
     if (dp * plan.cp) % shard_group:
         raise LayoutError(
             f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
@@ -91,6 +105,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     return Layout(
         model=model,
         cluster=cluster,
+        asked=asked,
         plan=plan,
         habits=habits,
         dp=dp,
@@ -101,12 +116,12 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         replicas=dp * plan.cp // shard_group,
         vocab_padded=-(-model.vocab_size // unit) * unit,
         virtual_layers=_distribute(model.n_layers, _virtual_stages(schedule, plan), plan),
-        defaults=tuple(notes),
+        defaults=_said(habits, changes, asked, schedule, etp if experts else None),
     )
 
 
-def _filled(plan: Plan, habits: Habits, model: Model) -> tuple[dict[str, object], list[str]]:
-    changes: dict[str, object] = {}
+def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
+    """Values of the fields that the plan leaves open."""
     many = plan.tp > 1
     wanted: dict[str, object] = {
         "sequence_parallel": habits.sequence_parallel and many,
@@ -122,15 +137,26 @@ def _filled(plan: Plan, habits: Habits, model: Model) -> tuple[dict[str, object]
         "fp8_parameters": False,
         "account_for_embedding": habits.account_for_embedding,
     }
-    for field, value in wanted.items():
-        if getattr(plan, field) is None:
-            changes[field] = value
-    silent = {"account_for_embedding", "fp8_parameters", "cuda_graphs", "overlap_ep"}
-    shown = ", ".join(f"{k} {_word(v)}" for k, v in changes.items() if k not in silent)
-    notes = [f"{habits.title}: {shown}"] if shown else []
-    if not model.layers:
-        raise SpecError("layers", 0, "the model needs at least one layer")
-    return changes, notes
+    return {field: value for field, value in wanted.items() if getattr(plan, field) is None}
+
+
+def _said(
+    habits: Habits, changes: dict[str, object], asked: Plan, schedule: str, etp: int | None
+) -> tuple[str, ...]:  # fmt: skip
+    """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
+    idle = {"fp8_parameters", "cuda_graphs", "overlap_ep"}
+    if not changes.get("account_for_embedding"):
+        idle |= {"account_for_embedding"}
+    if asked.tp == 1:
+        idle |= {"sequence_parallel", "overlap_tp"}
+    if asked.pp == 1:
+        idle |= {"overlap_p2p"}
+    shown = {field: value for field, value in changes.items() if field not in idle}
+    if asked.schedule is None and asked.pp > 1:
+        shown["schedule"] = schedule
+    if asked.etp is None and etp is not None and asked.tp > 1:
+        shown["etp"] = etp
+    return (f"habits of {habits.title}", *(f"{field} {_word(value)}" for field, value in shown.items()))
 
 
 def _word(value: object) -> str:
@@ -164,6 +190,8 @@ def _micro_batches(plan: Plan, dp: int) -> int:
 
 
 def _check_schedule(schedule: str, plan: Plan) -> None:
+    if schedule not in NAMES:
+        raise UnknownNameError("pipeline schedule", schedule, NAMES)
     if plan.virtual_stages > 1 and schedule != "interleaved":
         raise LayoutError(
             f"schedule {schedule} has no virtual stages, but virtual_stages = {plan.virtual_stages}",
@@ -178,7 +206,28 @@ def _virtual_stages(schedule: str, plan: Plan) -> int:
     return plan.pp * (2 if schedule in ("zb-v", "dualpipe-v") else plan.virtual_stages)
 
 
-def _check_model(plan: Plan, model: Model, etp: int, dp: int) -> None:
+def _check_size(plan: Plan, model: Model, cluster: Cluster, micro_batches: int) -> None:
+    """Refuse what is surely a slip of the pen, before it fills the memory or overflows the clock."""
+    stages = plan.pp * plan.virtual_stages
+    if micro_batches * stages > PASSES_MOST:
+        raise LayoutError(
+            f"{micro_batches} micro-batches through {stages} stages are more than {PASSES_MOST} passes per step",
+            "lower global_batch, or raise micro_batch",
+        )
+    flops = 3.0 * plan.global_batch * plan.seq_len * model.forward_flops_per_token(plan.seq_len)
+    seconds = flops / cluster.n_gpus / cluster.gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
+    if seconds > STEP_MOST_S:
+        raise LayoutError(
+            f"global_batch {plan.global_batch} x seq_len {plan.seq_len} takes {cluster.n_gpus} GPUs {seconds:.0e} s per"
+            f" step at peak, more than {STEP_MOST_S:.0e}",
+            "lower global_batch or seq_len, or use more GPUs",
+        )
+
+
+def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> None:
+    for name, degree in (("ep", plan.ep), ("etp", plan.etp or 1)):
+        if degree > 1 and not experts:
+            raise LayoutError(f"{name} = {degree}, but {model.name} has no experts", f"use {name} 1")
     for number, layer in enumerate(model.layers):
         attention, feed_forward = layer.attention, layer.feed_forward
         heads, kv_heads = attention.heads, attention.kv_heads
@@ -201,11 +250,16 @@ def _check_model(plan: Plan, model: Model, etp: int, dp: int) -> None:
                 )
             if feed_forward.size % etp:
                 raise LayoutError(f"etp = {etp} does not divide the expert size {feed_forward.size}", "use a divisor")
+            if feed_forward.shared_size % plan.tp:
+                raise LayoutError(
+                    f"tp = {plan.tp} does not divide the shared experts' size {feed_forward.shared_size}",
+                    "use a divisor",
+                )
         elif feed_forward.size % plan.tp:
-            raise LayoutError(f"tp = {plan.tp} does not divide the feed-forward size {feed_forward.size}", "use a divisor")
-    if plan.ep > 1 and all(layer.feed_forward.kind != "moe" for layer in model.layers):
-        raise LayoutError(f"ep = {plan.ep}, but {model.name} has no experts", "use ep 1")
-    if (plan.tp * plan.cp * dp) % (plan.ep * etp):
+            raise LayoutError(
+                f"tp = {plan.tp} does not divide the feed-forward size {feed_forward.size}", "use a divisor"
+            )
+    if experts and (plan.tp * plan.cp * dp) % (plan.ep * etp):
         raise LayoutError(
             f"ep {plan.ep} x etp {etp} does not divide tp x cp x dp = {plan.tp * plan.cp * dp}", "change ep or etp"
         )
@@ -227,8 +281,13 @@ def _check_model(plan: Plan, model: Model, etp: int, dp: int) -> None:
 def _check_precision(plan: Plan, cluster: Cluster) -> None:
     dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
     if dtype not in cluster.gpu.flops_per_s:
-        known = sorted(cluster.gpu.flops_per_s)
-        raise SpecError("precision", plan.precision, f"{cluster.gpu.name} computes in {', '.join(known)}")
+        able = [name for name in get_args(Precision) if PEAK_DTYPE.get(name, name) in cluster.gpu.flops_per_s]
+        raise SpecError("precision", plan.precision, f"{cluster.gpu.name} has no {dtype} rate; use {', '.join(able)}")
+    if plan.fp8_parameters and plan.precision not in PEAK_DTYPE:
+        raise LayoutError(
+            f"fp8_parameters with precision {plan.precision}: there is no low-precision copy to keep",
+            "choose an fp8 precision, or turn fp8_parameters off",
+        )
 
 
 def _distribute(n_layers: int, stages: int, plan: Plan) -> tuple[tuple[int, ...], ...]:

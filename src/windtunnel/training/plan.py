@@ -44,7 +44,7 @@ class Plan(BaseModel):
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = Field(
         None, description="0 none, 1 optimizer, 2 + gradients, 3 + parameters sharded over data-parallel ranks"
     )
-    shard_group: Degree | None = Field(None, description="ranks that share one full copy (HSDP); default: all of dp x cp")
+    shard_group: Degree | None = Field(None, description="ranks that share one full copy (HSDP); default: dp x cp")
 
     global_batch: Degree = Field(description="sequences per optimizer step")
     micro_batch: Degree = Field(1, description="sequences per forward pass and data-parallel replica")
@@ -52,7 +52,7 @@ class Plan(BaseModel):
 
     precision: Precision = Field("bf16", description="format of the linear layers' GEMMs")
     fp8_parameters: bool | None = Field(None, description="keep and gather parameters in the GEMM format")
-    gradient_dtype: Literal["fp32", "bf16"] | None = Field(None, description="gradient accumulation and reduction format")
+    gradient_dtype: Literal["fp32", "bf16"] | None = Field(None, description="format of accumulation and reduction")
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
     optimizer_dtype: Literal["fp32", "bf16"] = Field("fp32", description="format of the optimizer's moments")
 
@@ -91,13 +91,16 @@ class Plan(BaseModel):
 def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     """A Plan from a mapping or a YAML file. Raises SpecError on a wrong field, InputFileError on a wrong file."""
     if isinstance(spec, Plan):
+        _check_recompute(spec.recompute, None)
         return spec
     where = None
     if isinstance(spec, str | Path):
         where, spec = str(spec), _read_yaml(Path(spec))
     try:
         # YAML and the command line know lists, not tuples.
-        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in spec.items()}
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in spec.items()
+        }
         plan = Plan(**fields)
     except ValidationError as error:
         raise _spec_error(error, where) from None

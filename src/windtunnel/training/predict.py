@@ -7,6 +7,8 @@ the step; each rank class has its own in `Result.stages`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,15 @@ from windtunnel.engine import Slowdown, Timeline, exposed, replay
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.result import Infeasible, Result, StageMemory, StageReport
+from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lower import Step, lower
 from windtunnel.training.memory import memory_of
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import excerpt_of, fixes_for, limits_of, reproduce, sum_to
+from windtunnel.training.reading import fixes_for, limits_of, sum_to
+from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.segments import owned
 
@@ -43,6 +47,7 @@ def predict(
     file or a Cluster; `plan`: a YAML file, a mapping or a Plan. Raises UserError on a spec that cannot be; a job that does
     not fit in memory is a Result whose status is "infeasible".
     """
+    named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     layout = resolve(model, cluster, read_plan(plan))
@@ -54,11 +59,11 @@ def predict(
     factors = np.array(pricer.training.slowdown_factors())
     timeline = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors))
     memory = memory_of(layout, pieces, step, timeline.end_ns)
-    return _result(layout, pricer, step, timeline, memory)
+    return _result(layout, pricer, step, timeline, memory, reproduce(layout, *named))
 
 
 def _result(
-    layout: Layout, pricer: Pricer, step: Step, timeline: Timeline, memory: tuple[StageMemory, ...]
+    layout: Layout, pricer: Pricer, step: Step, timeline: Timeline, memory: tuple[StageMemory, ...], command: str,
 ) -> Result:  # fmt: skip
     gpu, plan, model = layout.cluster.gpu, layout.plan, layout.model
     replayed = timeline.makespan_ns
@@ -87,6 +92,7 @@ def _result(
     return Result(
         status="infeasible" if trouble else "ok",
         spec={
+            "version": _version(),
             "model": model.to_dict(),
             "cluster": layout.cluster.to_dict(),
             "plan": plan.model_dump(mode="json") | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
@@ -106,10 +112,10 @@ def _result(
         memory=memory,
         memory_capacity_bytes=capacity,
         provenance=provenance,
-        limits=limits_of(layout, breakdown, total),
+        limits=limits_of(layout, breakdown, total, step),
         defaults=layout.defaults,
         warnings=_warnings(layout, provenance),
-        reproduce=reproduce(layout),
+        reproduce=command,
         n_gpus=n,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
@@ -117,6 +123,14 @@ def _result(
         infeasible=trouble,
         traffic_bytes=_traffic(step),
     )
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    try:
+        return version("windtunnel")
+    except PackageNotFoundError:  # run from a source tree that nobody installed
+        return "not installed"
 
 
 def _stages(layout: Layout, step: Step, timeline: Timeline, waiting_ns: int) -> tuple[StageReport, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from windtunnel.cost.collectives import collective, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price
-from windtunnel.cost.training import TrainingCosts, software_factor, training_costs
+from windtunnel.cost.training import TrainingCosts, software, training_costs
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 
+THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
 SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
 
@@ -29,10 +30,11 @@ class Pricer:
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
         self._accumulate_bytes = 2 * GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
-        self._software = software_factor(plan.release)
-        self.launch_s = (
-            self.training.graph_launch_s if plan.cuda_graphs else self.training.launch_s
-        ) / layout.cluster.host.cpu_speed
+        release = software(plan.release)
+        self._software, self._dispatch = release.kernels, self.training.sustained.dispatch * release.dispatch
+        host, speed = self.training, layout.cluster.host.cpu_speed
+        self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
+        self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
@@ -97,12 +99,20 @@ class Pricer:
             price = collective(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
             if transfer.group == "pp" and tier(group) == "scale_out":
                 price = price.scaled(self.training.sustained.p2p)
+            if transfer.kind == "all_to_all" and transfer.group == "ep":
+                price = price.scaled(self._dispatch)
             known = self._transfers[transfer] = (price, tier(group))
         return known
 
     def _gemm(self, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        price = self.kernels.gemm(max(1, round(m)), max(1, round(n)), max(1, round(k)), dtype)
+        m, n, k = (max(1, round(size)) for size in (m, n, k))
+        # The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look slower
+        # than its halves in turn. Throttling is `_sustained`'s business; here the halves set the burst rate.
+        price = self.kernels.gemm(m, n, k, dtype)
+        for parts in (2, 4):
+            if m % parts == 0 and 2.0 * m * n * k / parts > THROTTLED_FLOPS:
+                price = min(price, self.kernels.gemm(m // parts, n, k, dtype).scaled(parts), key=lambda one: one.seconds)
         return self._sustained(price, 2.0 * m * n * k, dtype)
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:

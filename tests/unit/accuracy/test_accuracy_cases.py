@@ -94,6 +94,25 @@ def test_what_cannot_be_represented_is_skipped_with_its_reason(skip: Any, change
     assert words in skip(**changes)
 
 
+def test_models_that_numbers_cannot_describe_come_from_the_catalogue(case: Any, skip: Any) -> None:
+    shape = {"model_family": "deepseek", "hidden": 7168, "layers": 8, "heads": 128, "kv_heads": 128, "head_dim": 128}
+    shape |= {
+        "ffn": 2048,
+        "vocab": 129280,
+        "experts": 256,
+        "topk": 8,
+        "ep": 8,
+        "tp": 1,
+        "dp": 16,
+        "sp": 0,
+        "grad_accum": 2,
+    }
+    model = case(model="DeepSeek-V3-671B", **shape).model
+    assert model.layers[-1].attention.kind == "mla"
+    assert model.n_layers == 8  # a depth-reduced proxy keeps the rest
+    assert "not that of the catalogue" in skip(model="DeepSeek-V3", **{**shape, "heads": 64})
+
+
 def test_what_is_open_is_swept_and_named(case: Any) -> None:
     found = case(recompute=None, micro_batch=None, grad_accum=None)
     assert found.swept == ("micro_batch", "recompute")

@@ -12,6 +12,7 @@ from measured_rows import LLAMA_8B, always, outcome, result, row, write_table
 
 from windtunnel.accuracy.anchor import anchored
 from windtunnel.accuracy.constants import fitted_constants
+from windtunnel.accuracy.guess import with_guesses
 from windtunnel.accuracy.outcome import Outcome, outcome_of
 from windtunnel.accuracy.page import page_of, write_page
 from windtunnel.accuracy.ranking import rankings
@@ -84,6 +85,18 @@ def test_ordering_is_one_for_any_monotone_error(run: Any) -> None:
     assert found is not None
     assert found.spearman == pytest.approx(1.0)
     assert ordering("few", [run(1, 1), run(2, 2)]) is None
+
+
+def test_the_guess_is_exact_where_one_rate_is_all_there_is(tmp_path: Path) -> None:
+    def measured(seconds: float, **changes: Any) -> Outcome:
+        return outcome_of(row(tmp_path, step_time_s=seconds, **changes), always(2.0))
+
+    half = {"global_batch": 16, "grad_accum": 2}
+    exact = score("s", with_guesses([measured(2.0), measured(1.0, **half)]))
+    assert exact.guess_mean_abs == pytest.approx(0.0, abs=1e-12)
+    # Two rates, 1 and 2: the median is 1.5 of the slower one's.
+    off = score("s", with_guesses([measured(2.0), measured(1.0)]))
+    assert off.guess_mean_abs == pytest.approx((1 / 3 + 1 / 3) / 2)
 
 
 def test_anchor_takes_out_a_common_factor_exactly(run: Any) -> None:

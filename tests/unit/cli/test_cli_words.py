@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import subprocess
 import sys
@@ -83,6 +84,17 @@ def test_flags_win_over_the_plan_file(tmp_path: Path) -> None:
     file.write_text("tp: 4\npp: 2\nglobal_batch: 64\nseq_len: 2048\n")
     question = Question.asked("llama-3-8b", "h100-sxm:16", file, {"tp": 2}, ())
     assert (question.plan.tp, question.plan.pp, question.plan.global_batch) == (2, 2, 64)
+
+
+@pytest.mark.parametrize("line", ["tensor: 3", "tp: many"])
+def test_a_mistake_in_the_plan_file_names_the_file(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(f"{line}\nseq_len: 2048\nglobal_batch: 8\n")
+    with pytest.raises(UserError, match=re.escape(str(file))):
+        ask(plan=file)
+    with pytest.raises(UserError) as caught:
+        ask(plan=None, tp="many")
+    assert str(file) not in str(caught.value)
 
 
 def test_set_changes_one_number() -> None:

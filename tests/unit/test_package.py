@@ -1,0 +1,74 @@
+"""The public names: they are what they say, and cost nothing before they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+import windtunnel
+
+HEAVY = ("numpy", "numba", "pyarrow", "pydantic", "rich", "jinja2", "yaml", "scipy", "pandas", "torch")
+
+
+def loaded_by(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint('\\n'.join(sorted(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stderr.split())
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert windtunnel.__all__ == sorted(windtunnel.__all__)
+    for name in windtunnel.__all__:
+        assert getattr(windtunnel, name).__doc__, name
+    assert set(windtunnel.__all__) <= set(dir(windtunnel))
+    assert windtunnel.__version__[0].isdigit()
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """What stands under TYPE_CHECKING is what `__getattr__` gives."""
+    source = files("windtunnel").joinpath("__init__.py").read_text(encoding="utf-8")
+    block = source.split("if TYPE_CHECKING:")[1].split("__version__: str")[0]
+    declared = {}
+    for line in block.split("\n"):
+        if line.strip():
+            _, module, _, there, _, name = line.split()
+            declared[name] = (module.removeprefix("windtunnel."), there)
+    assert declared == windtunnel._HOME
+    assert files("windtunnel").joinpath("py.typed").is_file()
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'predikt'"):
+        windtunnel.predikt  # noqa: B018
+
+
+def test_names_in_python_and_on_the_command_line_are_the_same_functions() -> None:
+    from windtunnel.training import Plan, predict
+
+    assert windtunnel.predict is predict
+    assert windtunnel.Plan is Plan
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import windtunnel; windtunnel.__all__")
+    assert "windtunnel" in loaded
+    assert loaded.isdisjoint(HEAVY)
+    assert not any(name.startswith("windtunnel.") for name in loaded)
+
+
+def test_help_loads_no_number_crunching() -> None:
+    code = "from windtunnel.cli import main\nassert main(['--help']) == 0\nassert main(['predict', '--help']) == 0"
+    loaded = loaded_by(code)
+    assert "cyclopts" in loaded
+    assert loaded.isdisjoint({"numpy", "numba", "pyarrow", "pydantic", "jinja2", "yaml", "scipy"})
+    assert not any(name.startswith(("windtunnel.training", "windtunnel.cost")) for name in loaded)
+
+
+def test_the_module_runs_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "windtunnel", "version"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith(f"windtunnel {windtunnel.__version__}")
