@@ -48,6 +48,7 @@ class TrainingCosts:
     compute_by_scale_out: float
     comm_by_compute: float
     jitter: float
+    uncertainty: Mapping[str, float]  # relative standard deviation by part of a step
 
     def slowdown_factors(self) -> tuple[tuple[float, ...], ...]:
         """Square table for `Slowdown`: extra time of the row's class beside the column's."""
@@ -98,5 +99,6 @@ def training_costs(generation: str) -> TrainingCosts:
         collective_launch_s=data["host"]["collective_launch_s"],
         graph_launch_s=data["host"]["graph_launch_s"],
         jitter=data["jitter"],
+        uncertainty=data["uncertainty"],
         **data["slowdown"],
     )

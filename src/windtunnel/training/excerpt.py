@@ -16,7 +16,7 @@ from windtunnel.training.lower import STREAMS, Step
 from windtunnel.training.schedules import Kind
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
-STEADY_SHARE = 0.4  # of the excerpt that must be left when the steady state begins
+STEADY_SHARE = 0.15  # of the excerpt that must be left when the steady state begins
 PASS = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",

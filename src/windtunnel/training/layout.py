@@ -298,6 +298,10 @@ def _distribute(n_layers: int, stages: int, plan: Plan) -> tuple[tuple[int, ...]
                 f"layers_per_stage {plan.layers_per_stage} must be {stages} counts that sum to {n_layers}",
                 "give one count per virtual stage, in model order",
             )
+        if 0 in plan.layers_per_stage[1:-1]:  # the first and the last have embedding and head to work on
+            raise LayoutError(
+                f"layers_per_stage {plan.layers_per_stage} leaves a stage without work", "use fewer stages"
+            )
     elif n_layers + 2 < stages:
         raise LayoutError(
             f"{n_layers} layers cannot fill pp {plan.pp} x {stages // plan.pp} = {stages} virtual stages",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.cost.price import Source
 from windtunnel.engine import Slowdown, Timeline, exposed, replay
@@ -34,6 +35,8 @@ from windtunnel.training.segments import owned
 BUBBLE = "pipeline bubble"
 STRAGGLING = "waiting for the slowest rank"
 SLOWED = "slowed by overlap"
+Z95 = 1.645  # standard deviations from the mean to the 95th percentile
+SLOWER = 1.15  # the upper half of the band over the lower
 
 
 def predict(
@@ -71,7 +74,8 @@ def _result(
     total = replayed + waiting
     stages = _stages(layout, step, timeline, waiting)
     breakdown = _mean(stages, total)
-    low, high, provenance = _band(step)
+    low, high = _band(layout, pricer, step, breakdown)
+    provenance = _provenance(step)
     seconds = total / 1e9
     n = layout.cluster.n_gpus
     tokens = layout.tokens_per_step
@@ -172,37 +176,60 @@ def _mean(stages: tuple[StageReport, ...], total_ns: int) -> dict[str, int]:
     return dict(sorted(sum_to(sums, total_ns).items(), key=lambda item: (-item[1], item[0])))
 
 
-def _band(step: Step) -> tuple[float, float, dict[str, float]]:
-    """Relative p5 and p95 of the step, and the share of busy time by source of price."""
-    counts = np.bincount(
-        step.segment_of[step.schedule.stage_of, step.schedule.kind], minlength=len(step.segments)
+def _band(layout: Layout, pricer: Pricer, step: Step, breakdown: Mapping[str, int]) -> tuple[float, float]:
+    """Relative p5 and p95 of the step.
+
+    Parts err independently of each other, each by the standard deviation that published runs showed (`uncertainty` in the
+    calibration) or by its kernels' own band where that is wider. What is missing makes runs slower rather than faster.
+    """
+    counts = _counts(step)
+    time = sum(float(count) * segment.duration_ns for count, segment in zip(counts, step.segments, strict=True))
+    wide = sum(
+        float(count) * segment.duration_ns * (segment.p95 - segment.p5)
+        for count, segment in zip(counts, step.segments, strict=True)
     )  # fmt: skip
+    kernels = wide / time / 2 / Z95
+    known = pricer.training.uncertainty
+    moe = any(layer.feed_forward.kind == "moe" for layer in layout.model.layers)
+    variance = known["software"] ** 2
+    total = sum(breakdown.values())
+    for name, nanoseconds in breakdown.items():
+        key = "exposed" if name.startswith("exposed") else "gemm_moe" if name == "gemm" and moe else name
+        sigma = known.get(key, known["other"])
+        if name in ("gemm", "attention", "memory-bound"):
+            sigma = max(sigma, kernels)
+        variance += (nanoseconds / total * sigma) ** 2
+    z = Z95 * variance**0.5
+    return 1.0 / (1.0 + z), 1.0 + SLOWER * z
+
+
+def _provenance(step: Step) -> dict[str, float]:
+    """Share of busy time by source of price; sums to 1."""
     busy = dict.fromkeys(Source, 0.0)
-    low = high = total = 0.0
-    for count, segment in zip(counts, step.segments, strict=True):
-        time = float(count) * segment.duration_ns
-        low, high, total = low + time * segment.p5, high + time * segment.p95, total + time
+    for count, segment in zip(_counts(step), step.segments, strict=True):
         for source, seconds in segment.busy_s.items():
             busy[source] += float(count) * seconds
     for price in step.optimizer:
         busy[price.source] += price.seconds
     whole = sum(busy.values()) or 1.0
-    return low / total, high / total, {source.name.lower(): seconds / whole for source, seconds in busy.items()}
+    return {source.name.lower(): seconds / whole for source, seconds in busy.items()}
+
+
+def _counts(step: Step) -> NDArray[np.int64]:
+    """How often each pass runs, over all rank classes."""
+    used = step.segment_of[step.schedule.stage_of, step.schedule.kind]
+    return np.bincount(used, minlength=len(step.segments))
 
 
 def _executed_flops(layout: Layout, step: Step) -> float:
-    counts = np.bincount(
-        step.segment_of[step.schedule.stage_of, step.schedule.kind], minlength=len(step.segments)
-    )  # fmt: skip
+    counts = _counts(step)
     one = sum(float(count) * segment.flops for count, segment in zip(counts, step.segments, strict=True))
     return one * layout.cluster.n_gpus / step.schedule.stages
 
 
 def _traffic(step: Step) -> dict[str, int]:
     """Mean bytes per GPU and step of each collective kind, group and tier."""
-    counts = np.bincount(
-        step.segment_of[step.schedule.stage_of, step.schedule.kind], minlength=len(step.segments)
-    )  # fmt: skip
+    counts = _counts(step)
     total = {key: value for key, value in step.traffic_bytes.items()}
     for count, segment in zip(counts, step.segments, strict=True):
         for key, value in segment.traffic_bytes.items():

@@ -1,0 +1,39 @@
+"""Every script in examples/ runs as a reader would run it, and ends by saying what it promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+PROMISED = {
+    "01_predict.py": r"15\.6 T tokens \d+ days without interruption, \d+\.\d M GPU-hours",
+    "02_compare_layouts.py": r"take tp \d.*: \d\.\d times as fast as the slowest that fits",
+    "03_read_a_result.py": r"worth it\? \d\.\d\d times the speed",
+}
+
+
+def test_every_script_has_a_promise() -> None:
+    assert [script.name for script in SCRIPTS] == sorted(PROMISED)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_it_runs_anywhere_and_leaves_nothing_behind(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert re.search(PROMISED[script.name], done.stdout), done.stdout
+    assert "nan" not in done.stdout.lower().split()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_opens_with_how_to_run_it() -> None:
+    for script in SCRIPTS:
+        assert f"python examples/{script.name}" in script.read_text(encoding="utf-8").split('"""')[1]
