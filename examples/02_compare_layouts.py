@@ -53,8 +53,9 @@ def main() -> None:
     print("layout                      step       MFU   memory   largest cost but the GEMMs")
     for name, result in feasible[:6]:
         loss = max((item for item in result.breakdown_ns.items() if item[0] != "gemm"), key=lambda item: item[1])
+        memory = result.peak_memory.device_bytes / 2**30
         print(
-            f"{name}   {result.step_time_s:6.2f} s   {result.mfu:5.1%}   {result.peak_memory.device_bytes / 2**30:3.0f} GiB"
+            f"{name}   {result.step_time_s:6.2f} s   {result.mfu:5.1%}   {memory:3.0f} GiB"
             f"   {loss[0]} {loss[1] / result.step_time_ns:.0%}"
         )
     best, worst = feasible[0], feasible[-1]

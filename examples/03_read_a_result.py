@@ -43,10 +43,9 @@ def main() -> None:
         print(f"  {source:30s} {share:17.1%}")
 
     print("\nPipeline stages: idle share of each")
-    idle = [stage.breakdown_ns.get("pipeline bubble", 0) / result.step_time_ns for stage in result.stages]
-    print(
-        "  " + "  ".join(f"stage {stage.stage}: {share:.1%}" for stage, share in zip(result.stages, idle, strict=True))
-    )
+    for stage in result.stages:
+        idle = stage.breakdown_ns.get("pipeline bubble", 0) / result.step_time_ns
+        print(f"  stage {stage.stage}, {stage.layers} layers {idle:32.1%}")
 
     print("\nfp8 instead of bf16")
     print(textwrap.indent(textwrap.fill(compare(result, other).explanation, 100), "  "))

@@ -16,24 +16,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.accuracy import run_validation as run_validation
-    from windtunnel.errors import InputFileError as InputFileError
-    from windtunnel.errors import LayoutError as LayoutError
-    from windtunnel.errors import ScheduleError as ScheduleError
-    from windtunnel.errors import SpecError as SpecError
-    from windtunnel.errors import UnknownNameError as UnknownNameError
-    from windtunnel.errors import UserError as UserError
-    from windtunnel.errors import WindtunnelError as WindtunnelError
-    from windtunnel.hardware import Cluster as Cluster
-    from windtunnel.hardware import parse_cluster as parse_cluster
-    from windtunnel.model import Model as Model
-    from windtunnel.model import load_model as load_model
+    from windtunnel.accuracy import run_validation
+    from windtunnel.errors import (
+        InputFileError,
+        LayoutError,
+        ScheduleError,
+        SpecError,
+        UnknownNameError,
+        UserError,
+        WindtunnelError,
+    )
+    from windtunnel.hardware import Cluster, parse_cluster
+    from windtunnel.model import Model, load_model
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
-    from windtunnel.result import Result as Result
-    from windtunnel.training import Plan as Plan
-    from windtunnel.training import predict as predict
-    from windtunnel.training import read_plan as read_plan
+    from windtunnel.result import Result
+    from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
 
@@ -58,7 +56,26 @@ _HOME = {
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
 }
-__all__ = sorted(_HOME)
+__all__ = [
+    "Cluster",
+    "InputFileError",
+    "LayoutError",
+    "Model",
+    "Plan",
+    "Result",
+    "ScheduleError",
+    "SpecError",
+    "UnknownNameError",
+    "UserError",
+    "WindtunnelError",
+    "load_model",
+    "load_result",
+    "parse_cluster",
+    "predict",
+    "read_plan",
+    "run_validation",
+    "save_result",
+]
 
 
 def __getattr__(name: str) -> Any:

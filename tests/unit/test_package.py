@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from importlib.resources import files
@@ -30,13 +31,16 @@ def test_every_public_name_is_there_and_documented() -> None:
 def test_type_checkers_see_the_same_names() -> None:
     """What stands under TYPE_CHECKING is what `__getattr__` gives."""
     source = files("windtunnel").joinpath("__init__.py").read_text(encoding="utf-8")
-    block = source.split("if TYPE_CHECKING:")[1].split("__version__: str")[0]
-    declared = {}
-    for line in block.split("\n"):
-        if line.strip():
-            _, module, _, there, _, name = line.split()
-            declared[name] = (module.removeprefix("windtunnel."), there)
+    declared = {
+        name.asname or name.name: (str(statement.module).removeprefix("windtunnel."), name.name)
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for name in statement.names
+    }
     assert declared == windtunnel._HOME
+    assert sorted(declared) == windtunnel.__all__
     assert files("windtunnel").joinpath("py.typed").is_file()
 
 

@@ -7,7 +7,7 @@ are laid over tensor x context x data with expert-tensor fastest, then expert, t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from windtunnel.cost.collectives import Group, group_of
@@ -51,6 +51,14 @@ class Layout:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over the whole job."""
         return self.plan.global_batch * self.plan.seq_len
+
+    @property
+    def pass_key(self) -> tuple[object, ...]:
+        """What the passes over model pieces depend on, the model apart: not the number of replicas or micro-batches."""
+        plan = self.plan.model_copy(update={"global_batch": 1, "dp": None})
+        links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
+        sharded = (self.shard_group, self.replicas, self.dp) if (self.plan.zero_stage or 0) >= 2 else ()
+        return (plan, links, self.etp, self.vocab_padded, sharded)
 
     def layers(self, virtual_stage: int) -> tuple[Layer, ...]:
         """Layers of one virtual stage, in model order."""

@@ -8,6 +8,7 @@ gathered and gradients reduced bucket by bucket overlap them as far as they real
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,40 +54,72 @@ class Step:
     traffic_bytes: dict[str, float]  # per GPU and step, mean over programs, of what is not inside passes
 
 
+COLUMNS = ("kind", "stream", "label", "category", "duration", "class", "rendezvous")
+
+
 class _Ops:
-    """Blocks of op arrays, concatenated at the end."""
+    """Op arrays under construction: blocks of many ops, and single ops that are turned into a block when one follows."""
 
     def __init__(self) -> None:
         self.n = 0
-        self.columns: dict[str, list[NDArray[np.int64]]] = {
-            name: [] for name in ("kind", "stream", "label", "category", "duration", "class", "rendezvous")
-        }
-        self.bytes: list[NDArray[np.float64]] = []
-        self.dep_op: list[NDArray[np.int64]] = []
-        self.dep_on: list[NDArray[np.int64]] = []
+        self._blocks: dict[str, list[NDArray[np.int64]]] = {name: [] for name in COLUMNS}
+        self._bytes: list[NDArray[np.float64]] = []
+        self._singles: list[tuple[int, ...]] = []
+        self._single_bytes: list[float] = []
+        self._dep_op: list[NDArray[np.int64]] = []
+        self._dep_on: list[NDArray[np.int64]] = []
+        self._single_deps: list[tuple[int, int]] = []
 
-    def add(self, count: int, *, bytes_total: NDArray[np.float64] | None = None, **columns: object) -> int:
+    def add(self, count: int, *, bytes_total: float = 0.0, **columns: object) -> int:
         """Append `count` ops, scalars broadcast; returns the index of the first."""
+        self._flush()
         first = self.n
-        for name, parts in self.columns.items():
+        for name, parts in self._blocks.items():
             value = np.asarray(columns.get(name, -1 if name == "rendezvous" else 0), dtype=np.int64)
             parts.append(np.broadcast_to(value, (count,)))
-        self.bytes.append(np.zeros(count) if bytes_total is None else np.broadcast_to(bytes_total, (count,)))
+        self._bytes.append(np.full(count, bytes_total))
         self.n += count
         return first
 
-    def depend(self, op: NDArray[np.int64] | int, on: NDArray[np.int64] | int) -> None:
-        """Op `op` waits for op `on`, element by element."""
-        a, b = np.broadcast_arrays(np.atleast_1d(np.asarray(op, np.int64)), np.asarray(on, np.int64))
-        self.dep_op.append(a)
-        self.dep_on.append(b)
+    def one(
+        self, kind: int, stream: int, label: int, category: int, duration: int, interference: int, rendezvous: int,
+        bytes_total: float = 0.0,
+    ) -> int:  # fmt: skip
+        """Append one op; returns its index."""
+        self._singles.append((kind, stream, label, category, duration, interference, rendezvous))
+        self._single_bytes.append(bytes_total)
+        self.n += 1
+        return self.n - 1
 
-    def column(self, name: str) -> NDArray[np.int64]:
-        return np.concatenate(self.columns[name])
+    def depend(self, op: NDArray[np.int64], on: NDArray[np.int64]) -> None:
+        """Ops wait for ops, element by element."""
+        self._dep_op.append(op)
+        self._dep_on.append(on)
+
+    def wait(self, op: int, on: int) -> None:
+        """One op waits for one op."""
+        self._single_deps.append((op, on))
+
+    def _flush(self) -> None:
+        if self._singles:
+            block = np.array(self._singles, dtype=np.int64)
+            for number, parts in enumerate(self._blocks.values()):
+                parts.append(block[:, number])
+            self._bytes.append(np.array(self._single_bytes))
+            self._singles, self._single_bytes = [], []
+
+    def columns(self) -> dict[str, NDArray[np.int64]]:
+        self._flush()
+        return {name: np.concatenate(parts) for name, parts in self._blocks.items()}
+
+    def bytes(self) -> NDArray[np.float64]:
+        self._flush()
+        return np.concatenate(self._bytes)
 
     def dependencies(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        op = np.concatenate(self.dep_op) if self.dep_op else np.zeros(0, np.int64)
-        on = np.concatenate(self.dep_on) if self.dep_on else np.zeros(0, np.int64)
+        single = np.array(self._single_deps, dtype=np.int64).reshape(-1, 2)
+        op = np.concatenate([*self._dep_op, single[:, 0]])
+        on = np.concatenate([*self._dep_on, single[:, 1]])
         pointer = np.zeros(self.n + 1, np.int64)
         np.cumsum(np.bincount(op, minlength=self.n), out=pointer[1:])
         return pointer, on[np.argsort(op, kind="stable")].astype(np.int32)
@@ -101,7 +134,7 @@ def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer:
 def _segments(
     pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer
 ) -> tuple[tuple[Segment, ...], tuple[str, ...], NDArray[np.int32]]:
-    """Build each distinct pass once."""
+    """Each distinct pass once."""
     kinds = [Kind(int(kind)) for kind in np.unique(schedule.kind)]
     table = np.full((len(pieces), len(Kind)), -1, np.int32)
     known: dict[tuple[object, Kind], int] = {}
@@ -112,10 +145,29 @@ def _segments(
             key = (piece.key, kind)
             if key not in known:
                 known[key] = len(segments)
-                segments.append(build_segment(pricer, piece.blocks, PHASE[kind]))
+                segments.append(_pass(piece, kind, pricer))
                 names.append(PHASE[kind].value)
             table[stage, kind] = known[key]
     return tuple(segments), tuple(names), table
+
+
+_PASSES: OrderedDict[tuple[object, ...], tuple[object, Segment]] = OrderedDict()
+PASSES_KEPT = 1024
+
+
+def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
+    """A pass, remembered: it does not depend on how many replicas or micro-batches there are."""
+    layout = pricer.layout
+    # The model goes in by identity (and is kept alive): hashing every layer would cost more than the look-up saves.
+    key = (id(layout.model), layout.pass_key, piece.key, kind)
+    found = _PASSES.get(key)
+    if found is None:
+        found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, PHASE[kind]))
+        while len(_PASSES) > PASSES_KEPT:
+            _PASSES.popitem(last=False)
+    else:
+        _PASSES.move_to_end(key)
+    return found[1]
 
 
 class _Lowering:
@@ -140,18 +192,19 @@ class _Lowering:
         self._connect(gathers, buckets, first)
         self._finish(buckets, last)
         pointer, index = self.ops.dependencies()
+        columns = self.ops.columns()
         stages = self.schedule.stages
         graph = Graph(
-            kind=self.ops.column("kind").astype(np.uint8),
-            stream=self.ops.column("stream").astype(np.int32),
+            kind=columns["kind"].astype(np.uint8),
+            stream=columns["stream"].astype(np.int32),
             stream_rank=np.repeat(np.arange(stages, dtype=np.int32), len(STREAMS)),
             dep_ptr=pointer,
             dep_idx=index,
-            rendezvous=self.ops.column("rendezvous").astype(np.int32),
-            label=self.ops.column("label").astype(np.int32),
-            category=self.ops.column("category").astype(np.uint8),
+            rendezvous=columns["rendezvous"].astype(np.int32),
+            label=columns["label"].astype(np.int32),
+            category=columns["category"].astype(np.uint8),
             flops=np.zeros(self.ops.n),
-            bytes=np.concatenate(self.ops.bytes),
+            bytes=self.ops.bytes(),
             multiplicity=np.full(stages, self.layout.cluster.n_gpus // stages, np.int64),
             labels=tuple(self.labels),
             categories=tuple(self.categories),
@@ -159,8 +212,8 @@ class _Lowering:
         )
         return Step(
             graph=graph,
-            duration_ns=self.ops.column("duration"),
-            interference=self.ops.column("class").astype(np.uint8),
+            duration_ns=np.ascontiguousarray(columns["duration"]),
+            interference=columns["class"].astype(np.uint8),
             segments=self.segments,
             segment_names=self.names,
             segment_of=self.segment_of,
@@ -194,7 +247,9 @@ class _Lowering:
         parameters = np.array([[self.pieces[v].dense_parameters + self.pieces[v].expert_parameters for v in row]
                                for row in schedule.virtual_stage])  # fmt: skip
         size = BUCKET_PARAMETERS * max(1.0, self.layout.shard_group / 40.0)
-        buckets = np.clip(np.ceil(parameters / size), 1, BUCKETS_MOST).astype(np.int64)
+        # With several chunks only the last one's reduction is exposed, so fewer buckets each say as much.
+        most = max(2, BUCKETS_MOST // chunks)
+        buckets = np.clip(np.ceil(parameters / size), 1, most).astype(np.int64)
         if not (self._gathered() or self._reduced()):
             buckets[:] = 1
         cell = schedule.rank.astype(np.int64) * chunks + schedule.chunk
@@ -211,11 +266,10 @@ class _Lowering:
         self, name: str, transfer: Transfer, rank: int, *, shared: bool = True, rendezvous: int = -1, stream: int = DP
     ) -> int:
         price, tier = self.pricer.transfer(transfer)
-        op = self.ops.add(
-            1, kind=OpKind.COLLECTIVE, stream=rank * len(STREAMS) + stream, label=self._label(name),
-            category=self._category(f"exposed {transfer.group} ({tier.replace('_', '-')})"),
-            duration=round(price.seconds * 1e9), bytes_total=np.array(transfer.bytes_total),
-            **{"class": (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0, "rendezvous": rendezvous},
+        op = self.ops.one(
+            OpKind.COLLECTIVE, rank * len(STREAMS) + stream, self._label(name),
+            self._category(f"exposed {transfer.group} ({tier.replace('_', '-')})"), round(price.seconds * 1e9),
+            (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0, rendezvous, transfer.bytes_total,
         )  # fmt: skip
         key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
         self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
@@ -285,7 +339,7 @@ class _Lowering:
             receiver_stream = self.receiver[sent] * len(STREAMS) + np.where(forward, PP_FORWARD, PP_BACKWARD)
             at = self.ops.add(
                 len(sent), kind=OpKind.SEND, stream=receiver_stream, label=self._label("receive"), category=hop,
-                duration=round(price * 1e9), bytes_total=np.array(self._hop_bytes()),
+                duration=round(price * 1e9), bytes_total=self._hop_bytes(),
             )  # fmt: skip
             arrivals = np.arange(at, at + len(sent))
             self.ops.depend(arrivals, self.action_last[sent])
@@ -327,16 +381,16 @@ class _Lowering:
         # What the same rank needs of itself comes earlier in its own stream.
         self.ops.depend(self.action_first[consumer[crossing]], self.arrival[needs[crossing]])
         for (rank, chunk), bucket_ops in gathers.items():
-            start = self.action_first[first[rank, chunk]]
+            start = int(self.action_first[first[rank, chunk]])
             if self.plan.overlap_param_gather:
                 for number, op in enumerate(bucket_ops):
                     if op >= 0:
-                        self.ops.depend(start + number, op)
+                        self.ops.wait(start + number, op)
             else:
-                earliest = self.action_first[self.schedule.rank_offset[rank]]
+                earliest = int(self.action_first[self.schedule.rank_offset[rank]])
                 done = [op for op in bucket_ops if op >= 0]
                 if done:
-                    self.ops.depend(earliest, done[-1])
+                    self.ops.wait(earliest, done[-1])
 
     def _finish(self, buckets: NDArray[np.int64], last: NDArray[np.int64]) -> None:
         """Gradient reduction, gradient norm over all ranks, optimizer."""
@@ -354,8 +408,8 @@ class _Lowering:
                         before = self.ops.n
                         op = self._piecewise("reduce gradients", kind, piece, count, width, rank)
                         if op >= 0:
-                            ready = self.action_first[last[rank, chunk]] + number
-                            self.ops.depend(before, ready if plan.overlap_grad_reduce else final)
+                            ready = int(self.action_first[last[rank, chunk]]) + number
+                            self.ops.wait(before, ready if plan.overlap_grad_reduce else final)
                             done = op
             ends.append(done)
         tied = self.layout.model.tied_embeddings and schedule.stages > 1
@@ -364,23 +418,23 @@ class _Lowering:
             for rank in (0, schedule.stages - 1):
                 transfer = Transfer("all_reduce", "pp", vocabulary * width)
                 op = self._collective("tied embedding", transfer, rank, rendezvous=1)
-                self.ops.depend(op, ends[rank])
+                self.ops.wait(op, ends[rank])
                 ends[rank] = op
         update = self._category("optimizer")
         for rank in range(schedule.stages):
             norm = self._collective(
                 "gradient norm", Transfer("all_reduce", "world", 4.0), rank, shared=False, rendezvous=0, stream=COMPUTE
             )
-            self.ops.depend(norm, ends[rank])
+            self.ops.wait(norm, ends[rank])
             held = [self.pieces[v] for v in self.held[rank]]
             price = optimizer_price(
                 self.layout, self.pricer,
                 sum(piece.dense_parameters for piece in held), sum(piece.expert_parameters for piece in held),
             )  # fmt: skip
             self.optimizers.append(price)
-            self.ops.add(
-                1, kind=OpKind.COMPUTE, stream=rank * len(STREAMS) + COMPUTE, label=self._label("optimizer"),
-                category=update, duration=round(price.seconds * 1e9), **{"class": MATH},
+            self.ops.one(
+                OpKind.COMPUTE, rank * len(STREAMS) + COMPUTE, self._label("optimizer"), update,
+                round(price.seconds * 1e9), MATH, -1,
             )  # fmt: skip
 
 

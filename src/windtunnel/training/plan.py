@@ -48,7 +48,7 @@ class Plan(BaseModel):
 
     global_batch: Degree = Field(description="sequences per optimizer step")
     micro_batch: Degree = Field(1, description="sequences per forward pass and data-parallel replica")
-    seq_len: Degree = Field(description="tokens per sequence")
+    seq_len: Annotated[int, Field(ge=1, le=2**27)] = Field(description="tokens per sequence")
 
     precision: Precision = Field("bf16", description="format of the linear layers' GEMMs")
     fp8_parameters: bool | None = Field(None, description="keep and gather parameters in the GEMM format")
