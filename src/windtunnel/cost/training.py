@@ -43,6 +43,9 @@ class TrainingCosts:
     sustained: Sustained
     launch_s: Mapping[str, float]  # one kernel from Python, by framework: modules, hooks and autograd included
     collective_launch_s: float  # one collective through torch.distributed
+    # Host work between two steps that nothing overlaps (logging, schedules, barriers), by framework; it grows with the
+    # depth of the barriers, so it is given per doubling of the number of GPUs.
+    step_per_doubling_s: Mapping[str, float]
     graph_launch_s: float  # one node of a CUDA graph
     compute_by_scale_up: float
     compute_by_scale_out: float
@@ -77,10 +80,11 @@ def _document() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """A software release against the current one: time of its kernels, and of its expert dispatch."""
+    """A software release against the current one: time of its kernels and of its expert dispatch, and a habit."""
 
     kernels: float = 1.0
     dispatch: float = 1.0
+    overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
 
 
 def software(release: str | None) -> Software:
@@ -97,6 +101,7 @@ def training_costs(generation: str) -> TrainingCosts:
         sustained=Sustained(**known.get(generation, known["default"])),
         launch_s=data["host"]["launch_s"],
         collective_launch_s=data["host"]["collective_launch_s"],
+        step_per_doubling_s=data["host"]["step_per_doubling_s"],
         graph_launch_s=data["host"]["graph_launch_s"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from windtunnel.cost.collectives import Group, group_of
+from windtunnel.cost.training import software
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import Cluster
 from windtunnel.model import Layer, Model
@@ -138,7 +139,7 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "overlap_grad_reduce": habits.overlap_grad_reduce,
         "overlap_param_gather": habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
-        "overlap_p2p": habits.overlap_p2p_interleaved and plan.virtual_stages > 1,
+        "overlap_p2p": habits.overlap_p2p_interleaved and plan.virtual_stages > 1 and software(plan.release).overlap_p2p,
         "overlap_ep": False,
         "cuda_graphs": False,
         "compile": habits.compile,

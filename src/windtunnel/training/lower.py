@@ -436,6 +436,10 @@ class _Lowering:
                 OpKind.COMPUTE, rank * len(STREAMS) + COMPUTE, self._label("optimizer"), update,
                 round(price.seconds * 1e9), MATH, -1,
             )  # fmt: skip
+            self.ops.one(
+                OpKind.HOST, rank * len(STREAMS) + COMPUTE, self._label("between steps"), self._category("host"),
+                round(self.pricer.step_s * 1e9), 0, -1,
+            )  # fmt: skip
 
 
 def _pieces_of_ranks(schedule: Schedule) -> list[list[int]]:

@@ -6,6 +6,8 @@ buffer: 8 more bytes per weight); attention has its own kernel; an element-wise 
 
 from __future__ import annotations
 
+import math
+
 from windtunnel.cost.collectives import collective, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price
@@ -34,6 +36,7 @@ class Pricer:
         self._software, self._dispatch = release.kernels, self.training.sustained.dispatch * release.dispatch
         host, speed = self.training, layout.cluster.host.cpu_speed
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
+        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_gpus) / speed
         self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
 
     def forward(self, op: Operation) -> Price:
