@@ -27,7 +27,7 @@ from windtunnel.training.memory import memory_of
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import fixes_for, limits_of, sum_to
+from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, sum_to
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.segments import owned
@@ -80,7 +80,7 @@ def _result(
     n = layout.cluster.n_gpus
     tokens = layout.tokens_per_step
     flops = 3.0 * tokens * model.forward_flops_per_token(plan.seq_len, "full")
-    executed = _executed_flops(layout, step)
+    executed = flops + recomputed_flops(layout, step)
     peak = gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
     capacity = gpu.usable_memory_bytes
     fullest = max(memory, key=lambda stage: stage.device_bytes)
@@ -219,12 +219,6 @@ def _counts(step: Step) -> NDArray[np.int64]:
     """How often each pass runs, over all rank classes."""
     used = step.segment_of[step.schedule.stage_of, step.schedule.kind]
     return np.bincount(used, minlength=len(step.segments))
-
-
-def _executed_flops(layout: Layout, step: Step) -> float:
-    counts = _counts(step)
-    one = sum(float(count) * segment.flops for count, segment in zip(counts, step.segments, strict=True))
-    return one * layout.cluster.n_gpus / step.schedule.stages
 
 
 def _traffic(step: Step) -> dict[str, int]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import UserError
+from windtunnel.graph import OpKind
 from windtunnel.result import Limit, StageMemory
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lower import Step
+from windtunnel.training.segments import Segment
 
 WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5
@@ -195,15 +198,40 @@ def _communication_ways(layout: Layout, group: str) -> Iterator[str]:
         yield "a smaller --offload-activations"
 
 
+def recomputed_flops(layout: Layout, step: Step) -> float:
+    """FLOPs of the whole job's step that run a second time, attention counted in full as model FLOPs are."""
+    if layout.plan.recompute == "none":
+        return 0.0
+    seq_len, layers = layout.plan.seq_len, layout.model.distinct_layers()
+    full, causal = (
+        sum(n * layer.attention.score_flops_per_token(seq_len, count) for layer, n in layers)
+        for count in ("full", "causal")
+    )
+    total = 0.0
+    for count, segment, again in _recomputed(step):
+        scores = np.array([name == "attention" for name in segment.graph.categories])
+        attention = again & scores[segment.graph.category]
+        total += count * float(segment.graph.flops[again].sum())
+        total += count * float(segment.graph.flops[attention].sum()) * (full / causal - 1.0)
+    return total * layout.cluster.n_gpus / step.schedule.stages
+
+
 def _recomputed_ns(layout: Layout, step: Step) -> int:
     """Mean nanoseconds per rank that kernels run a second time."""
     if layout.plan.recompute == "none":
         return 0
-    schedule, total = step.schedule, 0.0
+    total = sum(
+        count * int((segment.end_ns - segment.start_ns)[again].sum()) for count, segment, again in _recomputed(step)
+    )
+    return round(total / step.schedule.stages)
+
+
+def _recomputed(step: Step) -> Iterator[tuple[int, Segment, NDArray[np.bool_]]]:
+    """Each pass with how often all ranks run it and which of its ops are kernels of a recomputation."""
+    schedule = step.schedule
     counts = np.bincount(step.segment_of[schedule.stage_of, schedule.kind], minlength=len(step.segments))
     for count, segment in zip(counts.tolist(), step.segments, strict=True):
-        again = np.array([label.startswith("recompute ") for label in segment.graph.labels], bool)
+        graph = segment.graph
+        again = np.array([label.startswith("recompute ") for label in graph.labels], bool)
         # The host's launches carry the same labels, and run ahead.
-        kernels = again[segment.graph.label] & (segment.graph.kind == 0)
-        total += count * float((segment.end_ns - segment.start_ns)[kernels].sum())
-    return round(total / schedule.stages)
+        yield count, segment, again[graph.label] & (graph.kind == OpKind.COMPUTE)

@@ -34,7 +34,8 @@ def reproduce(layout: Layout, model: object = None, cluster: object = None) -> s
 
 def _as_given(spec: object) -> list[str]:
     if isinstance(spec, Path):  # a bare name would be looked up in the catalogue
-        return [str(spec) if spec.is_absolute() or str(spec).startswith("..") else f"./{spec}"]
+        bare = spec.name == str(spec) and spec.suffix not in (".json", ".yaml", ".yml")
+        return [f"./{spec}" if bare else str(spec)]
     return [spec] if isinstance(spec, str) else []
 
 

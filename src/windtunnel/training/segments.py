@@ -343,7 +343,7 @@ def _ring_attention(build: _Pass, op: Operation, price: Price, exchange: Transfe
     moving: list[int] = []
     for step in range(steps):
         arriving = [build.transfer(f"{name} exchange", exchange) for _ in range(passes)] if step < steps - 1 else []
-        build.compute(name, price, "attention", share=1.0 / steps, after=moving, flops=op.flops * (2.5 if passes > 1 else 1))
+        build.compute(name, price, "attention", share=1.0 / steps, after=moving, flops=op.flops * passes)
         moving = arriving
 
 
@@ -381,7 +381,7 @@ def _backward_op(build: _Pass, op: Operation, *, weights: bool) -> None:
         if op.before is not None:
             _ring_attention(build, op, price, op.before, name, passes=2)
         else:
-            build.compute(name, price, "attention", flops=2.5 * op.flops, kernels=3)
+            build.compute(name, price, "attention", flops=2.0 * op.flops, kernels=3)
         return
     if op.kind == "memory":
         if op.before_backward is not None:

@@ -1,9 +1,7 @@
 """Tapes: what one pass over a block allocates and frees, tensor by tensor, in the order of execution.
 
-A tensor lives until the last op that reads it has run, or, if a backward op needs it, until that op has. Both follow from
-the ops of a block (`model/operations.py`); what frameworks add to that is in `cost/calibration/memory.yaml`. Which
-tensors a backward op needs is that of Korthikanti et al. 2022 (arXiv 2205.05198), section 4: a GEMM its input, a norm its
-input, flash attention its inputs, output and log-sum-exp, an activation function its input, the loss the softmax.
+A tensor lives until the last op that reads it has run, or, if a backward op needs it, until that op has. Both follow
+from the ops of a block (`model/operations.py`) and from what its framework keeps (`training/keeping.py`).
 
 Tapes are written in slots: slot 0 is the block's input, each further slot a tensor that the block makes or, for the
 gradient of its output, is given. The forward and the backward tape of a block share their slots.
@@ -11,30 +9,20 @@ gradient of its output, is given. The forward and the backward tape of a block s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
-from typing import Any
 
-from windtunnel.model.operations import KEPT_BYTES, Operation
-
-INPUT = 0
-READS_NORM = ("qkv", "q", "q_down", "kv_down", "router", "permute", "mlp_up", "shared_up")
-BRANCHES = ("qkv", "q", "q_up", "kv_up")  # what attention reads together
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """What a framework keeps; see `cost/calibration/memory.yaml` for the fields."""
-
-    gathered_inputs: bool
-    triton_norms: bool
-    weight_gradients: bool
-    buckets: bool
-    updated_copy: bool
-    expandable: bool
-    loss: Mapping[str, Any]
+from windtunnel.model.operations import Operation
+from windtunnel.training.gradients import BackwardTape
+from windtunnel.training.keeping import (
+    BRANCHES,
+    INPUT,
+    READS_NORM,
+    Keeping,
+    Step,
+    Writer,
+    drops_own,
+    input_is_recomputed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,75 +38,6 @@ class Tape:
     weights: tuple[int, ...]  # slots of weight gradients; whoever strings tapes together frees them
 
 
-@lru_cache
-def memory_document() -> dict[str, Any]:
-    """Constants of memory, as in the calibration file."""
-    import yaml
-
-    data = yaml.safe_load(files("windtunnel.cost.calibration").joinpath("memory.yaml").read_text(encoding="utf-8"))
-    assert isinstance(data, dict)
-    return data
-
-
-@lru_cache
-def keeping(framework: str) -> Keeping:
-    """What the framework keeps."""
-    return Keeping(**memory_document()["frameworks"][framework])
-
-
-@dataclass(slots=True)
-class _Step:
-    """What the forward of one op leaves for its backward."""
-
-    op: Operation
-    size: int  # bytes of the input
-    held: list[int]
-    again: float  # bytes that selective recomputation makes again before the backward of this op
-
-
-class _Writer:
-    """Slots, references and events of one block."""
-
-    def __init__(self, keep: Keeping, parts: frozenset[str], precision: str, tp: int) -> None:
-        self.keep, self.parts, self.tp = keep, parts, tp
-        self.cast = KEPT_BYTES.get(precision, 0.0)
-        self.size: dict[int, int] = {}
-        self.holds: dict[int, int] = {}
-        self.events: list[tuple[int, int]] = []
-        self.gradients: list[int] = []  # of weights
-        self.slots = 1
-
-    def reserve(self, size: float) -> int:
-        """A tensor that another block makes, with one reference."""
-        slot, self.slots = self.slots, self.slots + 1
-        self.size[slot], self.holds[slot] = max(int(size), 1), 1
-        return slot
-
-    def new(self, size: float) -> int:
-        """A tensor with one reference."""
-        slot = self.reserve(size)
-        self.events.append((slot, self.size[slot]))
-        return slot
-
-    def hold(self, slot: int) -> int:
-        """One more reference."""
-        self.holds[slot] += 1
-        return slot
-
-    def drop(self, *slots: int) -> None:
-        """One reference less each; a tensor without any is freed."""
-        for slot in slots:
-            self.holds[slot] -= 1
-            if not self.holds[slot]:
-                self.events.append((slot, 0))
-
-    def moved(self, source: int, size: float) -> int:
-        """A new tensor in place of one that is no longer read."""
-        slot = self.new(size)
-        self.drop(source)
-        return slot
-
-
 def write(
     operations: tuple[Operation, ...], input_bytes: float, keep: Keeping, *, parts: frozenset[str] = frozenset(),
     recompute: bool = False, offload: bool = False, precision: str = "bf16", tp: int = 1, table_bytes: float = 0.0,
@@ -128,40 +47,40 @@ def write(
     `parts`: of selective recomputation. `input_bytes` is 0 for the embedding; `table_bytes` is then what the gradient of
     its table takes.
     """
-    writer = _Writer(keep, frozenset() if recompute else parts, precision, tp)
+    writer = Writer(keep, frozenset() if recompute else parts, precision, tp)
     writer.size[INPUT], writer.holds[INPUT] = int(input_bytes), 1
     if recompute:
         writer.hold(INPUT)  # the checkpoint
-        _, output = _Forward(writer, holding=False).run(operations)
+        _, output = ForwardTape(writer, holding=False).run(operations)
         forward, writer.events = writer.events, []
-        steps, again = _Forward(writer, holding=True).run(operations)
+        steps, again = ForwardTape(writer, holding=True).run(operations)
         writer.drop(again)
     else:
-        steps, output = _Forward(writer, holding=True).run(operations)
+        steps, output = ForwardTape(writer, holding=True).run(operations)
         away = sorted({slot for step in steps for slot in step.held}) if offload else []
         away = [slot for slot in away if slot != output]
         forward = writer.events + [(slot, 0) for slot in away]
         writer.events = [(slot, writer.size[slot]) for slot in away]
     incoming = writer.reserve(writer.size[output]) if output >= 0 else -1
-    outgoing = _Backward(writer, incoming, table_bytes).run(steps)
+    outgoing = BackwardTape(writer, incoming, table_bytes).run(steps)
     sizes = [writer.size[slot] for slot in range(writer.slots)]
     return Tape(
         tuple(forward), tuple(writer.events), tuple(sizes), output, incoming, outgoing, tuple(writer.gradients)
     )
 
 
-class _Forward:
+class ForwardTape:
     """Walks the ops in forward order. With `holding` off nothing is kept (under a checkpoint)."""
 
-    def __init__(self, writer: _Writer, holding: bool) -> None:
+    def __init__(self, writer: Writer, holding: bool) -> None:
         self.w, self.holding = writer, holding
-        self.steps: list[_Step] = []
+        self.steps: list[Step] = []
         self.now = INPUT  # what the next op reads
         self.residual = self.normed = self.aside = -1
         self.readers = 0  # ops that have yet to read the norm's output
         self.branches: list[int] = []  # queries, keys, values
 
-    def run(self, operations: tuple[Operation, ...]) -> tuple[list[_Step], int]:
+    def run(self, operations: tuple[Operation, ...]) -> tuple[list[Step], int]:
         """Steps for the backward pass, and the slot of the output (-1 for the loss)."""
         for number, op in enumerate(operations):
             if op.part == "norms":
@@ -175,7 +94,7 @@ class _Forward:
         return self.steps, self.now
 
     def _step(self, op: Operation, size: int, held: list[int], again: float = 0.0) -> None:
-        self.steps.append(_Step(op, size, held, again))
+        self.steps.append(Step(op, size, held, again))
 
     def _keep(self, slot: int, wanted: bool) -> list[int]:
         return [self.w.hold(slot)] if self.holding and wanted else []
@@ -314,8 +233,6 @@ class _Forward:
                 w.drop(mask)
             w.drop(self.now, self.residual, *([self.aside] if self.aside >= 0 else []))
             self.now, self.residual, self.aside = out, out, -1
-            if self.readers:  # a parallel block adds to the same stream again
-                w.hold(out)
             self._step(op, size, held)
             return
         if op.name == "loss":
@@ -369,158 +286,3 @@ class _Forward:
         return list(rules.get(f"{name}_tp", rules[name]) if self.w.tp > 1 else rules[name])
 
 
-class _Backward:
-    """Walks the ops in backward order."""
-
-    def __init__(self, writer: _Writer, incoming: int, table_bytes: float) -> None:
-        self.w, self.table = writer, table_bytes
-        self.now = incoming
-        self.residual = self.normed = self.attention = self.aside = -1
-        self.branches = 0
-
-    def run(self, steps: list[_Step]) -> int:
-        """The slot of the gradient of the block's input, -1 for the embedding."""
-        shared = any(step.op.name == "shared_up" for step in steps)
-        self.branches = sum(step.op.name in BRANCHES for step in steps)
-        for step in reversed(steps):
-            op = step.op
-            again = self.w.new(step.again) if step.again >= 1 else -1
-            if op.part == "residual":
-                self._residual(step, shared and op.name == "residual_2")
-            elif op.part == "norms":
-                self._norm(step)
-            elif op.kind in ("gemm", "grouped_gemm"):
-                self._gemm(step)
-            else:
-                self._other(step)
-            if again >= 0:
-                self.w.drop(again)
-        return self.now
-
-    def _residual(self, step: _Step, shared: bool) -> None:
-        w = self.w
-        if self.now < 0:  # a parallel block: only the residual's own gradient is left
-            self.now, self.residual = self.residual, -1
-        w.drop(*step.held)
-        self.residual = w.hold(self.now)
-        if shared:
-            self.aside = w.hold(self.now)
-
-    def _norm(self, step: _Step) -> None:
-        w = self.w
-        incoming = self.normed if self.normed >= 0 else self.now
-        out = w.moved(incoming, step.size)
-        w.drop(*step.held)
-        self.normed = -1
-        if self.residual >= 0:
-            both = w.new(step.size)
-            w.drop(out, self.residual)
-            out, self.residual = both, -1
-        self.now = out
-
-    def _add(self, gradient: int) -> None:
-        """Gradients of a norm's output from all that read it."""
-        if self.normed < 0:
-            self.normed = gradient
-        else:
-            self.w.drop(gradient)
-
-    def _gemm(self, step: _Step) -> None:
-        w, op = self.w, step.op
-        branch = op.name in BRANCHES
-        incoming = self.attention if branch else self.now
-        passing: list[int] = []
-        rows, k = (op.shape[0], op.shape[2]) if op.kind == "gemm" else (op.shape[0] * op.shape[1], op.shape[3])
-        if op.before_backward is not None:
-            passing.append(w.new(op.before_backward.bytes_total))
-        width = op.output_bytes / (rows * (op.shape[1] if op.kind == "gemm" else op.shape[2]))
-        if op.low_precision:
-            passing.append(w.new(op.output_bytes / width * self.w.cast))
-        if op.regather is not None and not w.keep.gathered_inputs:
-            passing.append(w.new(op.regather.bytes_total))
-        out = w.new(rows * k * width)
-        if w.keep.weight_gradients and op.weight_elements:
-            w.gradients.append(w.new(width * op.weight_elements))
-        w.drop(*passing, *step.held)
-        if branch:
-            self.branches -= 1
-            if not self.branches:
-                w.drop(self.attention)
-                self.attention = -1
-        else:
-            w.drop(incoming)
-            self.now = -1
-        if op.after_backward is not None and op.after_backward.kind == "reduce_scatter":
-            out = w.moved(out, rows * k * width / w.tp)
-        if op.name in READS_NORM:
-            self._add(out)
-            if op.name == "shared_up":
-                self.now, self.aside = self.aside, -1
-        else:
-            self.now = out
-
-    def _other(self, step: _Step) -> None:
-        w, op = self.w, step.op
-        if op.name == "loss":
-            self._loss(step)
-        elif op.name == "embedding":
-            gathered = w.new(op.before_backward.bytes_total) if op.before_backward is not None else -1
-            if self.table >= 1:
-                w.gradients.append(w.new(self.table))
-            w.drop(*([gathered] if gathered >= 0 else []), self.now)
-            self.now = -1
-        elif op.name == "core_attention":
-            # Flash attention accumulates the gradient of the queries in fp32.
-            accumulator = w.new(2 * op.output_bytes)
-            self.attention = w.new(step.size)
-            w.drop(accumulator, *step.held, self.now)
-            self.now = -1
-        elif op.name == "context":
-            self.now = w.moved(self.now, op.shape[0] * op.shape[1] * op.shape[3] * 2.0)
-        elif op.name == "scores":
-            self.attention = w.new(step.size)
-            w.drop(*step.held, self.now)
-            self.now = -1
-        elif self.attention >= 0:
-            self.attention = w.moved(self.attention, step.size)
-            w.drop(*step.held)
-        elif op.name == "router":
-            w.drop(*step.held)
-        else:
-            out = w.moved(self.now, step.size) if op.name != "softmax" else w.moved(self.now, op.output_bytes)
-            w.drop(*step.held)
-            if op.name in READS_NORM:
-                self._add(out)
-                self.now = -1
-            else:
-                self.now = out
-
-    def _loss(self, step: _Step) -> None:
-        w, rules = self.w, self.w.keep.loss
-        logits = step.op.saved_bytes / 4.0
-        widths = rules.get("backward_tp", rules["backward"]) if w.tp > 1 else rules["backward"]
-        copies = [w.new(width * logits) for width in widths]
-        if rules["in_place"]:
-            self.now = step.held[-1]
-            w.drop(*copies, *step.held[:-1])
-        else:
-            self.now = w.new(step.size)
-            w.drop(*copies, *step.held)
-
-
-def input_is_recomputed(op: Operation, previous: Operation | None, parts: frozenset[str]) -> bool:
-    """Whether selective recomputation makes a GEMM's input again."""
-    if op.part == "head":
-        return False
-    if "ops" in parts:
-        return True  # the policy keeps outputs of GEMMs, not inputs
-    if op.part in parts and op.part in ("attention", "mlp"):
-        return True
-    return previous is not None and previous.part in parts and previous.kind == "memory"
-
-
-def drops_own(op: Operation, parts: frozenset[str]) -> bool:
-    """Whether selective recomputation makes again what an element-wise op keeps."""
-    if "ops" in parts:
-        return op.part not in ("head", "residual")
-    return op.part in parts and op.part not in ("norms", "activation", "moe_activation")

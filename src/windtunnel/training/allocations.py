@@ -1,0 +1,129 @@
+"""Allocations of one rank over a step: the tapes of its blocks, strung together by its schedule.
+
+A pass over a model piece is the tapes of its blocks one after the other; where parameters are sharded, each block's are
+gathered before it and the next block's ahead of that, and its weight gradients leave with it. A rank's step is its
+passes in the order of the schedule, and then the optimizer.
+
+`reserved_bytes` replays two whole steps through the caching allocator, because the optimizer's state is made at the end
+of the first one, in the middle of what the activations left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.training.tensors import INPUT, Tape
+
+Events = NDArray[np.int64]  # [n, 2]: slot, bytes; bytes < 0 frees
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Events of one piece's forward and backward pass over one micro-batch, in shared slots."""
+
+    forward: Events
+    backward: Events
+    slots: int
+
+    @property
+    def saved_bytes(self) -> int:
+        """What stays from the forward to the backward pass."""
+        return int(self.forward[:, 1].sum())
+
+    @property
+    def forward_workspace_bytes(self) -> int:
+        """The most that the forward pass holds beyond what stays."""
+        return max(0, _highest(self.forward) - self.saved_bytes)
+
+    @property
+    def backward_workspace_bytes(self) -> int:
+        """The most that the backward pass holds beyond what the forward pass left."""
+        return max(0, _highest(self.backward))
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One block of a piece: its tape, and the bytes that sharding gathers and reduces for it (0: nothing)."""
+
+    tape: Tape
+    gathered: int
+    reduced: int
+
+
+def _highest(events: Events) -> int:
+    return int(np.cumsum(events[:, 1]).max(initial=0))
+
+
+def string_together(units: list[Unit], received_bytes: int, frees_weights_at_once: bool) -> Passes:
+    """The passes of one piece. `received_bytes`: its input from the stage before, 0 for the first stage."""
+    bases = np.concatenate(([1], 1 + np.cumsum([len(unit.tape.sizes) for unit in units])))
+    slots = int(bases[-1])
+    maps: list[NDArray[np.int64]] = []
+    before = 0  # slot of the tensor that enters the next block
+    for unit, base in zip(units, bases, strict=False):
+        where = np.arange(base, base + len(unit.tape.sizes))
+        where[INPUT] = before
+        maps.append(where)
+        before = int(where[unit.tape.output]) if unit.tape.output >= 0 else -1
+    gather = [slots + 2 * number for number in range(len(units))]
+    reduce = [slots + 2 * number + 1 for number in range(len(units))]
+    slots += 2 * len(units)
+    forward: list[tuple[int, int]] = [(0, received_bytes)] if received_bytes else []
+    parts: list[Events] = [_events(forward)]
+    for number, (unit, where) in enumerate(zip(units, maps, strict=True)):
+        parts.append(_around(units, gather, number, number + 1))
+        parts.append(_mapped(unit.tape.forward, unit.tape, where))
+        parts.append(_events([(gather[number], -unit.gathered)] if unit.gathered else []))
+    if before >= 0:  # the output has been sent
+        parts.append(_events([(before, -units[-1].tape.sizes[units[-1].tape.output])]))
+    ahead = np.concatenate(parts)
+    parts = []
+    incoming = -1
+    for number in reversed(range(len(units))):
+        unit, where = units[number], maps[number]
+        tape = unit.tape
+        if tape.incoming >= 0:
+            if incoming >= 0:
+                where[tape.incoming] = incoming
+            else:  # received
+                parts.append(_events([(int(where[tape.incoming]), tape.sizes[tape.incoming])]))
+        parts.append(_around(units, gather, number, number - 1))
+        parts.append(_mapped(tape.backward, tape, where))
+        if unit.gathered:
+            parts.append(_events([(gather[number], -unit.gathered)]))
+        if frees_weights_at_once:
+            if unit.reduced:
+                parts.append(_events([(reduce[number], unit.reduced)]))
+            parts.append(_events([(int(where[slot]), -tape.sizes[slot]) for slot in tape.weights]))
+            if unit.reduced:
+                parts.append(_events([(reduce[number], -unit.reduced)]))
+        incoming = int(where[tape.outgoing]) if tape.outgoing >= 0 else -1
+        outgoing = (incoming, tape.sizes[tape.outgoing]) if incoming >= 0 else None
+    if outgoing is not None:
+        parts.append(_events([(outgoing[0], -outgoing[1])]))
+    if not frees_weights_at_once:
+        for unit, where in zip(units, maps, strict=True):
+            parts.append(_events([(int(where[slot]), -unit.tape.sizes[slot]) for slot in unit.tape.weights]))
+    return Passes(ahead, np.concatenate(parts), slots)
+
+
+def _around(units: list[Unit], gather: list[int], number: int, following: int) -> Events:
+    """Gather a block's parameters if that has not been done ahead, and the following block's ahead."""
+    first = number == 0 if following > number else number == len(units) - 1
+    events = [(gather[number], units[number].gathered)] if first and units[number].gathered else []
+    if 0 <= following < len(units) and units[following].gathered:
+        events.append((gather[following], units[following].gathered))
+    return _events(events)
+
+
+def _events(events: list[tuple[int, int]]) -> Events:
+    return np.array(events, np.int64).reshape(-1, 2)
+
+
+def _mapped(events: tuple[tuple[int, int], ...], tape: Tape, where: NDArray[np.int64]) -> Events:
+    table = np.array(events, np.int64).reshape(-1, 2)
+    sizes = np.array(tape.sizes, np.int64)
+    return np.stack((where[table[:, 0]], np.where(table[:, 1] > 0, table[:, 1], -sizes[table[:, 0]])), axis=1)
