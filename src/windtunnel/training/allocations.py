@@ -127,3 +127,45 @@ def _mapped(events: tuple[tuple[int, int], ...], tape: Tape, where: NDArray[np.i
     table = np.array(events, np.int64).reshape(-1, 2)
     sizes = np.array(tape.sizes, np.int64)
     return np.stack((where[table[:, 0]], np.where(table[:, 1] > 0, table[:, 1], -sizes[table[:, 0]])), axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What lives outside passes, as tensors: before the first step, from its end on, and inside each optimizer step."""
+
+    first: tuple[int, ...]
+    optimizer: tuple[int, ...]
+    transient: tuple[int, ...]  # alive together
+
+
+def step_events(actions: list[tuple[Passes, bool, int]], base: int) -> tuple[Events, int]:
+    """The passes of one step in order: (passes, whether forward, key of the micro-batch's slots). Returns the next base.
+
+    The forward and the backward of one key share their slots.
+    """
+    bases: dict[int, int] = {}
+    parts: list[Events] = []
+    for passes, is_forward, key in actions:
+        if key not in bases:
+            bases[key] = base
+            base += passes.slots
+        events = (passes.forward if is_forward else passes.backward).copy()
+        events[:, 0] += bases[key]
+        parts.append(events)
+    return (np.concatenate(parts) if parts else _events([])), base
+
+
+def two_steps(actions: list[tuple[Passes, bool, int]], resident: Resident) -> Events:
+    """Events of a rank from its start to the end of its second step."""
+    base = len(resident.first) + len(resident.optimizer)
+    parts = [_events([(slot, size) for slot, size in enumerate(resident.first)])]
+    made = _events([(len(resident.first) + slot, size) for slot, size in enumerate(resident.optimizer)])
+    for number in range(2):
+        events, base = step_events(actions, base)
+        parts.append(events)
+        if number == 0:
+            parts.append(made)
+        held = _events([(base + slot, size) for slot, size in enumerate(resident.transient)])
+        parts += [held, held * np.array([1, -1])]
+        base += len(resident.transient)
+    return np.concatenate(parts)

@@ -19,10 +19,12 @@ from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP
 from windtunnel.graph import Graph, OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
+from windtunnel.training.op_arrays import OpArrays
+from windtunnel.training.pass_builder import Segment
 from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
 from windtunnel.training.schedules import Kind, Schedule
-from windtunnel.training.segments import Phase, Segment, build_segment
+from windtunnel.training.segments import Phase, build_segment
 from windtunnel.training.state import optimizer_price
 
 BUCKET_PARAMETERS = 40e6  # Megatron-Core's default bucket, before its growth with the data-parallel degree
@@ -52,77 +54,6 @@ class Step:
     schedule: Schedule
     optimizer: tuple[Price, ...]  # per program
     traffic_bytes: dict[str, float]  # per GPU and step, mean over programs, of what is not inside passes
-
-
-COLUMNS = ("kind", "stream", "label", "category", "duration", "class", "rendezvous")
-
-
-class _Ops:
-    """Op arrays under construction: blocks of many ops, and single ops that are turned into a block when one follows."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self._blocks: dict[str, list[NDArray[np.int64]]] = {name: [] for name in COLUMNS}
-        self._bytes: list[NDArray[np.float64]] = []
-        self._singles: list[tuple[int, ...]] = []
-        self._single_bytes: list[float] = []
-        self._dep_op: list[NDArray[np.int64]] = []
-        self._dep_on: list[NDArray[np.int64]] = []
-        self._single_deps: list[tuple[int, int]] = []
-
-    def add(self, count: int, *, bytes_total: float = 0.0, **columns: object) -> int:
-        """Append `count` ops, scalars broadcast; returns the index of the first."""
-        self._flush()
-        first = self.n
-        for name, parts in self._blocks.items():
-            value = np.asarray(columns.get(name, -1 if name == "rendezvous" else 0), dtype=np.int64)
-            parts.append(np.broadcast_to(value, (count,)))
-        self._bytes.append(np.full(count, bytes_total))
-        self.n += count
-        return first
-
-    def one(
-        self, kind: int, stream: int, label: int, category: int, duration: int, interference: int, rendezvous: int,
-        bytes_total: float = 0.0,
-    ) -> int:  # fmt: skip
-        """Append one op; returns its index."""
-        self._singles.append((kind, stream, label, category, duration, interference, rendezvous))
-        self._single_bytes.append(bytes_total)
-        self.n += 1
-        return self.n - 1
-
-    def depend(self, op: NDArray[np.int64], on: NDArray[np.int64]) -> None:
-        """Ops wait for ops, element by element."""
-        self._dep_op.append(op)
-        self._dep_on.append(on)
-
-    def wait(self, op: int, on: int) -> None:
-        """One op waits for one op."""
-        self._single_deps.append((op, on))
-
-    def _flush(self) -> None:
-        if self._singles:
-            block = np.array(self._singles, dtype=np.int64)
-            for number, parts in enumerate(self._blocks.values()):
-                parts.append(block[:, number])
-            self._bytes.append(np.array(self._single_bytes))
-            self._singles, self._single_bytes = [], []
-
-    def columns(self) -> dict[str, NDArray[np.int64]]:
-        self._flush()
-        return {name: np.concatenate(parts) for name, parts in self._blocks.items()}
-
-    def bytes(self) -> NDArray[np.float64]:
-        self._flush()
-        return np.concatenate(self._bytes)
-
-    def dependencies(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        single = np.array(self._single_deps, dtype=np.int64).reshape(-1, 2)
-        op = np.concatenate([*self._dep_op, single[:, 0]])
-        on = np.concatenate([*self._dep_on, single[:, 1]])
-        pointer = np.zeros(self.n + 1, np.int64)
-        np.cumsum(np.bincount(op, minlength=self.n), out=pointer[1:])
-        return pointer, on[np.argsort(op, kind="stable")].astype(np.int32)
 
 
 def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer) -> Step:
@@ -172,13 +103,19 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
 
 class _Lowering:
     def __init__(
-        self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer,
-        segments: tuple[Segment, ...], names: tuple[str, ...], segment_of: NDArray[np.int32],
-    ) -> None:  # fmt: skip
+        self,
+        layout: Layout,
+        pieces: tuple[Piece, ...],
+        schedule: Schedule,
+        pricer: Pricer,
+        segments: tuple[Segment, ...],
+        names: tuple[str, ...],
+        segment_of: NDArray[np.int32],
+    ) -> None:
         self.layout, self.pieces, self.schedule, self.pricer = layout, pieces, schedule, pricer
         self.segments, self.names, self.segment_of = segments, names, segment_of
         self.plan = layout.plan
-        self.ops = _Ops()
+        self.ops = OpArrays()
         self.categories = [*(f"segment {i}" for i in range(len(segments)))]
         self.labels: list[str] = list(names)
         self.traffic: dict[str, float] = {}
@@ -244,8 +181,12 @@ class _Lowering:
         """Buckets per [rank, chunk], and the index of the first forward and the last backward action of each."""
         schedule = self.schedule
         stages, chunks = schedule.stages, schedule.chunks
-        parameters = np.array([[self.pieces[v].dense_parameters + self.pieces[v].expert_parameters for v in row]
-                               for row in schedule.virtual_stage])  # fmt: skip
+        parameters = np.array(
+            [
+                [self.pieces[v].dense_parameters + self.pieces[v].expert_parameters for v in row]
+                for row in schedule.virtual_stage
+            ]
+        )
         size = BUCKET_PARAMETERS * max(1.0, self.layout.shard_group / 40.0)
         # With several chunks only the last one's reduction is exposed, so fewer buckets each say as much.
         most = max(2, BUCKETS_MOST // chunks)
@@ -267,10 +208,15 @@ class _Lowering:
     ) -> int:
         price, tier = self.pricer.transfer(transfer)
         op = self.ops.one(
-            OpKind.COLLECTIVE, rank * len(STREAMS) + stream, self._label(name),
-            self._category(f"exposed {transfer.group} ({tier.replace('_', '-')})"), round(price.seconds * 1e9),
-            (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0, rendezvous, transfer.bytes_total,
-        )  # fmt: skip
+            OpKind.COLLECTIVE,
+            rank * len(STREAMS) + stream,
+            self._label(name),
+            self._category(f"exposed {transfer.group} ({tier.replace('_', '-')})"),
+            round(price.seconds * 1e9),
+            (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0,
+            rendezvous,
+            transfer.bytes_total,
+        )
         key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
         self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
         return op
@@ -320,11 +266,15 @@ class _Lowering:
         price, tier_name = self._hop()
         stream = schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE
         hop = self._category(f"exposed pp ({tier_name.replace('_', '-')})")
-        start = self.ops.add(
-            total, kind=np.where(is_send, OpKind.SEND, OpKind.COMPUTE), stream=stream,
-            label=np.where(is_send, self._label("send"), segment), category=np.where(is_send, hop, segment),
-            duration=np.where(is_send, round(price * 1e9), duration), **{"class": np.where(is_send, 0, MATH)},
-        )  # fmt: skip
+        columns = {
+            "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
+            "stream": stream,
+            "label": np.where(is_send, self._label("send"), segment),
+            "category": np.where(is_send, hop, segment),
+            "duration": np.where(is_send, round(price * 1e9), duration),
+            "class": np.where(is_send, 0, MATH),
+        }
+        start = self.ops.add(total, columns)
         self.action_first = base[:-1] + start
         self.action_last = self.action_first + parts - 1
         self.arrival = self.action_last.copy()  # op after which the action's output is where it is needed
@@ -337,10 +287,14 @@ class _Lowering:
             order = np.argsort(self.needed[sent], kind="stable")
             sent, forward = sent[order], forward[order]
             receiver_stream = self.receiver[sent] * len(STREAMS) + np.where(forward, PP_FORWARD, PP_BACKWARD)
-            at = self.ops.add(
-                len(sent), kind=OpKind.SEND, stream=receiver_stream, label=self._label("receive"), category=hop,
-                duration=round(price * 1e9), bytes_total=self._hop_bytes(),
-            )  # fmt: skip
+            columns = {
+                "kind": OpKind.SEND,
+                "stream": receiver_stream,
+                "label": self._label("receive"),
+                "category": hop,
+                "duration": round(price * 1e9),
+            }
+            at = self.ops.add(len(sent), columns, self._hop_bytes())
             arrivals = np.arange(at, at + len(sent))
             self.ops.depend(arrivals, self.action_last[sent])
             self.arrival[sent] = arrivals
@@ -428,18 +382,30 @@ class _Lowering:
             self.ops.wait(norm, ends[rank])
             held = [self.pieces[v] for v in self.held[rank]]
             price = optimizer_price(
-                self.layout, self.pricer,
-                sum(piece.dense_parameters for piece in held), sum(piece.expert_parameters for piece in held),
-            )  # fmt: skip
+                self.layout,
+                self.pricer,
+                sum(piece.dense_parameters for piece in held),
+                sum(piece.expert_parameters for piece in held),
+            )
             self.optimizers.append(price)
             self.ops.one(
-                OpKind.COMPUTE, rank * len(STREAMS) + COMPUTE, self._label("optimizer"), update,
-                round(price.seconds * 1e9), MATH, -1,
-            )  # fmt: skip
+                OpKind.COMPUTE,
+                rank * len(STREAMS) + COMPUTE,
+                self._label("optimizer"),
+                update,
+                round(price.seconds * 1e9),
+                MATH,
+                -1,
+            )
             self.ops.one(
-                OpKind.HOST, rank * len(STREAMS) + COMPUTE, self._label("between steps"), self._category("host"),
-                round(self.pricer.step_s * 1e9), 0, -1,
-            )  # fmt: skip
+                OpKind.HOST,
+                rank * len(STREAMS) + COMPUTE,
+                self._label("between steps"),
+                self._category("host"),
+                round(self.pricer.step_s * 1e9),
+                0,
+                -1,
+            )
 
 
 def _pieces_of_ranks(schedule: Schedule) -> list[list[int]]:

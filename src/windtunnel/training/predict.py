@@ -24,13 +24,13 @@ from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lower import Step, lower
 from windtunnel.training.memory import memory_of
+from windtunnel.training.pass_builder import owned
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, sum_to
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
-from windtunnel.training.segments import owned
 
 BUBBLE = "pipeline bubble"
 STRAGGLING = "waiting for the slowest rank"
@@ -66,8 +66,13 @@ def predict(
 
 
 def _result(
-    layout: Layout, pricer: Pricer, step: Step, timeline: Timeline, memory: tuple[StageMemory, ...], command: str,
-) -> Result:  # fmt: skip
+    layout: Layout,
+    pricer: Pricer,
+    step: Step,
+    timeline: Timeline,
+    memory: tuple[StageMemory, ...],
+    command: str,
+) -> Result:
     gpu, plan, model = layout.cluster.gpu, layout.plan, layout.model
     replayed = timeline.makespan_ns
     waiting = round(replayed * pricer.training.straggling(layout.cluster.n_gpus))
@@ -187,7 +192,7 @@ def _band(layout: Layout, pricer: Pricer, step: Step, breakdown: Mapping[str, in
     wide = sum(
         float(count) * segment.duration_ns * (segment.p95 - segment.p5)
         for count, segment in zip(counts, step.segments, strict=True)
-    )  # fmt: skip
+    )
     kernels = wide / time / 2 / Z95
     known = pricer.training.uncertainty
     moe = any(layer.feed_forward.kind == "moe" for layer in layout.model.layers)
@@ -224,7 +229,7 @@ def _counts(step: Step) -> NDArray[np.int64]:
 def _traffic(step: Step) -> dict[str, int]:
     """Mean bytes per GPU and step of each collective kind, group and tier."""
     counts = _counts(step)
-    total = {key: value for key, value in step.traffic_bytes.items()}
+    total = dict(step.traffic_bytes)
     for count, segment in zip(counts, step.segments, strict=True):
         for key, value in segment.traffic_bytes.items():
             total[key] = total.get(key, 0.0) + value * float(count) / step.schedule.stages

@@ -1,4 +1,4 @@
-"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.collectives`, in training conditions.
+"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.collectives`, as in training.
 
 Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an fp32
 buffer: 8 more bytes per weight); attention has its own kernel; an element-wise op moves its stated bytes.
@@ -110,12 +110,14 @@ class Pricer:
     def _gemm(self, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
         m, n, k = (max(1, round(size)) for size in (m, n, k))
-        # The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look slower
-        # than its halves in turn. Throttling is `_sustained`'s business; here the halves set the burst rate.
+        # The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look
+        # slower than its halves in turn. Throttling is `_sustained`'s business; here the halves set the burst rate.
         price = self.kernels.gemm(m, n, k, dtype)
         for parts in (2, 4):
             if m % parts == 0 and 2.0 * m * n * k / parts > THROTTLED_FLOPS:
-                price = min(price, self.kernels.gemm(m // parts, n, k, dtype).scaled(parts), key=lambda one: one.seconds)
+                price = min(
+                    price, self.kernels.gemm(m // parts, n, k, dtype).scaled(parts), key=lambda one: one.seconds
+                )
         return self._sustained(price, 2.0 * m * n * k, dtype)
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:

@@ -16,7 +16,7 @@ from windtunnel.graph import OpKind
 from windtunnel.result import Limit, StageMemory
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lower import Step
-from windtunnel.training.segments import Segment
+from windtunnel.training.pass_builder import Segment
 
 WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5

@@ -1,33 +1,33 @@
 """Segments: one pass of one model piece over one micro-batch, replayed op by op and then used as a single action.
 
-A step repeats the same few passes hundreds of times, on every rank class that holds such a piece. Each distinct pass is
-therefore lowered and replayed once; the step graph (`training/lower.py`) strings the passes together. This is folding in
-time: exact as long as nothing outside a pass interferes with it, and what does (gradient reduction, parameter gathering)
-is priced by the slowdown of whole actions.
+A step repeats the same few passes hundreds of times, on every rank class that holds such a piece. Each distinct pass
+is therefore lowered and replayed once; the step graph (`training/lower.py`) strings the passes together. This is
+folding in time: exact as long as nothing outside a pass interferes with it, and what does (gradient reduction,
+parameter gathering) is priced by the slowdown of whole actions.
 
-Inside a pass every op has a host launch, a stream and its dependencies. Collectives of tensor parallelism overlap the GEMM
-beside them in the way the framework does it: with `overlap_tp` chunk by chunk, so all but the first or last 1/tp of the
-collective can hide; else only the backward's re-gather and reduce-scatter run beside the two backward GEMMs.
+Inside a pass every op has a host launch, a stream and its dependencies. Collectives of tensor parallelism overlap the
+GEMM beside them in the way the framework does it: with `overlap_tp` chunk by chunk, so all but the first or last 1/tp
+of the collective can hide; else only the backward's re-gather and reduce-scatter run beside the two backward GEMMs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-from numpy.typing import NDArray
-
-from windtunnel.cost.price import Price, Source
-from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
-from windtunnel.engine import Exposure, Slowdown, exposed, replay
-from windtunnel.graph import Graph, GraphBuilder, OpKind
+from windtunnel.cost.price import Price
 from windtunnel.model.operations import Operation, Transfer
+from windtunnel.training.pass_builder import PassBuilder, Segment
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
 
-CATEGORY = {"gemm": "gemm", "gemm_batch": "gemm", "grouped_gemm": "gemm", "attention": "attention", "memory": "memory-bound"}
-TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
+CATEGORY = {
+    "gemm": "gemm",
+    "gemm_batch": "gemm",
+    "grouped_gemm": "gemm",
+    "attention": "attention",
+    "memory": "memory-bound",
+}
 
 
 class Phase(Enum):
@@ -50,145 +50,9 @@ class Block:
     offload: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """One priced pass. `breakdown_ns` sums exactly to `duration_ns`."""
-
-    duration_ns: int
-    p5: float  # of duration, relative
-    p95: float
-    breakdown_ns: dict[str, int]
-    busy_s: dict[Source, float]  # busy seconds by source of price
-    flops: float
-    traffic_bytes: dict[str, float]
-    graph: Graph
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-
-
-@dataclass
-class _Pass:
-    """The pass under construction: a builder and what the next op must wait for."""
-
-    pricer: Pricer
-    builder: GraphBuilder = field(default_factory=GraphBuilder)
-    classes: list[int] = field(default_factory=list)
-    pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
-    last: int = -1  # last op on the compute stream
-    sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
-    durations: list[int] = field(default_factory=list)
-    p5_s: float = 0.0
-    p95_s: float = 0.0
-    busy: dict[Source, float] = field(default_factory=dict)
-    traffic: dict[str, float] = field(default_factory=dict)
-    flops: float = 0.0
-
-    def compute(
-        self, name: str, price: Price, category: str, *, share: float = 1.0, after: Sequence[int] = (), flops: float = 0.0,
-        kernels: int = 1,
-    ) -> int:  # fmt: skip
-        """A kernel (or `share` of one) on the compute stream, launched by the host."""
-        builder = self.builder
-        launch = builder.op(
-            OpKind.HOST, builder.stream(0, "host"), after=self.sync, duration_ns=round(kernels * self.pricer.launch_s * 1e9),
-            label=name, category="host",
-        )  # fmt: skip
-        self.sync = ()
-        self.classes.append(0)
-        self.last = builder.op(
-            OpKind.COMPUTE, builder.stream(0, "compute"), after=(launch, *self.pending, *after),
-            duration_ns=round(price.seconds * share * 1e9), label=name, category=category, flops=flops * share,
-        )  # fmt: skip
-        self.classes.append(TRAFFIC if category == "memory-bound" else MATH)
-        self.pending = []
-        self._account(price, share)
-        self.flops += flops * share
-        return self.last
-
-    def transfer(self, name: str, transfer: Transfer, *, after: Sequence[int] = (), share: float = 1.0) -> int:
-        """A collective on the stream of its group."""
-        price, tier = self.pricer.transfer(transfer)
-        builder = self.builder
-        kind = OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE
-        waits = after or ((self.last,) if self.last >= 0 else ())
-        launch = builder.op(
-            OpKind.HOST, builder.stream(0, "host"), duration_ns=round(self.pricer.collective_launch_s * 1e9),
-            label=name, category="host",
-        )  # fmt: skip
-        self.classes.append(0)
-        op = builder.op(
-            kind, builder.stream(0, transfer.group), after=(launch, *waits), duration_ns=round(price.seconds * share * 1e9), label=name,
-            category=f"exposed {transfer.group} ({tier.replace('_', '-')})", bytes=transfer.bytes_total * share,
-        )  # fmt: skip
-        self.classes.append(TIER_CLASS[tier])
-        key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
-        self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total * share
-        self._account(price, share)
-        return op
-
-    def hides_dispatch(self, transfer: Transfer) -> bool:
-        """Whether another micro-batch's compute runs over an expert all-to-all.
-
-        Only inside an NVLink domain: across nodes the overlap gained nothing that shows in published H100 runs.
-        """
-        overlapped = bool(self.pricer.layout.plan.overlap_ep) and transfer.group == "ep"
-        return overlapped and self.pricer.transfer(transfer)[1] == "scale_up"
-
-    def copy(self, name: str, bytes_total: float) -> int:
-        """A copy between host and device on its own stream."""
-        seconds = bytes_total / self.pricer.layout.cluster.host.offload_bandwidth_bytes_per_s
-        builder = self.builder
-        op = builder.op(
-            OpKind.SEND, builder.stream(0, "host copy"), after=(self.last,) if self.last >= 0 else (),
-            duration_ns=round(seconds * 1e9), label=name, category="exposed host copy", bytes=bytes_total,
-        )  # fmt: skip
-        self.classes.append(0)
-        self._account(Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
-        return op
-
-    def _account(self, price: Price, share: float) -> None:
-        self.p5_s += price.p5 * share
-        self.p95_s += price.p95 * share
-        self.busy[price.source] = self.busy.get(price.source, 0.0) + price.seconds * share
-
-    def finish(self) -> Segment:
-        """Replay, and split the duration."""
-        graph, durations = self.builder.build(), self.builder.duration_ns()
-        factors = np.array(self.pricer.training.slowdown_factors())
-        timeline = replay(graph, durations, Slowdown(np.array(self.classes, dtype=np.uint8), factors))
-        total = int(timeline.end_ns.max(initial=0))
-        parts = owned(exposed(timeline, graph), graph)[0] if graph.n_ops else {}
-        busy = sum(self.busy.values())
-        return Segment(
-            duration_ns=total,
-            p5=self.p5_s / busy if busy else 1.0,
-            p95=self.p95_s / busy if busy else 1.0,
-            breakdown_ns=parts,
-            busy_s=self.busy,
-            flops=self.flops,
-            traffic_bytes=self.traffic,
-            graph=graph,
-            start_ns=timeline.start_ns,
-            end_ns=timeline.end_ns,
-        )
-
-
-def owned(exposure: Exposure, graph: Graph) -> list[dict[str, int]]:
-    """Nanoseconds of each program by category; `idle` is when nothing runs. Sums exactly to the makespan."""
-    busy = exposure.compute_ns + exposure.communication_ns + exposure.host_ns
-    idle = exposure.idle_ns.sum(axis=1) + exposure.tail_ns
-    result = []
-    for program in range(graph.n_programs):
-        parts = {name: int(time) for name, time in zip(graph.categories, busy[program], strict=True) if time}
-        if idle[program]:
-            parts["idle"] = int(idle[program])
-        result.append(parts)
-    return result
-
-
 def build_segment(pricer: Pricer, blocks: Sequence[Block], phase: Phase) -> Segment:
     """Lower, price and replay one pass over `blocks`."""
-    build = _Pass(pricer)
+    build = PassBuilder(pricer)
     order = list(blocks) if phase is Phase.FORWARD else list(reversed(blocks))
     gathers = _Gathers(build, order, phase)
     fetched: dict[int, int] = {}
@@ -206,7 +70,7 @@ def build_segment(pricer: Pricer, blocks: Sequence[Block], phase: Phase) -> Segm
     return build.finish()
 
 
-def _fetch(build: _Pass, order: list[Block], number: int, fetched: dict[int, int]) -> None:
+def _fetch(build: PassBuilder, order: list[Block], number: int, fetched: dict[int, int]) -> None:
     """Bring offloaded activations back one block ahead of their use."""
     for ahead in (number, number + 1):
         if ahead < len(order) and order[ahead].offload and ahead not in fetched:
@@ -219,7 +83,7 @@ def _fetch(build: _Pass, order: list[Block], number: int, fetched: dict[int, int
 class _Gathers:
     """Parameter gathers before and gradient reductions after each block (ZeRO-2 and -3), one block ahead."""
 
-    def __init__(self, build: _Pass, order: list[Block], phase: Phase) -> None:
+    def __init__(self, build: PassBuilder, order: list[Block], phase: Phase) -> None:
         plan, layout = build.pricer.layout.plan, build.pricer.layout
         self._build, self._order = build, order
         self._gather = plan.zero_stage == 3 and phase is not Phase.BACKWARD_WEIGHT
@@ -254,7 +118,9 @@ class _Gathers:
                 size = parameters * self._gradient_bytes
                 op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size))
                 if group == "dp" and self._replicas > 1:
-                    shard = size * self._replicas / max(1, self._build.pricer.layout.plan.cp * self._build.pricer.layout.dp)
+                    shard = (
+                        size * self._replicas / max(1, self._build.pricer.layout.plan.cp * self._build.pricer.layout.dp)
+                    )
                     op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", shard), after=(op,))
                 if not self._overlap_reduce:
                     self._build.pending.append(op)
@@ -269,12 +135,14 @@ class _Gathers:
         return ops
 
 
-def _forward(build: _Pass, block: Block, *, again: bool = False) -> None:
+def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
     operations = block.operations
     if again:
         operations = tuple(op for op in operations if op.part not in ("head", "embedding"))
         if not build.pricer.layout.habits.reentrant_recompute:  # stops before the last GEMM: its output is not needed
-            last = max((i for i, op in enumerate(operations) if op.kind in ("gemm", "grouped_gemm")), default=len(operations))
+            last = max(
+                (i for i, op in enumerate(operations) if op.kind in ("gemm", "grouped_gemm")), default=len(operations)
+            )
             operations = operations[:last]
     for op in operations:
         _forward_op(build, op, "recompute " if again else "")
@@ -283,7 +151,7 @@ def _forward(build: _Pass, block: Block, *, again: bool = False) -> None:
         build.copy("offload activations", saved)  # the pass ends when the copy has, nothing inside waits for it
 
 
-def _forward_op(build: _Pass, op: Operation, prefix: str) -> None:
+def _forward_op(build: PassBuilder, op: Operation, prefix: str) -> None:
     pricer, plan = build.pricer, build.pricer.layout.plan
     name = prefix + op.name
     if op.kind == "transfer":
@@ -304,13 +172,21 @@ def _forward_op(build: _Pass, op: Operation, prefix: str) -> None:
     price = pricer.forward(op)
     _with_transfers(
         build, name, price, category, op.flops, op.kernels, op.before, op.after, overlap=bool(plan.overlap_tp)
-    )  # fmt: skip
+    )
 
 
 def _with_transfers(
-    build: _Pass, name: str, price: Price, category: str, flops: float, kernels: int,
-    before: Transfer | None, after: Transfer | None, *, overlap: bool,
-) -> None:  # fmt: skip
+    build: PassBuilder,
+    name: str,
+    price: Price,
+    category: str,
+    flops: float,
+    kernels: int,
+    before: Transfer | None,
+    after: Transfer | None,
+    *,
+    overlap: bool,
+) -> None:
     """A kernel with a collective on its input and on its output, serial or overlapped chunk by chunk."""
     chunk = 1.0 / max(2, build.pricer.layout.plan.tp)
     if not overlap:
@@ -337,7 +213,7 @@ def _with_transfers(
     build.pending.append(build.transfer(f"{name} {after.kind}", after, share=chunk))
 
 
-def _ring_attention(build: _Pass, op: Operation, price: Price, exchange: Transfer, name: str, *, passes: int) -> None:
+def _ring_attention(build: PassBuilder, op: Operation, price: Price, exchange: Transfer, name: str, *, passes: int) -> None:
     """Context parallelism in a ring: while one block of keys and values is worked on, the next one travels."""
     steps = build.pricer.layout.plan.cp
     moving: list[int] = []
@@ -347,7 +223,7 @@ def _ring_attention(build: _Pass, op: Operation, price: Price, exchange: Transfe
         moving = arriving
 
 
-def _backward(build: _Pass, block: Block, *, weights: bool) -> None:
+def _backward(build: PassBuilder, block: Block, *, weights: bool) -> None:
     plan = build.pricer.layout.plan
     if block.recompute:
         _forward(build, block, again=True)
@@ -361,13 +237,14 @@ def _backward(build: _Pass, block: Block, *, weights: bool) -> None:
 
 def _recomputed(op: Operation, number: int, parts: frozenset[str]) -> bool:
     if "ops" in parts:  # per-op policy: matrix products every other time, element-wise always, attention never
-        return op.kind == "memory" and op.part not in ("head", "embedding") or (op.kind == "gemm" and number % 2 == 0)
+        element_wise = op.kind == "memory" and op.part not in ("head", "embedding")
+        return element_wise or (op.kind == "gemm" and number % 2 == 0)
     if op.part == "core_attention":
         return bool(parts & {"attention", "core_attention"})
     return op.part in parts
 
 
-def _backward_op(build: _Pass, op: Operation, *, weights: bool) -> None:
+def _backward_op(build: PassBuilder, op: Operation, *, weights: bool) -> None:
     pricer = build.pricer
     name = f"{op.name} backward"
     if op.kind == "transfer":
@@ -392,7 +269,7 @@ def _backward_op(build: _Pass, op: Operation, *, weights: bool) -> None:
     _backward_gemm(build, op, name, weights=weights)
 
 
-def _backward_gemm(build: _Pass, op: Operation, name: str, *, weights: bool) -> None:
+def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: bool) -> None:
     pricer, plan = build.pricer, build.pricer.layout.plan
     cast = pricer.cast(op, backward=True)
     if cast is not None:
@@ -405,9 +282,16 @@ def _backward_gemm(build: _Pass, op: Operation, name: str, *, weights: bool) -> 
             build.pending += regathered
     overlap = bool(plan.overlap_tp) and op.before_backward is not None
     _with_transfers(
-        build, f"{name} input", pricer.input_gradient(op), "gemm", op.flops, op.kernels, op.before_backward, None,
+        build,
+        f"{name} input",
+        pricer.input_gradient(op),
+        "gemm",
+        op.flops,
+        op.kernels,
+        op.before_backward,
+        None,
         overlap=overlap,
-    )  # fmt: skip
+    )
     scattered: list[int] = []
     if op.after_backward is not None:
         scattered = [build.transfer(f"{name} {op.after_backward.kind}", op.after_backward)]
@@ -420,7 +304,7 @@ def _backward_gemm(build: _Pass, op: Operation, name: str, *, weights: bool) -> 
     build.pending += scattered
 
 
-def _weights(build: _Pass, block: Block) -> None:
+def _weights(build: PassBuilder, block: Block) -> None:
     for op in reversed(block.operations):
         if op.kind in ("gemm", "grouped_gemm"):
             regathered = [build.transfer(f"{op.name} regather", op.regather)] if op.regather is not None else []
