@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,7 +267,7 @@ class _Lowering:
         price, tier_name = self._hop()
         stream = schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE
         hop = self._category(f"exposed pp ({tier_name.replace('_', '-')})")
-        columns = {
+        columns: dict[str, Any] = {
             "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
             "stream": stream,
             "label": np.where(is_send, self._label("send"), segment),
