@@ -22,7 +22,8 @@ class Habits:
     zero_stage: int
     gradient_dtype: Literal["fp32", "bf16"]
     parameter_dtype: Literal["fp32", "bf16"]  # of the copy that forward reads before casting (FSDP keeps fp32 shards)
-    overlap_grad_reduce: bool
+    overlap_grad_reduce: bool  # of whole gradients (ZeRO-0)
+    overlap_sharded_reduce: bool  # of gradients whose optimizer is sharded
     overlap_param_gather: bool
     overlap_tp: bool
     overlap_p2p_interleaved: bool  # sends overlap compute when the schedule is interleaved
@@ -41,6 +42,7 @@ HABITS: dict[Framework, Habits] = {
         gradient_dtype="bf16",
         parameter_dtype="bf16",
         overlap_grad_reduce=True,
+        overlap_sharded_reduce=True,
         overlap_param_gather=True,
         overlap_tp=True,
         overlap_p2p_interleaved=True,
@@ -57,6 +59,7 @@ HABITS: dict[Framework, Habits] = {
         gradient_dtype="fp32",
         parameter_dtype="fp32",
         overlap_grad_reduce=True,
+        overlap_sharded_reduce=True,
         overlap_param_gather=True,
         overlap_tp=False,
         overlap_p2p_interleaved=False,
@@ -73,6 +76,7 @@ HABITS: dict[Framework, Habits] = {
         gradient_dtype="bf16",
         parameter_dtype="fp32",
         overlap_grad_reduce=True,
+        overlap_sharded_reduce=True,
         overlap_param_gather=True,
         overlap_tp=False,
         overlap_p2p_interleaved=False,
@@ -88,7 +92,8 @@ HABITS: dict[Framework, Habits] = {
         zero_stage=1,
         gradient_dtype="fp32",
         parameter_dtype="bf16",
-        overlap_grad_reduce=False,
+        overlap_grad_reduce=True,
+        overlap_sharded_reduce=False,
         overlap_param_gather=False,
         overlap_tp=False,
         overlap_p2p_interleaved=False,

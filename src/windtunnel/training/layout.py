@@ -132,11 +132,12 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
 def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
     """Values of the fields that the plan leaves open."""
     many = plan.tp > 1
+    zero_stage = habits.zero_stage if plan.zero_stage is None else plan.zero_stage
     wanted: dict[str, object] = {
         "sequence_parallel": habits.sequence_parallel and many,
         "zero_stage": habits.zero_stage,
         "gradient_dtype": habits.gradient_dtype,
-        "overlap_grad_reduce": habits.overlap_grad_reduce,
+        "overlap_grad_reduce": habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce,
         "overlap_param_gather": habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
         "overlap_p2p": habits.overlap_p2p_interleaved and plan.virtual_stages > 1 and software(plan.release).overlap_p2p,
