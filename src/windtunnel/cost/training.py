@@ -70,7 +70,8 @@ class TrainingCosts:
 
 
 @lru_cache
-def _document() -> dict[str, Any]:
+def training_document() -> dict[str, Any]:
+    """The calibration file as it stands; `validation/fit.py` tries other numbers in it."""
     import yaml
 
     data = yaml.safe_load(files("windtunnel.cost.calibration").joinpath("training.yaml").read_text(encoding="utf-8"))
@@ -88,14 +89,22 @@ class Software:
 
 
 def software(release: str | None) -> Software:
-    """Factors of a release; 1 for one that was not fitted."""
-    return Software(**_document()["releases"].get(release, {}))
+    """Factors of a release such as `nemo-24.11`.
+
+    A release that was not fitted is taken as the next one of its name that was; later than all of those, as current.
+    """
+    if release is None:
+        return Software()
+    releases = training_document()["releases"]
+    name, _, version = release.rpartition("-")
+    later = [one for one in releases if one.rpartition("-")[0] == name and one.rpartition("-")[2] >= version]
+    return Software(**releases[min(later)]) if later else Software()
 
 
 @lru_cache
 def training_costs(generation: str) -> TrainingCosts:
     """Constants of a GPU generation; an unmeasured generation gets the default ones."""
-    data = _document()
+    data = training_document()
     known = data["generations"]
     return TrainingCosts(
         sustained=Sustained(**known.get(generation, known["default"])),

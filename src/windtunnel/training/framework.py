@@ -24,6 +24,7 @@ class Habits:
     parameter_dtype: Literal["fp32", "bf16"]  # of the copy that forward reads before casting (FSDP keeps fp32 shards)
     overlap_grad_reduce: bool  # of whole gradients (ZeRO-0)
     overlap_sharded_reduce: bool  # of gradients whose optimizer is sharded
+    message_parameters: float  # of one gradient or parameter collective, outside FSDP
     overlap_param_gather: bool
     overlap_tp: bool
     overlap_p2p_interleaved: bool  # sends overlap compute when the schedule is interleaved
@@ -43,6 +44,7 @@ HABITS: dict[Framework, Habits] = {
         parameter_dtype="bf16",
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
+        message_parameters=40e6,
         overlap_param_gather=True,
         overlap_tp=True,
         overlap_p2p_interleaved=True,
@@ -60,6 +62,7 @@ HABITS: dict[Framework, Habits] = {
         parameter_dtype="fp32",
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
+        message_parameters=40e6,
         overlap_param_gather=True,
         overlap_tp=False,
         overlap_p2p_interleaved=False,
@@ -77,6 +80,7 @@ HABITS: dict[Framework, Habits] = {
         parameter_dtype="fp32",
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
+        message_parameters=40e6,
         overlap_param_gather=True,
         overlap_tp=False,
         overlap_p2p_interleaved=False,
@@ -94,6 +98,7 @@ HABITS: dict[Framework, Habits] = {
         parameter_dtype="bf16",
         overlap_grad_reduce=True,
         overlap_sharded_reduce=False,
+        message_parameters=160e6,
         overlap_param_gather=False,
         overlap_tp=False,
         overlap_p2p_interleaved=False,

@@ -29,6 +29,8 @@ class Keeping:
     weight_gradients: bool
     buckets: bool
     updated_copy: bool
+    root_gathered: bool
+    own_low_precision: bool
     expandable: bool
     loss: Mapping[str, Any]
 

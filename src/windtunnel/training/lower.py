@@ -205,15 +205,24 @@ class _Lowering:
         return buckets, first.reshape(stages, chunks), last.reshape(stages, chunks)
 
     def _collective(
-        self, name: str, transfer: Transfer, rank: int, *, shared: bool = True, rendezvous: int = -1, stream: int = DP
+        self,
+        name: str,
+        transfer: Transfer,
+        rank: int,
+        *,
+        messages: int = 1,
+        shared: bool = True,
+        rendezvous: int = -1,
+        stream: int = DP,
     ) -> int:
-        price, tier = self.pricer.transfer(transfer)
+        """One collective, or several of equal size in a row that the timeline need not tell apart."""
+        price, tier = self.pricer.transfer(transfer._replace(bytes_total=transfer.bytes_total / messages))
         op = self.ops.one(
             OpKind.COLLECTIVE,
             rank * len(STREAMS) + stream,
             self._label(name),
             self._category(f"exposed {transfer.group} ({tier.replace('_', '-')})"),
-            round(price.seconds * 1e9),
+            round(price.seconds * messages * 1e9),
             (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0,
             rendezvous,
             transfer.bytes_total,
@@ -235,11 +244,12 @@ class _Lowering:
         return gathers
 
     def _piecewise(self, name: str, kind: str, piece: Piece, count: int, width: float, rank: int) -> int:
-        """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last op."""
+        """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last."""
         op = -1
         for parameters, group in ((piece.dense_parameters, "dp"), (piece.expert_parameters, "edp")):
             if parameters and self.layout.group(group).size > 1:
-                op = self._collective(name, Transfer(kind, group, parameters * width / count), rank)
+                messages = max(1, round(parameters / count / self.layout.habits.message_parameters))
+                op = self._collective(name, Transfer(kind, group, parameters * width / count), rank, messages=messages)
                 if kind == "reduce_scatter" and group == "dp" and self.layout.replicas > 1:
                     own = parameters * width / count / self.layout.shard_group
                     op = self._collective("reduce replicas", Transfer("all_reduce", "replica", own), rank)

@@ -1,0 +1,151 @@
+"""Fills the marked tables of docs/plan.md and docs/cluster.md from the code: `python docs/update_tables.py`.
+
+A test holds the pages against what this script would write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from cyclopts import Group, Parameter
+
+from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.hardware import cluster_names, get_gpu, gpu_names, parse_cluster
+from windtunnel.model import load_model
+from windtunnel.training import Plan, read_plan
+from windtunnel.training.framework import HABITS
+from windtunnel.training.layout import resolve
+from windtunnel.units import format_rate
+
+HERE = Path(__file__).parent
+WORDS = {int: "integer", float: "number", bool: "on or off", str: "text"}
+
+
+def filled(text: str, marker: str, body: str) -> str:
+    """`text` with what stands between `<!-- marker -->` and `<!-- /marker -->` replaced."""
+    found = re.subn(
+        rf"(<!-- {marker} -->\n).*?(<!-- /{marker} -->)", lambda m: m[1] + body + m[2], text, flags=re.DOTALL
+    )
+    assert found[1] == 1, f"{marker}: {found[1]} marked sections"
+    return found[0]
+
+
+def values(annotation: Any) -> str:
+    """What a field takes, in words."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return values(inside[0])
+    if origin is Literal:
+        return ", ".join(f"`{one}`" for one in inside)
+    if origin in (UnionType, Union):
+        return " or ".join(values(one) for one in inside if one is not NoneType)
+    if origin is tuple:
+        return "list of integers"
+    return WORDS[annotation]
+
+
+def default(name: str, resolved: Sequence[Plan]) -> str:
+    """What holds where the plan says nothing; `resolved` is an empty plan as every framework fills it."""
+    field = Plan.model_fields[name]
+    if field.is_required():
+        return "required"
+    if field.default is not None:
+        return f"`{field.default}`"
+    found = {getattr(plan, name) for plan in resolved}
+    if len(found) > 1:
+        return "framework"
+    return {None: "-", True: "`on`", False: "`off`"}[found.pop()]
+
+
+def empty_plans() -> list[Plan]:
+    """A plan that says no more than it must, resolved by every framework."""
+    model, cluster = load_model("llama-3-8b"), parse_cluster("h100-sxm:64")
+    said = {"tp": 2, "pp": 2, "virtual_stages": 2, "global_batch": 64, "seq_len": 4096}
+    return [resolve(model, cluster, read_plan({**said, "framework": name})).plan for name in HABITS]
+
+
+def fields() -> str:
+    """One table per group of flags, one row per field."""
+    hints = get_type_hints(Plan, include_extras=True)
+    resolved = empty_plans()
+    groups: dict[str, list[str]] = {}
+    for flag in dataclasses.fields(PlanFlags):
+        annotation = get_type_hints(PlanFlags, include_extras=True)[flag.name]
+        (parameter,) = (one for one in annotation.__metadata__ if isinstance(one, Parameter))
+        (group,) = parameter.group if isinstance(parameter.group, tuple) else (parameter.group,)
+        assert isinstance(group, Group)
+        text = re.sub(r" \([^()]*\)\.$|; required\.$", "", str(parameter.help)).rstrip(".")
+        description = Plan.model_fields[flag.name].description or text[0].lower() + text[1:]
+        row = (f"`{flag.name}`", values(hints[flag.name]), default(flag.name, resolved), description)
+        groups.setdefault(group.name, []).append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    parts = []
+    for title, rows in groups.items():
+        parts += [f"### {title}", "", "| field | takes | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+    return "\n".join(parts)
+
+
+def habits() -> str:
+    """One column per framework, one row per habit."""
+    names = [field.name for field in dataclasses.fields(next(iter(HABITS.values()))) if field.name != "title"]
+    lines = ["| | " + " | ".join(f"`{name}`" for name in HABITS) + " |", "| --- |" + " --- |" * len(HABITS)]
+    lines.append("| stands for | " + " | ".join(habit.title for habit in HABITS.values()) + " |")
+    for name in names:
+        cells = (getattr(habit, name) for habit in HABITS.values())
+        shown = (("on" if cell else "off") if isinstance(cell, bool) else str(cell) for cell in cells)
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def gpus() -> str:
+    """The GPUs of the catalogue."""
+    lines = ["| name | memory | bandwidth | dense bf16 | measured kernels |", "| --- | ---: | ---: | ---: | --- |"]
+    for name in gpu_names():
+        gpu = get_gpu(name)
+        memory, bandwidth = gpu.memory_bytes / 2**30, gpu.memory_bandwidth_bytes_per_s / 1e12
+        kernels = "yes" if gpu.kernel_tables else "no: roofline"
+        rate = gpu.peak_flops("bf16") / 1e12
+        lines.append(f"| `{name}` | {memory:.0f} GiB | {bandwidth:.2f} TB/s | {rate:,.0f} TFLOP/s | {kernels} |")
+    return "\n".join(lines) + "\n"
+
+
+def clusters() -> str:
+    """The node types of the catalogue."""
+    lines = [
+        "| name | GPU | per node | scale-up domain | scale-up | scale-out |",
+        "| --- | --- | ---: | ---: | --- | --- |",
+    ]
+    for name in cluster_names():
+        cluster = parse_cluster(f"{name}:1")
+        up, out = (
+            f"{link.name}, {format_rate(link.bandwidth_bytes_per_s)}" for link in (cluster.scale_up, cluster.scale_out)
+        )
+        lines.append(
+            f"| `{name}` | `{cluster.gpu.name}` | {cluster.gpus_per_node} | {cluster.scale_up_domain} | {up} | {out} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"plan.md": {"fields": fields, "habits": habits}, "cluster.md": {"gpus": gpus, "clusters": clusters}}
+
+
+def updated(name: str, page: str) -> str:
+    """A page of docs/ as it should be."""
+    for marker, table in TABLES[name].items():
+        page = filled(page, marker, table())
+    return page
+
+
+def main() -> None:
+    """Write the pages."""
+    for name in TABLES:
+        text = updated(name, (HERE / name).read_text(encoding="utf-8"))
+        (HERE / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

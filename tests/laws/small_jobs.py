@@ -1,0 +1,180 @@
+"""Models, clusters and plans that a prediction takes a few milliseconds for, and a step taken apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from windtunnel.engine import Slowdown, Timeline, replay
+from windtunnel.hardware import Cluster, Gpu, Host, Link, parse_cluster
+from windtunnel.model import Model, load_model
+from windtunnel.training import read_plan
+from windtunnel.training.layout import Layout, resolve
+from windtunnel.training.lower import Step, lower
+from windtunnel.training.pieces import Piece, pieces_of
+from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import NAMES, schedule
+
+FRAMEWORKS = ("megatron", "torchtitan", "fsdp", "nanotron")
+GPUS = ("h100-sxm", "a100-80gb-sxm", "b200-sxm", "mi300x")
+VOCABULARY = 4096  # a multiple of 128 tp: no padding
+
+
+@lru_cache(maxsize=256)
+def model_of(hidden: int = 256, feed_forward: int = 512, layers: int = 4, kv_heads: int = 8, experts: int = 0,
+             vocabulary: int = VOCABULARY) -> Model:  # fmt: skip
+    """A Llama with 8 heads, or a Mixtral. Below 40 M parameters a piece is one bucket, however it is cut."""
+    config: dict[str, Any] = {
+        "model_type": "mixtral" if experts else "llama",
+        "hidden_size": hidden,
+        "intermediate_size": feed_forward,
+        "num_attention_heads": 8,
+        "num_key_value_heads": kv_heads,
+        "num_hidden_layers": layers,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    if experts:
+        config |= {"num_local_experts": experts, "num_experts_per_tok": 2, "sliding_window": None}
+    return load_model(config)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one prediction is asked for."""
+
+    shape: dict[str, int]  # of `model_of`
+    cluster: Cluster
+    plan: dict[str, Any]
+
+    @property
+    def model(self) -> Model:
+        return model_of(**self.shape)
+
+    def with_plan(self, **changes: Any) -> Job:
+        return replace(self, plan=self.plan | changes)
+
+    def with_shape(self, **changes: int) -> Job:
+        return replace(self, shape=self.shape | changes)
+
+
+def degrees(draw: st.DrawFn, schedule: str | None, layers: int) -> tuple[int, int, int, int]:
+    """tp, pp, cp, dp that a model of so many layers can be cut into."""
+    chunks = {"interleaved": 2, "zb-v": 2, "dualpipe-v": 2}.get(schedule or "", 1)
+    pp = draw(st.sampled_from([p for p in (1, 2, 4) if p * chunks <= layers and (p > 1 or schedule is None)] or [1]))
+    return draw(st.sampled_from([1, 2, 4])), pp, draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([1, 2, 4]))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *, experts: bool = True, low_precision: bool = True, recompute: bool = True) -> Job:
+    """Legal jobs of every framework and schedule."""
+    layers = draw(st.sampled_from([2, 4, 8]))
+    shape = {
+        "hidden": draw(st.sampled_from([128, 256, 512])),
+        "feed_forward": draw(st.sampled_from([256, 512, 1024])),
+        "layers": layers,
+        "kv_heads": draw(st.sampled_from([4, 8])),
+        "experts": draw(st.sampled_from([0, 0, 4])) if experts else 0,
+    }
+    named = draw(st.sampled_from([None, None, *NAMES]))
+    tp, pp, cp, dp = degrees(draw, named, layers)
+    named = named if pp > 1 else None
+    micro_batch = draw(st.sampled_from([1, 2]))
+    plan: dict[str, Any] = {
+        "framework": draw(st.sampled_from(FRAMEWORKS)),
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "micro_batch": micro_batch,
+        "global_batch": micro_batch * dp * pp * draw(st.sampled_from([2, 4])),
+        "seq_len": draw(st.sampled_from([256, 512, 1024])),
+        "cp_kind": draw(st.sampled_from(["ring", "ulysses"])),
+        "recompute": draw(st.sampled_from(["none", "full", "selective:core_attention"])) if recompute else "none",
+        "zero_stage": draw(st.sampled_from([None, 0, 1, 2, 3])),
+        "cuda_graphs": draw(st.sampled_from([None, True])),
+    }
+    plan |= {name: draw(st.sampled_from([None, True, False])) for name in (
+        "overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather", "sequence_parallel",
+    )}  # fmt: skip
+    if low_precision:
+        plan["precision"] = draw(st.sampled_from(["bf16", "fp16", "fp8"]))
+    if named:
+        plan |= {"schedule": named, "virtual_stages": 2 if named == "interleaved" else 1}
+    if shape["experts"]:
+        plan["ep"] = 2 if tp * cp * dp % (2 * tp) == 0 else 1
+    gpu = draw(st.sampled_from([name for name in GPUS if plan.get("precision") != "fp8" or name != "a100-80gb-sxm"]))
+    return Job(shape, parse_cluster(f"{gpu}:{tp * pp * cp * dp}"), plan)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step taken apart."""
+
+    layout: Layout
+    pieces: tuple[Piece, ...]
+    step: Step
+    timeline: Timeline
+
+    @property
+    def counts(self) -> np.ndarray[Any, Any]:
+        """How often all ranks together run each segment."""
+        table = self.step.schedule
+        used = self.step.segment_of[table.stage_of, table.kind]
+        return np.bincount(used, minlength=len(self.step.segments))
+
+    def executed_flops(self) -> float:
+        """Matrix FLOPs of the whole job."""
+        one = sum(int(n) * segment.flops for n, segment in zip(self.counts, self.step.segments, strict=True))
+        return one * self.layout.cluster.n_gpus / self.step.schedule.stages
+
+
+def take(
+    model: Model, cluster: Cluster, plan: dict[str, Any], *, pricer: type[Pricer] = Pricer, same_pieces: bool = False
+) -> Taken:
+    """Lower and replay. `same_pieces`: every stage holds what the middle one holds, as no embedding or head."""
+    layout = resolve(model, cluster, read_plan(plan))
+    pieces = pieces_of(layout)
+    if same_pieces:
+        pieces = (pieces[len(pieces) // 2],) * len(pieces)
+    prices = pricer(layout)
+    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
+    step = lower(layout, pieces, chosen, prices)
+    slowdown = Slowdown(step.interference, np.array(prices.training.slowdown_factors()))
+    return Taken(layout, pieces, step, replay(step.graph, step.duration_ns, slowdown))
+
+
+def slow_cluster(n_gpus: int, times: float = 1.0, name: str = "slow") -> Cluster:
+    """Round numbers, no measured tables, nothing instant: every rate `times` as high, every latency that much lower.
+
+    GPUs are so slow that a nanosecond of rounding is nothing.
+    """
+    gpu = Gpu(
+        name=f"{name}-gpu",
+        vendor="none",
+        generation="other",
+        memory_bytes=10**12,
+        usable_memory_bytes=10**12,
+        memory_bandwidth_bytes_per_s=1e10 * times,
+        flops_per_s={"bf16": 1e12 * times},
+        sm_count=100,
+        tdp_w=100.0,
+    )
+    return Cluster(
+        name=name,
+        gpu=gpu,
+        n_gpus=n_gpus,
+        gpus_per_node=math.gcd(4, n_gpus),
+        scale_up_domain=math.gcd(4, n_gpus),
+        scale_up=Link("up", 1e9 * times, 1e-5 / times, "nvlink"),
+        scale_out=Link("out", 1e8 * times, 1e-4 / times, "infiniband"),
+        host=Host(1e9 * times, 10**12, cpu_speed=times),
+    )
