@@ -63,6 +63,41 @@ class Infeasible:
 
 
 @dataclass(frozen=True, slots=True)
+class Blame:
+    """What one disturbance costs."""
+
+    what: str  # as it was given
+    alone_ns: int  # step time added when it is the only one
+    without_ns: int  # step time saved when it alone is mended
+    stage: int  # where its first GPU works
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Step times under jitter."""
+
+    jitter: float  # relative standard deviation of one pass
+    count: int
+    seed: int
+    p5_ns: int
+    p50_ns: int
+    p95_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """What slow GPUs, slow links and jitter do to a step."""
+
+    undisturbed_step_time_ns: int
+    gpus_lost: float  # how many GPUs' worth of the step is lost
+    programs: int  # rank classes that were simulated
+    replica_classes: tuple[int, ...]  # replicas in each class; they sum to the data-parallel degree
+    blame: tuple[Blame, ...]  # costliest first
+    samples: Samples | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StageReport:
     """How one rank class spends the step: `breakdown_ns` sums exactly to the step."""
 
@@ -106,6 +141,7 @@ class Result:
     n_ops: int
     excerpt: tuple[Interval, ...] = ()
     infeasible: Infeasible | None = None
+    disturbed: Disturbed | None = None
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
     schema: str = SCHEMA
 
@@ -144,6 +180,16 @@ class Result:
         parts["limits"] = tuple(Limit(**limit) for limit in parts["limits"])
         parts["excerpt"] = tuple(Interval(**interval) for interval in parts["excerpt"])
         parts["defaults"], parts["warnings"] = tuple(parts["defaults"]), tuple(parts["warnings"])
+        disturbed = parts.get("disturbed")
+        if disturbed:
+            parts["disturbed"] = Disturbed(
+                **{
+                    **disturbed,
+                    "replica_classes": tuple(disturbed["replica_classes"]),
+                    "blame": tuple(Blame(**one) for one in disturbed["blame"]),
+                    "samples": Samples(**disturbed["samples"]) if disturbed["samples"] else None,
+                }
+            )
         trouble = parts.get("infeasible")
         parts["infeasible"] = Infeasible(**{**trouble, "fixes": tuple(trouble["fixes"])}) if trouble else None
         return cls(**parts)

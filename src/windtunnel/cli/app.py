@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from windtunnel.cli.compare import compare
+from windtunnel.cli.explain import explain
 from windtunnel.cli.plan_flags import switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.validate import validate
@@ -33,7 +34,7 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, validate, compare, version):
+    for verb in (predict, validate, compare, explain, version):
         app.command(verb)
     return app
 

@@ -23,6 +23,13 @@ def predict(
         tuple[str, ...],
         Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
     ] = (),
+    slow: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="Something slow: gpu=1037:1.15, link=node12.nic3:0.5 or random=1%:1.2; repeatable."),
+    ] = (),
+    jitter: Annotated[str, Parameter(help="Relative standard deviation of a pass, e.g. 2%.")] = "0",
+    samples: Annotated[int, Parameter(help="Steps to sample under jitter (default 200).")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of what is drawn at random.")] = 0,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
@@ -42,7 +49,7 @@ def predict(
 
     question = Question.asked(model, cluster, plan, flags.given(), set)
     with working("predicting"):
-        result = question.answer()
+        result = question.answer(slow=slow, jitter=jitter, samples=samples, seed=seed)
     written = []
     if report is not None:
         from windtunnel.report.html import write_html

@@ -66,11 +66,11 @@ class Question:
         words = [model, "--cluster", cluster, *(word for text in sets for word in ("--set", text))]
         return cls(built, machine, settled, shlex.join(words))
 
-    def answer(self) -> Result:
-        """Predict, and name model and cluster in `reproduce` as they were named here."""
+    def answer(self, **disturbances: Any) -> Result:
+        """Predict under `disturbances` (keywords of `training.predict`), and name model and cluster in `reproduce` as they were named here."""
         from windtunnel.training import predict
 
-        result = predict(self.model, self.cluster, self.plan)
+        result = predict(self.model, self.cluster, self.plan, **disturbances)
         head, found, flags = result.reproduce.partition(f":{self.cluster.n_gpus}")
         if not (found and head.startswith("windtunnel predict ")):
             return result

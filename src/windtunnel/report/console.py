@@ -19,6 +19,7 @@ from rich.text import Text
 
 from windtunnel.report import figures
 from windtunnel.report.categories import SOURCES, label_of, source_categories, time_categories
+from windtunnel.report.disturbed_lines import disturbed_lines
 from windtunnel.report.figures import plain
 from windtunnel.report.memory_parts import memory_parts
 from windtunnel.report.printing import bar, print_trimmed
@@ -63,6 +64,8 @@ def render_console(result: Result, width: int | None = None) -> RenderableType:
     if result.step_time_ns > 0:
         parts += _headline(result)
         parts += _breakdown(result, columns)
+    if result.disturbed is not None:
+        parts += disturbed_lines(result.disturbed, result.n_gpus)
     parts += _memory(result, columns)
     parts += _limits(result)
     parts += _provenance(result, columns)

@@ -91,7 +91,7 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
     """A pass, remembered: it does not depend on how many replicas or micro-batches there are."""
     layout = pricer.layout
     # The model goes in by identity (and is kept alive): hashing every layer would cost more than the look-up saves.
-    key = (id(layout.model), layout.pass_key, piece.key, kind)
+    key = (id(layout.model), layout.pass_key, piece.key, kind, pricer.slow_compute, pricer.slow_links)
     found = _PASSES.get(key)
     if found is None:
         found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, PHASE[kind]))
@@ -100,6 +100,19 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
     else:
         _PASSES.move_to_end(key)
     return found[1]
+
+
+def slowed_passes(
+    step: Step, pieces: tuple[Piece, ...], pricer: Pricer, compute: float, links: float
+) -> NDArray[np.int64]:
+    """int64[segments]: how long each pass takes on a cell with these factors on its compute and its links."""
+    slowed = pricer.slowed(compute, links)
+    durations = np.zeros(len(step.segments), np.int64)
+    for stage, kind in zip(*np.nonzero(step.segment_of >= 0), strict=True):
+        number = step.segment_of[stage, kind]
+        if durations[number] == 0:
+            durations[number] = _pass(pieces[stage], Kind(int(kind)), slowed).duration_ns
+    return durations
 
 
 class _Lowering:

@@ -78,7 +78,7 @@ class PassBuilder:
             OpKind.COMPUTE,
             builder.stream(0, "compute"),
             after=(launch, *self.pending, *after),
-            duration_ns=round(price.seconds * share * 1e9),
+            duration_ns=round(price.seconds * share * self.pricer.slow_compute * 1e9),
             label=name,
             category=category,
             flops=flops * share,
@@ -92,6 +92,7 @@ class PassBuilder:
     def transfer(self, name: str, transfer: Transfer, *, after: Sequence[int] = (), share: float = 1.0) -> int:
         """A collective on the stream of its group."""
         price, tier = self.pricer.transfer(transfer)
+        slower = self.pricer.slow_links if tier == "scale_out" else 1.0
         builder = self.builder
         kind = OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE
         waits = after or ((self.last,) if self.last >= 0 else ())
@@ -107,7 +108,7 @@ class PassBuilder:
             kind,
             builder.stream(0, transfer.group),
             after=(launch, *waits),
-            duration_ns=round(price.seconds * share * 1e9),
+            duration_ns=round(price.seconds * share * slower * 1e9),
             label=name,
             category=f"exposed {transfer.group} ({tier.replace('_', '-')})",
             bytes=transfer.bytes_total * share,

@@ -6,7 +6,7 @@ the step; each rank class has its own in `Result.stages`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +19,9 @@ from windtunnel.cost.price import Source
 from windtunnel.engine import Slowdown, Timeline, exposed, replay
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
-from windtunnel.result import Infeasible, Result, StageMemory, StageReport
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, StageReport
+from windtunnel.training.disturbances import parse_disturbances
+from windtunnel.training.disturbed import disturb
 from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lower import Step, lower
@@ -34,6 +36,7 @@ from windtunnel.training.schedules import check, schedule
 
 BUBBLE = "pipeline bubble"
 STRAGGLING = "waiting for the slowest rank"
+DISTURBED = "waiting for disturbed ranks"
 SLOWED = "slowed by overlap"
 Z95 = 1.645  # standard deviations from the mean to the 95th percentile
 SLOWER = 1.15  # the upper half of the band over the lower
@@ -43,12 +46,18 @@ def predict(
     model: Model | str | Path | Mapping[str, Any],
     cluster: Cluster | str | Path | Mapping[str, Any],
     plan: Plan | str | Path | Mapping[str, Any],
+    *,
+    slow: Sequence[str] = (),
+    jitter: float | str = 0.0,
+    samples: int = 0,
+    seed: int = 0,
 ) -> Result:
     """How long one optimizer step takes, where the time goes, and whether it fits.
 
     `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a YAML
-    file or a Cluster; `plan`: a YAML file, a mapping or a Plan. Raises UserError on a spec that cannot be; a job that does
-    not fit in memory is a Result whose status is "infeasible".
+    file or a Cluster; `plan`: a YAML file, a mapping or a Plan. `slow`: disturbances such as
+    `gpu=1037:1.15` or `link=node12.nic3:0.5`; `jitter`: relative standard deviation of a pass, sampled `samples` times.
+    Raises UserError on a spec that cannot be; a job that does not fit in memory is a Result whose status is "infeasible".
     """
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
@@ -62,7 +71,12 @@ def predict(
     factors = np.array(pricer.training.slowdown_factors())
     timeline = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors))
     memory = memory_of(layout, pieces, step, timeline.end_ns)
-    return _result(layout, pricer, step, timeline, memory, reproduce(layout, *named))
+    makespan, disturbed = timeline.makespan_ns, None
+    asked = parse_disturbances(slow, cluster, jitter=jitter, samples=samples, seed=seed)
+    if asked.slow or asked.jitter:
+        makespan, disturbed = disturb(step, layout, pieces, pricer, timeline.makespan_ns, asked)
+    command = reproduce(layout, *named) + asked.words()
+    return _result(layout, pricer, step, timeline, memory, command, makespan, disturbed)
 
 
 def _result(
@@ -72,12 +86,13 @@ def _result(
     timeline: Timeline,
     memory: tuple[StageMemory, ...],
     command: str,
+    makespan_ns: int,
+    disturbed: Disturbed | None,
 ) -> Result:
     gpu, plan, model = layout.cluster.gpu, layout.plan, layout.model
-    replayed = timeline.makespan_ns
-    waiting = round(replayed * pricer.training.straggling(layout.cluster.n_gpus))
-    total = replayed + waiting
-    stages = _stages(layout, step, timeline, waiting)
+    waiting = round(timeline.makespan_ns * pricer.training.straggling(layout.cluster.n_gpus))
+    total = makespan_ns + waiting
+    stages = _stages(layout, step, timeline, {STRAGGLING: waiting, DISTURBED: makespan_ns - timeline.makespan_ns})
     breakdown = _mean(stages, total)
     low, high = _band(layout, pricer, step, breakdown)
     provenance = _provenance(step)
@@ -130,6 +145,7 @@ def _result(
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
         excerpt=excerpt_of(step, timeline),
         infeasible=trouble,
+        disturbed=disturbed,
         traffic_bytes=_traffic(step),
     )
 
@@ -142,7 +158,7 @@ def _version() -> str:
         return "not installed"
 
 
-def _stages(layout: Layout, step: Step, timeline: Timeline, waiting_ns: int) -> tuple[StageReport, ...]:
+def _stages(layout: Layout, step: Step, timeline: Timeline, waiting_ns: Mapping[str, int]) -> tuple[StageReport, ...]:
     """Each rank class's step, split exactly: passes by what is inside them, the rest by what was exposed."""
     graph, schedule = step.graph, step.schedule
     nominal = np.array([segment.duration_ns for segment in step.segments], np.int64)
@@ -164,8 +180,7 @@ def _stages(layout: Layout, step: Step, timeline: Timeline, waiting_ns: int) -> 
                 split[key] = split.get(key, 0) + part
             if nanoseconds > alone:
                 split[SLOWED] = split.get(SLOWED, 0) + nanoseconds - alone
-        if waiting_ns:
-            split[STRAGGLING] = waiting_ns
+        split |= waiting_ns
         layers = sum(len(layout.virtual_layers[v]) for v in schedule.virtual_stage[rank])
         kept = {name: value for name, value in split.items() if value}
         reports.append(StageReport(rank, layout.cluster.n_gpus // schedule.stages, layers, kept))

@@ -7,6 +7,7 @@ buffer: 8 more bytes per weight); attention has its own kernel; an element-wise 
 from __future__ import annotations
 
 import math
+from copy import copy
 
 from windtunnel.cost.collectives import collective, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
@@ -25,6 +26,7 @@ class Pricer:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+        self.slow_compute = self.slow_links = 1.0
         self.kernels: KernelCosts = kernel_costs(layout.cluster.gpu)
         self.training: TrainingCosts = training_costs(layout.cluster.gpu.generation)
         self._transfers: dict[Transfer, tuple[Price, str]] = {}
@@ -38,6 +40,12 @@ class Pricer:
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_gpus) / speed
         self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
+
+    def slowed(self, compute: float, links: float) -> Pricer:
+        """The same prices on a cell whose compute and whose links across nodes take so many times as long."""
+        other = copy(self)
+        other.slow_compute, other.slow_links = compute, links
+        return other
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
