@@ -89,6 +89,13 @@ def fields() -> str:
     return "\n".join(parts)
 
 
+def shown_value(value: object) -> str:
+    """One cell of the table of habits."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value / 1e6:g} million" if isinstance(value, float) else str(value)
+
+
 def habits() -> str:
     """One column per framework, one row per habit."""
     names = [field.name for field in dataclasses.fields(next(iter(HABITS.values()))) if field.name != "title"]
@@ -96,7 +103,7 @@ def habits() -> str:
     lines.append("| stands for | " + " | ".join(habit.title for habit in HABITS.values()) + " |")
     for name in names:
         cells = (getattr(habit, name) for habit in HABITS.values())
-        shown = (("on" if cell else "off") if isinstance(cell, bool) else str(cell) for cell in cells)
+        shown = (shown_value(cell) for cell in cells)
         lines.append(f"| {name} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
 

@@ -34,6 +34,11 @@ def filled(text: str, marker: str, body: str) -> str:
     return found[0]
 
 
+def cells(line: str) -> list[str]:
+    """The cells of one line of a Markdown table."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
 def tables(page: str) -> dict[str, list[dict[str, str]]]:
     """The first table below each heading of a Markdown page, one mapping per row."""
     found: dict[str, list[dict[str, str]]] = {}
@@ -42,7 +47,7 @@ def tables(page: str) -> dict[str, list[dict[str, str]]]:
         lines = re.search(r"(?:^\|.*\n?)+", rest, re.MULTILINE)
         if lines is None or title in found:
             continue
-        header, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines[0].splitlines())
+        header, _, *rows = (cells(line) for line in lines[0].splitlines())
         found[title] = [dict(zip(header, row, strict=True)) for row in rows]
     return found
 

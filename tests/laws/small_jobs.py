@@ -48,13 +48,21 @@ def model_of(hidden: int = 256, feed_forward: int = 512, layers: int = 4, kv_hea
     return load_model(config)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
     """What one prediction is asked for."""
 
     shape: dict[str, int]  # of `model_of`
     cluster: Cluster
     plan: dict[str, Any]
+
+    def __repr__(self) -> str:
+        plan = {key: value for key, value in self.plan.items() if value is not None}
+        domain = self.cluster.scale_up_domain
+        return f"<{self.shape} on {self.cluster.gpu.name}:{self.cluster.n_gpus}, domain {domain}, {plan}>"
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        printer.text(repr(self))  # hypothesis would print every number of the cluster
 
     @property
     def model(self) -> Model:
@@ -75,19 +83,27 @@ def degrees(draw: st.DrawFn, schedule: str | None, layers: int) -> tuple[int, in
 
 
 @st.composite
-def jobs(draw: st.DrawFn, *, experts: bool = True, low_precision: bool = True, recompute: bool = True) -> Job:
-    """Legal jobs of every framework and schedule."""
+def jobs(
+    draw: st.DrawFn,
+    *,
+    experts: bool = True,
+    spread: bool = False,
+    low_precision: bool = True,
+    recompute: bool = True,
+) -> Job:
+    """Legal jobs of every framework and schedule. `spread`: experts, on two ranks or more."""
     layers = draw(st.sampled_from([2, 4, 8]))
     shape = {
         "hidden": draw(st.sampled_from([128, 256, 512])),
         "feed_forward": draw(st.sampled_from([256, 512, 1024])),
         "layers": layers,
         "kv_heads": draw(st.sampled_from([4, 8])),
-        "experts": draw(st.sampled_from([0, 0, 4])) if experts else 0,
+        "experts": 4 if spread else draw(st.sampled_from([0, 0, 4])) if experts else 0,
     }
     named = draw(st.sampled_from([None, None, *NAMES]))
     tp, pp, cp, dp = degrees(draw, named, layers)
     named = named if pp > 1 else None
+    dp = max(dp, 2) if spread else dp
     micro_batch = draw(st.sampled_from([1, 2]))
     plan: dict[str, Any] = {
         "framework": draw(st.sampled_from(FRAMEWORKS)),
@@ -141,7 +157,8 @@ def take(
     model: Model, cluster: Cluster, plan: dict[str, Any], *, pricer: type[Pricer] = Pricer, same_pieces: bool = False
 ) -> Taken:
     """Lower and replay. `same_pieces`: every stage holds what the middle one holds, as no embedding or head."""
-    layout = resolve(model, cluster, read_plan(plan))
+    # Passes are remembered by the model's identity: a copy keeps odd prices out of everybody else's.
+    layout = resolve(replace(model), cluster, read_plan(plan))
     pieces = pieces_of(layout)
     if same_pieces:
         pieces = (pieces[len(pieces) // 2],) * len(pieces)

@@ -29,7 +29,7 @@ from windtunnel.model import load_model
 from windtunnel.model.catalogue import catalogue_names
 from windtunnel.model.operations import Transfer
 from windtunnel.result import Result
-from windtunnel.training import predict
+from windtunnel.training import lower, predict
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import NAMES
 
@@ -128,7 +128,7 @@ any_plans = st.fixed_dictionaries(
         "gradient_dtype": st.sampled_from(["fp32", "bf16"]),
         "optimizer": st.sampled_from(["adam", "sgd", "muon"]),
         "optimizer_dtype": st.sampled_from(["fp32", "bf16"]),
-        "recompute": st.sampled_from(["none", "full", "full:2", "selective:mlp,norms", "selective:ops", "selective:x", ""]),
+        "recompute": st.sampled_from(["none", "full", "full:2", "selective:mlp", "selective:ops", "selective:x", ""]),
         "offload_activations": st.integers(0, 5),
         "offload_optimizer": st.floats(0, 1.2),
         "attention_impl": st.sampled_from(["flash", "flash2", "triton", "unfused"]),
@@ -146,7 +146,7 @@ any_plans = st.fixed_dictionaries(
 @settings(law, max_examples=800)
 @given(
     any_plans,
-    st.sampled_from(["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gpt2", "llama-4-scout", "bloom-176b", "qwen3-8b"]),
+    st.sampled_from(["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gpt2", "llama-4-scout", "bloom-176b"]),
     st.integers(1, 5),
     st.sampled_from(["h100-sxm", "a100-40gb-sxm", "gb200", "mi300x", "l40s", "tpu-v5p", "gaudi2"]),
     st.sampled_from([1, 2, 4, 8, 16, 64]),
@@ -198,13 +198,14 @@ EVERY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
-@pytest.mark.parametrize("changes", EVERY, ids=lambda changes: " ".join(f"{k}={v}" for k, v in changes.items()))
-def test_every_option_has_a_sound_answer(changes, model):
-    if model == "dense" and {"ep", "etp"} & set(changes):
-        pytest.skip("needs experts")
+@pytest.mark.parametrize(
+    ("changes", "experts"),
+    [(changes, experts) for changes in EVERY for experts in (0, 8) if experts or not {"ep", "etp"} & set(changes)],
+    ids=str,
+)
+def test_every_option_has_a_sound_answer(changes, experts):
     plan = {"tp": 2, "pp": 2, "global_batch": 32, "seq_len": 512} | changes
-    result = predict(model_of(layers=8, experts=8 if model == "moe" else 0), "gb200:16", plan)
+    result = predict(model_of(layers=8, experts=experts), "gb200:16", plan)
     assert_sound(result)
     for name, value in changes.items():
         spec = result.spec["plan"][name]
@@ -256,9 +257,7 @@ def _slower_compute(cluster: Cluster, by: float) -> Cluster:
 def _slower_memory(cluster: Cluster, by: float) -> Cluster:
     gpu, scale = cluster.gpu, cluster.gpu.kernel_scale
     bandwidth = gpu.memory_bandwidth_bytes_per_s / by
-    slower = replace(
-        gpu, memory_bandwidth_bytes_per_s=bandwidth, kernel_scale=scale._replace(memory=scale.memory / by)
-    )
+    slower = replace(gpu, memory_bandwidth_bytes_per_s=bandwidth, kernel_scale=scale._replace(memory=scale.memory / by))
     return cluster_with(cluster, gpu=slower)
 
 
@@ -423,6 +422,18 @@ def test_asking_twice_gives_the_same_bytes(job):
     assert answer(job).to_json() == answer(job).to_json()
 
 
+@law
+@given(jobs(), st.sampled_from([1, 2, 4]))
+def test_an_answer_does_not_depend_on_what_was_asked_before(job, replicas):
+    """Passes are remembered between questions: with those of fewer replicas at hand, and with none."""
+    n, batch = job.cluster.n_gpus, job.plan["global_batch"]
+    cluster = cluster_with(job.cluster, n_gpus=n * replicas)
+    job = replace(job, cluster=cluster).with_plan(global_batch=batch * replicas)
+    after_others = answer(job).to_json()
+    lower._PASSES.clear()
+    assert answer(job).to_json() == after_others
+
+
 def command_line(words: str) -> dict[str, Any]:
     """What the command prints as JSON."""
     name, *arguments = shlex.split(words)
@@ -447,7 +458,7 @@ def test_reproduce_gives_the_same_result_on_the_command_line(job, offloaded, rel
     assert again["reproduce"] == result.reproduce
 
 
-@law
+@settings(law, max_examples=40)
 @given(jobs(), st.sampled_from(sorted(WORSE)), st.integers(1, 3))
 def test_reproduce_spells_out_a_changed_model_and_cluster(job, what, layers):
     model = load_model("llama-3-8b").with_changes(layers=8 * layers, tied_embeddings=layers == 2)

@@ -23,10 +23,11 @@ GIB = 2**30
 
 # What the published peak memory is, and of which GPU. World rank 0 writes nanotron's benchmark table, and it is in the
 # first pipeline stage (huggingface/nanotron, `create_table_log`: max_memory_allocated and max_memory_reserved in GiB);
+# MLPerf's NeMo logs print the allocated peak of world rank 0, which is on the first stage.
 # torchtitan prints the allocator's reserved peak. A row that names `torch peak allocation` is taken at its word.
-MEMORY_KINDS = {"torchtitan": "reserved", "nanotron": "reserved"}
+MEMORY_KINDS = {"torchtitan": "reserved", "nanotron": "reserved", "mlperf": "allocated"}
 MEMORY_KIND_ELSEWHERE = "reserved"
-FIRST_STAGE_ONLY = ("nanotron",)
+FIRST_STAGE_ONLY = ("nanotron", "mlperf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Outcome:
         """Which of allocated, reserved and device the row's own figure is held against."""
         if "peak allocation" in self.row.value_kind.lower():
             return "allocated"
-        name = self.row.framework.lower()
+        name = _who(self.row)
         return next((kind for word, kind in MEMORY_KINDS.items() if word in name), MEMORY_KIND_ELSEWHERE)
 
     @property
@@ -156,8 +157,13 @@ def _swept(case: Case, predict: Predict) -> Outcome:
     )
 
 
+def _who(row: Row) -> str:
+    """Who measured, and with what."""
+    return f"{row.framework} {row.source}".lower()
+
+
 def _memory_of(row: Row, result: Result) -> StageMemory:
-    if any(word in row.framework.lower() for word in FIRST_STAGE_ONLY):
+    if any(word in _who(row) for word in FIRST_STAGE_ONLY):
         return min(result.memory, key=lambda stage: stage.stage)
     return result.peak_memory
 

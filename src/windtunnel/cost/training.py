@@ -1,7 +1,8 @@
 """What a training run adds to the price of kernels measured alone, as few physical constants.
 
-    sustained   a GPU that computes for hours runs at the clock its power limit allows; tables are timed in short bursts.
-                Large GEMMs level off at a share of the dense peak; attention and memory-bound kernels take a factor
+    sustained   a GPU that computes for hours runs at the clock its power limit allows; tables are timed in short
+                bursts. Large GEMMs level off at a share of the dense peak; attention and memory-bound kernels take
+                a factor
     launch      the host thread issues kernels one by one; a CUDA graph issues them for it
     slowdown    how much longer an op takes per unit of time that another class of op runs beside it on the GPU
     release     kernels and fusions improve from release to release: a factor on every kernel of an old one

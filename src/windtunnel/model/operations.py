@@ -167,10 +167,12 @@ def _norm(name: str, model: Model, shard: Shard) -> Operation:
 def _add(name: str, model: Model, shard: Shard) -> Operation:
     elements = shard.residual_tokens * model.hidden_size
     w = shard.activation_bytes
+    # Models of the time before flash attention drop out here, and keep the mask.
+    mask = elements if shard.attention_impl == "unfused" else 0.0
     # Backward: the two branches' gradients are added where the residual forked.
     return Operation(
         name, "residual", "memory", forward_bytes=3 * w * elements, backward_bytes=3 * w * elements,
-        output_bytes=w * elements,
+        output_bytes=w * elements, saved_bytes=mask,
     )  # fmt: skip
 
 

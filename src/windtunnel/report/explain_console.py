@@ -1,4 +1,4 @@
-"""An Explanation on one screen: how much slower than the ideal, whose fault, and what each part alone would give back."""
+"""An Explanation on one screen: how much slower than the ideal, whose fault, and what mending each part gives back."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.tensors import INPUT, Tape
+from windtunnel.training.keeping import INPUT
+from windtunnel.training.tensors import Tape
 
 Events = NDArray[np.int64]  # [n, 2]: slot, bytes; bytes < 0 frees
 
@@ -27,21 +28,9 @@ class Passes:
     forward: Events
     backward: Events
     slots: int
-
-    @property
-    def saved_bytes(self) -> int:
-        """What stays from the forward to the backward pass."""
-        return int(self.forward[:, 1].sum())
-
-    @property
-    def forward_workspace_bytes(self) -> int:
-        """The most that the forward pass holds beyond what stays."""
-        return max(0, _highest(self.forward) - self.saved_bytes)
-
-    @property
-    def backward_workspace_bytes(self) -> int:
-        """The most that the backward pass holds beyond what the forward pass left."""
-        return max(0, _highest(self.backward))
+    saved_bytes: int  # what stays from the forward to the backward pass
+    forward_workspace_bytes: int  # the most that the forward pass holds beyond what stays
+    backward_workspace_bytes: int  # the most that the backward pass holds beyond what the forward pass left
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +48,8 @@ def _highest(events: Events) -> int:
 
 def string_together(units: list[Unit], received_bytes: int, frees_weights_at_once: bool) -> Passes:
     """The passes of one piece. `received_bytes`: its input from the stage before, 0 for the first stage."""
+    if not units:  # a stage that only hands on
+        return Passes(_events([]), _events([]), 1, 0, 0, 0)
     bases = np.concatenate(([1], 1 + np.cumsum([len(unit.tape.sizes) for unit in units])))
     slots = int(bases[-1])
     maps: list[NDArray[np.int64]] = []
@@ -81,7 +72,7 @@ def string_together(units: list[Unit], received_bytes: int, frees_weights_at_onc
         parts.append(_events([(before, -units[-1].tape.sizes[units[-1].tape.output])]))
     ahead = np.concatenate(parts)
     parts = []
-    incoming = -1
+    incoming, outgoing = -1, None
     for number in reversed(range(len(units))):
         unit, where = units[number], maps[number]
         tape = unit.tape
@@ -107,7 +98,9 @@ def string_together(units: list[Unit], received_bytes: int, frees_weights_at_onc
     if not frees_weights_at_once:
         for unit, where in zip(units, maps, strict=True):
             parts.append(_events([(int(where[slot]), -unit.tape.sizes[slot]) for slot in unit.tape.weights]))
-    return Passes(ahead, np.concatenate(parts), slots)
+    back = np.concatenate(parts)
+    saved = int(ahead[:, 1].sum())
+    return Passes(ahead, back, slots, saved, max(0, _highest(ahead) - saved), _highest(back))
 
 
 def _around(units: list[Unit], gather: list[int], number: int, following: int) -> Events:
@@ -139,7 +132,7 @@ class Resident:
 
 
 def step_events(actions: list[tuple[Passes, bool, int]], base: int) -> tuple[Events, int]:
-    """The passes of one step in order: (passes, whether forward, key of the micro-batch's slots). Returns the next base.
+    """The passes of one step in order: (passes, whether forward, key of the micro-batch's slots); and the next base.
 
     The forward and the backward of one key share their slots.
     """

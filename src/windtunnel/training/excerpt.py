@@ -32,8 +32,9 @@ def excerpt_of(step: Step, timeline: Timeline) -> tuple[Interval, ...]:
     order = order[np.argsort(start[order], kind="stable")]
     first, second = _windows(step, start, order)
     shown = np.concatenate([first, second])
-    found = [*_intervals(step, timeline, shown), *_gaps(step, timeline, order, first, second)]
-    return tuple(sorted(found, key=lambda op: (op.stage, op.start_ns, op.stream, op.end_ns)))
+    found = _intervals(step, timeline, shown[np.argsort(step.graph.program[shown], kind="stable")])
+    gaps = _gaps(step, timeline, order, first, second)
+    return tuple(sorted([*found, *gaps], key=lambda op: (op.stage, op.start_ns)) if gaps else found)
 
 
 def _windows(
@@ -55,34 +56,55 @@ def _windows(
 
 
 def _intervals(step: Step, timeline: Timeline, shown: NDArray[np.int64]) -> list[Interval]:
-    graph, schedule = step.graph, step.schedule
-    action = np.searchsorted(step.action_first, shown, side="right") - 1
-    beyond = shown > step.action_last[np.maximum(action, 0)]  # not a part of the pass itself
+    graph = step.graph
+    categories = [
+        "compute" if name.startswith("segment ") else name.removeprefix("exposed ") for name in graph.categories
+    ]
     columns = zip(
-        shown.tolist(), action.tolist(), beyond.tolist(), graph.program[shown].tolist(), graph.stream[shown].tolist(),
-        graph.category[shown].tolist(), timeline.start_ns[shown].tolist(), timeline.end_ns[shown].tolist(), strict=True,
-    )  # fmt: skip
-    found = []
-    for op, at, outside, rank, stream, category, begin, end in columns:
-        label = graph.labels[graph.label[op]]
-        name = graph.categories[category]
-        if at >= 0 and not outside:
-            label = _pass_label(step, at)
-        elif label == "send":  # right behind the pass whose output it carries
-            label = f"send {_pass_label(step, at)}"
-        elif label == "receive":
-            cause = int(graph.dep_idx[graph.dep_ptr[op]])
-            source = int(np.searchsorted(step.action_first, cause, side="right")) - 1
-            label = f"receive {_pass_label(step, source)} from stage {schedule.rank[source]}"
-        shown_as = "compute" if name.startswith("segment ") else name.removeprefix("exposed ")
-        found.append(Interval(rank, STREAMS[stream % len(STREAMS)], label, shown_as, begin, end))
-    return found
+        graph.program[shown].tolist(),
+        (graph.stream[shown] % len(STREAMS)).tolist(),
+        _labels(step, shown),
+        graph.category[shown].tolist(),
+        timeline.start_ns[shown].tolist(),
+        timeline.end_ns[shown].tolist(),
+        strict=True,
+    )
+    return [
+        Interval(rank, STREAMS[stream], label, categories[category], start, end)
+        for rank, stream, label, category, start, end in columns
+    ]
 
 
-def _pass_label(step: Step, action: int) -> str:
+def _labels(step: Step, shown: NDArray[np.int64]) -> list[str]:
+    """Names of ops: a pass by direction, micro-batch and chunk, a transfer by the pass whose output it carries."""
+    graph = step.graph
+    names = [graph.labels[number] for number in graph.label[shown].tolist()]
+    action = np.searchsorted(step.action_first, shown, side="right") - 1
+    part = (action >= 0) & (shown <= step.action_last[np.maximum(action, 0)])  # of a pass
+    for place in np.flatnonzero(~part).tolist():
+        if names[place] == "receive":  # its one dependency is the sender's pass; a send stands right behind its own
+            action[place] = np.searchsorted(step.action_first, graph.dep_idx[graph.dep_ptr[shown[place]]], "right") - 1
+    passes = _pass_labels(step, np.maximum(action, 0))
+    sources = step.schedule.rank[np.maximum(action, 0)].tolist()
+    for place, (own, source) in enumerate(zip(part.tolist(), sources, strict=True)):
+        if own:
+            names[place] = passes[place]
+        elif names[place] == "send":
+            names[place] = f"send {passes[place]}"
+        elif names[place] == "receive":
+            names[place] = f"receive {passes[place]} from stage {source}"
+    return names
+
+
+def _pass_labels(step: Step, actions: NDArray[np.int64]) -> list[str]:
     schedule = step.schedule
-    text = f"{PASS[Kind(int(schedule.kind[action]))]} mb {schedule.micro_batch[action]}"
-    return f"{text} chunk {schedule.chunk[action]}" if schedule.chunks > 1 else text
+    kinds, micro_batches = schedule.kind[actions].tolist(), schedule.micro_batch[actions].tolist()
+    if schedule.chunks == 1:
+        return [f"{PASS[kind]} mb {number}" for kind, number in zip(kinds, micro_batches, strict=True)]
+    chunks = schedule.chunk[actions].tolist()
+    return [
+        f"{PASS[k]} mb {number} chunk {chunk}" for k, number, chunk in zip(kinds, micro_batches, chunks, strict=True)
+    ]
 
 
 def _gaps(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from windtunnel.training.keeping import BRANCHES, READS_NORM, Step, Writer
 
+FUSED_LOSS_KERNELS = 3  # a compiled loss
+
 
 class BackwardTape:
     """Walks the ops in backward order."""
@@ -134,7 +136,11 @@ class BackwardTape:
     def _loss(self, step: Step) -> None:
         w, rules = self.w, self.w.keep.loss
         logits = step.op.saved_bytes / 4.0
-        widths = rules.get("backward_tp", rules["backward"]) if w.tp > 1 else rules["backward"]
+        widths = rules["backward"]
+        if w.tp > 1:
+            widths = rules.get("backward_tp", widths)
+        elif step.op.kernels <= FUSED_LOSS_KERNELS:
+            widths = rules.get("backward_compiled", widths)
         copies = [w.new(width * logits) for width in widths]
         if rules["in_place"]:
             self.now = step.held[-1]
@@ -142,5 +148,3 @@ class BackwardTape:
         else:
             self.now = w.new(step.size)
             w.drop(*copies, *step.held)
-
-

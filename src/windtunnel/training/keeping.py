@@ -46,9 +46,13 @@ def memory_document() -> dict[str, Any]:
 
 
 @lru_cache
-def keeping(framework: str) -> Keeping:
-    """What the framework keeps."""
-    return Keeping(**memory_document()["frameworks"][framework])
+def keeping(framework: str, release: str | None = None) -> Keeping:
+    """What the framework keeps; `release` as in a plan, e.g. `nemo-24.11`."""
+    fields = dict(memory_document()["frameworks"][framework])
+    older = fields.pop("loss_of_releases", None)
+    if older is not None and release is not None and release.partition("-")[0] in older["names"]:
+        fields["loss"] = older
+    return Keeping(**fields)
 
 
 @dataclass(slots=True)

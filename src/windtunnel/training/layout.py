@@ -92,12 +92,12 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     plan = plan.model_copy(update=changes)
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer in model.layers)
-    etp = plan.etp or (plan.tp if plan.ep == 1 or habits.expert_tensor_parallel else 1)
+    etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
     _check_model(plan, model, etp, dp, experts)
     _check_precision(plan, cluster)
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
-    _check_schedule(schedule, plan)
+    _check_schedule(schedule, plan, micro_batches)
     _check_size(plan, model, cluster, micro_batches)
     sharded = plan.zero_stage or 0
     if plan.shard_group is not None and not sharded:
@@ -140,7 +140,9 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "overlap_grad_reduce": habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce,
         "overlap_param_gather": habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
-        "overlap_p2p": habits.overlap_p2p_interleaved and plan.virtual_stages > 1 and software(plan.release).overlap_p2p,
+        "overlap_p2p": habits.overlap_p2p_interleaved
+        and plan.virtual_stages > 1
+        and software(plan.release).overlap_p2p,
         "overlap_ep": False,
         "cuda_graphs": False,
         "compile": habits.compile,
@@ -199,7 +201,12 @@ def _micro_batches(plan: Plan, dp: int) -> int:
     return count
 
 
-def _check_schedule(schedule: str, plan: Plan) -> None:
+def _check_schedule(schedule: str, plan: Plan, micro_batches: int) -> None:
+    if plan.framework == "nanotron" and micro_batches < plan.pp - 1:
+        raise LayoutError(
+            f"nanotron needs at least pp - 1 = {plan.pp - 1} micro-batches, here are {micro_batches}",
+            "use a smaller micro_batch, fewer stages or a larger global_batch",
+        )
     if schedule not in NAMES:
         raise UnknownNameError("pipeline schedule", schedule, NAMES)
     if plan.virtual_stages > 1 and schedule != "interleaved":
@@ -307,10 +314,6 @@ def _distribute(n_layers: int, stages: int, plan: Plan) -> tuple[tuple[int, ...]
             raise LayoutError(
                 f"layers_per_stage {plan.layers_per_stage} must be {stages} counts that sum to {n_layers}",
                 "give one count per virtual stage, in model order",
-            )
-        if 0 in plan.layers_per_stage[1:-1]:  # the first and the last have embedding and head to work on
-            raise LayoutError(
-                f"layers_per_stage {plan.layers_per_stage} leaves a stage without work", "use fewer stages"
             )
     elif n_layers + 2 < stages:
         raise LayoutError(

@@ -1,75 +1,90 @@
 """Peak memory of each rank class: state that stays, activations by their lifetimes in the schedule, and workspace.
 
-A rank works through its actions one after the other, so its activations rise by a piece's saved bytes with each forward
-and fall with the backward (with the weight gradient, where that is split off). The peak is the largest sum over actions of
-what is held before, what the action adds, and its workspace.
+A rank works through its actions one after the other, so its activations rise by what a piece's forward pass leaves and
+fall with the backward (with the weight gradient, where that is split off). The allocated peak is the largest sum over
+actions of what is held before and the most that the action adds; the optimizer step has its own peak.
+
+    reserved = what PyTorch's allocator holds for that: replayed, tensor by tensor (`training/allocations.py`), for the
+               fullest rank class and the first one where the framework does not use expandable segments; else
+               allocated, and a little for pages
+    device   = reserved (with headroom where segments do not expand), CUDA context, and the buffers of each communicator
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.model.operations import ACTIVATION_BYTES
+from windtunnel.graph.allocator import AllocatorResult, replay_allocator
 from windtunnel.result import StageMemory
+from windtunnel.training.allocations import Passes, Resident, two_steps
+from windtunnel.training.keeping import keeping, memory_document
 from windtunnel.training.layout import Layout
 from windtunnel.training.lower import Step
-from windtunnel.training.pieces import Piece
-from windtunnel.training.pricing import GRADIENT_BYTES
-from windtunnel.training.schedules import Kind
-from windtunnel.training.state import state_bytes
+from windtunnel.training.pieces import Piece, is_end
+from windtunnel.training.schedules import Kind, Schedule
+from windtunnel.training.state import State, state_bytes
 
-# CUDA context with the kernels of PyTorch, cuBLAS and NCCL loaded; cuBLAS workspace (32 MiB on Hopper and later).
-CONTEXT_BYTES = 700 * 2**20
-NCCL_BYTES_PER_COMMUNICATOR = 400 * 2**20  # channel buffers on an NVSwitch node; aiconfigurator-core lists 342-392 MiB
-FRAGMENTATION = 0.02  # of allocated bytes, rounding and split blocks; see docs/physics/memory.md
+MIB = 1 << 20
+BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
 POINTS = 400  # of the drawn timeline
 
 
 @dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Bytes of each piece's passes, [virtual stages]."""
+
+    saved: NDArray[np.float64]
+    forward: NDArray[np.float64]
+    backward: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class _Walk:
-    peak: float
-    at: int  # action
+    at: int  # action of the peak
     held: float  # activations at the peak
     workspace: float
     levels: NDArray[np.float64]  # held during each action, workspace included
 
+    @property
+    def peak(self) -> float:
+        return self.held + self.workspace
 
-def memory_of(layout: Layout, pieces: tuple[Piece, ...], step: Step, end_ns: NDArray[np.int64]) -> tuple[StageMemory, ...]:
+
+def memory_of(
+    layout: Layout, pieces: tuple[Piece, ...], step: Step, end_ns: NDArray[np.int64]
+) -> tuple[StageMemory, ...]:  # fmt: skip
     """Memory of every pipeline rank."""
     schedule = step.schedule
-    communicators = sum(layout.group(name).size > 1 for name in ("tp", "cp", "dp", "ep", "pp"))
-    outside = CONTEXT_BYTES + NCCL_BYTES_PER_COMMUNICATOR * communicators
+    outside = outside_bytes(layout)
+    headroom = 0.0 if keeping(layout.plan.framework).expandable else float(memory_document()["headroom"])
+    capacity = layout.cluster.gpu.usable_memory_bytes - outside
+    sizes = _Sizes(
+        *(
+            np.array([getattr(piece.passes, name) for piece in pieces], np.float64)
+            for name in ("saved_bytes", "forward_workspace_bytes", "backward_workspace_bytes")
+        )
+    )
+    drafts = [_draft(layout, pieces, schedule, rank, sizes) for rank in range(schedule.stages)]
+    allocated = [sum(categories.values()) for categories, _ in drafts]
+    reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
     found = []
-    for rank in range(schedule.stages):
-        held = [pieces[v] for v in schedule.virtual_stage[rank]]
-        dense, expert = sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held)
-        state = state_bytes(layout, dense, expert)
-        walk = _walk(schedule.rank_offset[rank], schedule.rank_offset[rank + 1], pieces, step)
-        gathered = _gathered_bytes(layout, held)
-        categories = {
-            "parameters": state.parameters,
-            "gradients": state.gradients,
-            "optimizer": state.optimizer,
-            "activations": walk.held,
-            "workspace": walk.workspace + gathered,
-        }
-        whole = {name: int(value) for name, value in categories.items()}
-        allocated = sum(whole.values())
-        reserved = int(allocated * (1.0 + FRAGMENTATION))
-        static = state.parameters + state.gradients + state.optimizer + gathered
-        first = int(schedule.rank_offset[rank])
-        times = end_ns[step.action_last[first : int(schedule.rank_offset[rank + 1])]]
+    for rank, (categories, walk) in enumerate(drafts):
+        first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
+        times = end_ns[step.action_last[first:last]]
+        static = allocated[rank] - walk.peak
         found.append(
             StageMemory(
                 stage=rank,
                 ranks=layout.cluster.n_gpus // schedule.stages,
-                categories=whole,
-                peak_allocated_bytes=allocated,
-                peak_reserved_bytes=reserved,
-                device_bytes=reserved + outside,
+                categories=categories,
+                peak_allocated_bytes=allocated[rank],
+                peak_reserved_bytes=reserved[rank],
+                device_bytes=int(reserved[rank] * (1.0 + headroom)) + outside,
                 peak_time_ns=int(times[walk.at]),
                 timeline=_thinned(times, walk.levels + static),
             )
@@ -77,34 +92,140 @@ def memory_of(layout: Layout, pieces: tuple[Piece, ...], step: Step, end_ns: NDA
     return tuple(found)
 
 
-def _walk(first: int, last: int, pieces: tuple[Piece, ...], step: Step) -> _Walk:
-    schedule = step.schedule
+def outside_bytes(layout: Layout) -> int:
+    """What is on the device outside of the allocator."""
+    document = memory_document()
+    communicators = sum(layout.group(name).size > 1 for name in ("tp", "cp", "dp", "ep", "pp"))
+    return int((document["context_mib"] + document["communicator_mib"] * communicators) * MIB)
+
+
+def _draft(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, sizes: _Sizes
+) -> tuple[dict[str, int], _Walk]:
+    """Allocated bytes at the peak, by category."""
+    held = [pieces[v] for v in schedule.virtual_stage[rank]]
+    state = _state(layout, held)
+    walk = _walk(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]), sizes, schedule)
+    root = sum(piece.root_bytes for piece in held)
+    buckets = float(sum(_buckets(layout, held)))
+    updating = float(sum(_updated(layout, held)))
+    activations, workspace = walk.held, walk.workspace + root
+    if updating > activations + workspace:  # the peak is in the optimizer step
+        activations, workspace = 0.0, updating
+    categories = {
+        "parameters": state.parameters,
+        "gradients": state.gradients + buckets,
+        "optimizer": state.optimizer,
+        "activations": activations,
+        "workspace": workspace,
+    }
+    return {name: int(value) for name, value in categories.items()}, walk
+
+
+def _state(layout: Layout, held: list[Piece]) -> State:
+    return state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
+
+
+def _walk(first: int, last: int, sizes: _Sizes, schedule: Schedule) -> _Walk:
     kind, stage = schedule.kind[first:last], schedule.stage_of[first:last]
-    saved = np.array([p.saved_bytes for p in pieces])[stage]
+    saved = sizes.saved[stage]
     forward = kind == Kind.FORWARD
-    releases = (kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT)
-    change = np.where(forward, saved, 0.0) - np.where(releases, saved, 0.0)
-    after = np.cumsum(change)
-    before = after - change
-    workspace = np.where(
-        forward,
-        np.array([p.forward_workspace_bytes for p in pieces])[stage],
-        np.array([p.backward_workspace_bytes for p in pieces])[stage],
-    )
-    during = np.maximum(before, after) + workspace
+    after = np.cumsum(np.where(forward, saved, np.where(kind != Kind.BACKWARD_INPUT, -saved, 0.0)))
+    most = after.copy()
+    most[1:] = np.maximum(after[1:], after[:-1])
+    workspace = np.where(forward, sizes.forward[stage], sizes.backward[stage])
+    during = most + workspace
     at = int(np.argmax(during))
-    return _Walk(float(during[at]), at, float(max(before[at], after[at])), float(workspace[at]), during)
+    return _Walk(at, float(most[at]), float(workspace[at]), during)
 
 
-def _gathered_bytes(layout: Layout, held: list[Piece]) -> float:
-    """Parameters present in full while sharded data parallelism works on them: this block and the next; gradients of one."""
-    stage = layout.plan.zero_stage or 0
-    if stage < 2:
-        return 0.0
-    blocks = [block for piece in held for block in piece.blocks]
-    largest = sorted((b.dense_parameters + b.expert_parameters for b in blocks), reverse=True)[:2]
-    gradients = largest[0] * max(ACTIVATION_BYTES, GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"])
-    return gradients + (sum(largest) * ACTIVATION_BYTES if stage == 3 else 0.0)
+def _reserved(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int], capacity: int
+) -> list[int]:  # fmt: skip
+    """Reserved bytes of every rank class."""
+    slack = memory_document()["slack"]
+    if keeping(layout.plan.framework).expandable:
+        return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
+    shown = {0, int(np.argmax(allocated))}
+    replayed = {rank: _replay(layout, pieces, schedule, rank, peaks[rank], capacity) for rank in sorted(shown)}
+    ratio = max(result.peak_reserved_bytes / max(1, allocated[rank]) for rank, result in replayed.items())
+    whole = [
+        replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
+        for rank, value in enumerate(allocated)
+    ]
+    more = 1.0 + float(slack["segments"])
+    return [int(max(value, least) * more) for value, least in zip(whole, allocated, strict=True)]
+
+
+def _replay(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int, capacity: int
+) -> AllocatorResult:  # fmt: skip
+    """Two steps of a rank class; beyond `capacity` only when nothing that the allocator can give back is enough."""
+    held = [pieces[v] for v in schedule.virtual_stage[rank]]
+    events = two_steps(_actions(pieces, schedule, rank, peak), _resident(layout, held))
+    result = replay_allocator(events[:, 0], events[:, 1], capacity_bytes=capacity)
+    return result if result.oom_event is None else replay_allocator(events[:, 0], events[:, 1])
+
+
+def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int) -> list[tuple[Passes, bool, int]]:
+    """The rank's passes of the micro-batches that have begun by its peak, and of the next: then everything repeats."""
+    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+    kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
+    key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
+    begins = np.flatnonzero(kind == Kind.FORWARD)
+    begun = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
+    wanted = np.isin(key, begun) & (kind != Kind.BACKWARD_INPUT)
+    rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
+    return [(pieces[v].passes, k == Kind.FORWARD, name) for v, k, name in rows]
+
+
+def _weights(held: Sequence[Piece]) -> list[float]:
+    """Parameters of each weight matrix on the rank (norms are too small to matter to the allocator)."""
+    found: list[float] = []
+    for block in (block for piece in held for block in piece.blocks):
+        if is_end(block):
+            found += [block.dense_parameters] if block.dense_parameters >= 1 else []
+        else:
+            found += [op.weight_elements for op in block.operations if op.weight_elements]
+    return found
+
+
+def _resident(layout: Layout, held: list[Piece]) -> Resident:
+    """Tensors outside of passes."""
+    plan, stage = layout.plan, layout.plan.zero_stage or 0
+    state = _state(layout, held)
+    weights = _weights(held)
+    whole = sum(weights) or 1.0
+    root = int(sum(piece.root_bytes for piece in held))
+    moments = 2 if plan.optimizer == "adam" else 1
+    master = 0.0 if layout.habits.parameter_dtype == "fp32" else 4.0
+    share = 1.0 - master / (master + moments * (4.0 if plan.optimizer_dtype == "fp32" else 2.0))
+    made_later = state.optimizer * share / moments
+    units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
+    first = [int(state.parameters * one / whole) for one in units]
+    first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *_buckets(layout, held)]
+    return Resident(
+        first=tuple(size for size in first if size > 0),
+        optimizer=tuple(size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0),
+        transient=tuple(_updated(layout, held)),
+    )
+
+
+def _buckets(layout: Layout, held: list[Piece]) -> list[int]:
+    """Flat gradient buckets of DistributedDataParallel."""
+    if not keeping(layout.plan.framework).buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
+        return []
+    size = 2 * sum(p.dense_parameters + p.expert_parameters for p in held)
+    return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
+
+
+def _updated(layout: Layout, held: list[Piece]) -> list[int]:
+    """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat."""
+    if not keeping(layout.plan.framework).updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
+        return []
+    size = int(2 * sum(p.dense_parameters + p.expert_parameters for p in held))
+    part = max(1, size // layout.shard_group)
+    return [part] * (1 + layout.shard_group) + [size]
 
 
 def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
@@ -114,5 +235,5 @@ def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tup
         keep = np.arange(n)
     else:
         edges = np.linspace(0, n, POINTS + 1).astype(int)
-        keep = np.array([a + int(np.argmax(levels[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+        keep = np.array([a + int(np.argmax(levels[a:b])) for a, b in pairwise(edges)])
     return tuple((int(t), int(b)) for t, b in zip(times[keep], levels[keep], strict=True))

@@ -1,8 +1,8 @@
-"""Pieces: what each virtual stage of a layout holds: blocks of ops, parameters and the activations it keeps."""
+"""Pieces: what each virtual stage of a layout holds: blocks of ops, parameters and the tensors of its passes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.model import Layer
 from windtunnel.model.operations import (
@@ -12,8 +12,12 @@ from windtunnel.model.operations import (
     head_operations,
     layer_operations,
 )
+from windtunnel.training.allocations import Passes, Unit, string_together
+from windtunnel.training.keeping import Keeping, keeping, memory_document
 from windtunnel.training.layout import Layout
+from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.segments import Block
+from windtunnel.training.tensors import Tape, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,8 @@ class Piece:
     n_layers: int
     dense_parameters: float
     expert_parameters: float
-    saved_bytes: float  # activations kept from forward to backward, one micro-batch
-    forward_workspace_bytes: float  # largest transient of the forward pass
-    backward_workspace_bytes: float
+    passes: Passes  # what its forward and backward pass allocate and free
+    root_bytes: float  # parameters that are gathered all through a pass
     key: tuple[object, ...]  # pieces with the same key have the same passes
 
 
@@ -54,6 +57,7 @@ def pieces_of(layout: Layout) -> tuple[Piece, ...]:
     shard, model = shard_of(layout), layout.model
     built: dict[int, tuple[Operation, ...]] = {}  # by identity: equal layers are nearly always one object
     known: dict[tuple[object, ...], Piece] = {}
+    tapes: dict[tuple[object, ...], Tape] = {}
     pieces = []
     last = len(layout.virtual_layers) - 1
     identities = {id(layer): number for number, layer in enumerate(reversed(model.layers))}
@@ -68,7 +72,9 @@ def pieces_of(layout: Layout) -> tuple[Piece, ...]:
                 if id(layer) not in built:
                     built[id(layer)] = layer_operations(layer, model, shard)
             operations = [built[id(layer)] for layer in layers]
-            known[key] = _piece(layout, shard, layers, operations, key, stage == 0, stage == last, recomputed, away)
+            known[key] = _piece(
+                layout, shard, layers, operations, key, stage == 0, stage == last, recomputed, away, tapes
+            )
         pieces.append(known[key])
     return tuple(pieces)
 
@@ -80,14 +86,15 @@ def _recomputed_layers(layout: Layout) -> int:
 
 def _piece(
     layout: Layout, shard: Shard, layers: list[Layer], operations: list[tuple[Operation, ...]], key: tuple[object, ...],
-    first: bool, last: bool, recomputed: int, away: tuple[bool, ...],
+    first: bool, last: bool, recomputed: int, away: tuple[bool, ...], tapes: dict[tuple[object, ...], Tape],
 ) -> Piece:  # fmt: skip
     model, plan = layout.model, layout.plan
     blocks: list[Block] = []
     vocabulary = layout.vocab_padded * model.hidden_size / plan.tp
     if first:
         positions = model.learned_positions * model.hidden_size
-        blocks.append(Block(embedding_operations(model, shard), vocabulary + positions))
+        norm = model.norm_parameters * model.embedding_norm
+        blocks.append(Block(embedding_operations(model, shard), vocabulary + positions + norm))
     for number, (layer, ops) in enumerate(zip(layers, operations, strict=True)):
         dense, expert = layer_parameters(layout, layer)
         blocks.append(Block(ops, dense, expert, recompute=number < recomputed, offload=away[number]))
@@ -95,21 +102,74 @@ def _piece(
         # A tied table on its own pipeline rank is a second copy; without a pipeline it is the embedding's.
         table = 0.0 if model.tied_embeddings and first else vocabulary
         blocks.append(Block(head_operations(model, shard, layout.vocab_padded), table + model.norm_parameters))
-    saved = [_saved(block, layout, shard) for block in blocks]
-    width = shard.tokens * model.hidden_size * shard.activation_bytes
-    outputs = [max((_transient(op, width) for op in block.operations), default=0.0) for block in blocks]
-    again = max((_kept_whole(block) for block in blocks if block.recompute), default=0.0)
-    partial = max((_kept_whole(block) - kept for block, kept in zip(blocks, saved, strict=True)), default=0.0)
+    keep = keeping(plan.framework, plan.release)
+    ends = [number for number in (0, len(blocks) - 1) if is_end(blocks[number])] if blocks else []
+    root = 0.0
+    if keep.root_gathered and plan.zero_stage == 3:
+        root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
+    stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes
+    passes = string_together(
+        _units(layout, shard, blocks, keep, tapes, ends if root else []),
+        0 if first else int(stream),
+        (plan.zero_stage or 0) >= 2,
+    )
     return Piece(
         blocks=tuple(blocks),
         n_layers=len(layers),
         dense_parameters=sum(block.dense_parameters for block in blocks),
         expert_parameters=sum(block.expert_parameters for block in blocks),
-        saved_bytes=sum(saved),
-        forward_workspace_bytes=max(outputs, default=0.0),
-        backward_workspace_bytes=2 * max(outputs, default=0.0) + max(again, partial if plan.recompute_parts else 0.0),
+        passes=passes,
+        root_bytes=root,
         key=key,
     )
+
+
+def is_end(block: Block) -> bool:
+    """Whether a block is the embedding or the head."""
+    return block.operations[-1].name in ("embedding", "loss")
+
+
+def _units(
+    layout: Layout,
+    shard: Shard,
+    blocks: list[Block],
+    keep: Keeping,
+    tapes: dict[tuple[object, ...], Tape],
+    ends: list[int],
+) -> list[Unit]:
+    plan = layout.plan
+    stage = plan.zero_stage or 0
+    if stage >= 2:  # gradients leave block by block, so a block's are made apart
+        keep = replace(keep, weight_gradients=True)
+    bare = replace(keep, gathered_inputs=False)
+    share = gathered_share(layout) if keep.gathered_inputs else 0.0
+    stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
+    width = 1 if plan.fp8_parameters else shard.activation_bytes
+    units = []
+    for number, block in enumerate(blocks):
+        # A share of the blocks, evenly spread.
+        whole = int((number + 1) * share) > int(number * share)
+        table = block.dense_parameters * shard.activation_bytes if block.operations[0].name == "embedding" else 0.0
+        key = (id(block.operations), block.recompute, block.offload, whole, table)
+        if key not in tapes:
+            tapes[key] = write(
+                block.operations, 0.0 if table else stream, keep if whole else bare, parts=plan.recompute_parts,
+                recompute=block.recompute, offload=block.offload, precision=plan.precision, tp=plan.tp,
+                table_bytes=table if keep.weight_gradients else 0.0,
+            )  # fmt: skip
+        parameters = block.dense_parameters + block.expert_parameters
+        gathered = parameters * width if stage == 3 and number not in ends else 0.0
+        reduced = parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if stage >= 2 else 0.0
+        units.append(Unit(tapes[key], int(gathered), int(reduced)))
+    return units
+
+
+def gathered_share(layout: Layout) -> float:
+    """Share of the gathered inputs of column-parallel GEMMs that stays, where the framework lets them stay."""
+    plan, rules = layout.plan, memory_document()["gathered"]
+    if plan.tp == 1 or plan.tp > rules["tp_most"] or not plan.sequence_parallel:
+        return 0.0
+    return 1.0 if plan.pp == 1 else max(0.0, 1.0 - float(rules["released"]) / plan.pp)
 
 
 def layer_parameters(layout: Layout, layer: Layer) -> tuple[float, float]:
@@ -125,51 +185,3 @@ def layer_parameters(layout: Layout, layer: Layer) -> tuple[float, float]:
         extra = 0.0
     dense = (counts.attention + counts.dense + counts.shared) * share + extra + counts.norms + counts.router
     return dense, counts.experts / (plan.ep * layout.etp)
-
-
-def _saved(block: Block, layout: Layout, shard: Shard) -> float:
-    """Bytes that stay on the device between forward and backward of one micro-batch."""
-    ops = block.operations
-    stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
-    if block.recompute:
-        return stream
-    if block.offload:
-        return 0.0
-    parts = layout.plan.recompute_parts
-    total = 0.0
-    for number, op in enumerate(ops):
-        if op.part in ("head", "embedding"):
-            total += op.saved_bytes
-        elif op.kind in ("gemm", "grouped_gemm"):
-            total += 0.0 if _input_is_recomputed(ops, number, parts) else op.saved_bytes
-            total += op.output_bytes / 2 if "ops" in parts else 0.0  # every other matrix product's output is kept
-        elif not _drops_own(op, parts):
-            total += op.saved_bytes
-    if parts & {"attention", "mlp", "ops"}:
-        total += stream
-    return total
-
-
-def _input_is_recomputed(ops: tuple[Operation, ...], number: int, parts: frozenset[str]) -> bool:
-    op, previous = ops[number], ops[number - 1] if number else None
-    if "ops" in parts:
-        return True  # the policy keeps GEMM outputs, not inputs; see `_drops_own`
-    if op.part in parts and op.part in ("attention", "mlp"):
-        return True
-    return previous is not None and previous.part in parts and previous.kind == "memory"
-
-
-def _drops_own(op: Operation, parts: frozenset[str]) -> bool:
-    if op.part == "core_attention":
-        return bool(parts & {"attention", "core_attention"}) and op.name in ("softmax", "core_attention")
-    if "ops" in parts:
-        return op.kind == "memory" and op.name != "residual_1"
-    return op.part in parts and op.part not in ("norms", "activation", "moe_activation")
-
-
-def _kept_whole(block: Block) -> float:
-    return sum(op.saved_bytes for op in block.operations)
-
-
-def _transient(op: Operation, width: float) -> float:
-    return op.output_bytes + (width if op.before is not None or op.regather is not None else 0.0)

@@ -199,20 +199,10 @@ def _communication_ways(layout: Layout, group: str) -> Iterator[str]:
 
 
 def recomputed_flops(layout: Layout, step: Step) -> float:
-    """FLOPs of the whole job's step that run a second time, attention counted in full as model FLOPs are."""
+    """FLOPs of the whole job's step that run a second time, counted as model FLOPs are."""
     if layout.plan.recompute == "none":
         return 0.0
-    seq_len, layers = layout.plan.seq_len, layout.model.distinct_layers()
-    full, causal = (
-        sum(n * layer.attention.score_flops_per_token(seq_len, count) for layer, n in layers)
-        for count in ("full", "causal")
-    )
-    total = 0.0
-    for count, segment, again in _recomputed(step):
-        scores = np.array([name == "attention" for name in segment.graph.categories])
-        attention = again & scores[segment.graph.category]
-        total += count * float(segment.graph.flops[again].sum())
-        total += count * float(segment.graph.flops[attention].sum()) * (full / causal - 1.0)
+    total = sum(count * float(segment.graph.flops[again].sum()) for count, segment, again in _recomputed(step))
     return total * layout.cluster.n_gpus / step.schedule.stages
 
 

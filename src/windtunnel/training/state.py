@@ -1,8 +1,9 @@
 """Bytes of parameters, gradients and optimizer on one rank, and the time of one optimizer step.
 
 Mixed precision (Micikevicius 2018; ZeRO, Rajbhandari 2020): a working copy of the parameters, gradients, and in fp32 a
-master copy and two moments. ZeRO shards, in this order, optimizer state, gradients and parameters over the data-parallel
-ranks. The optimizer is bound by memory traffic: it reads gradient, master and moments and writes all but the gradient.
+master copy and two moments. ZeRO shards, in this order, optimizer state, gradients and parameters over the
+data-parallel ranks. The optimizer is bound by memory traffic: it reads gradient, master and moments and writes all but
+the gradient.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.cost.price import Price, Source
-from windtunnel.model.operations import CAST_BYTES
+from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES
+from windtunnel.training.keeping import keeping
 from windtunnel.training.layout import Layout
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
 
@@ -37,8 +39,9 @@ def state_bytes(layout: Layout, dense: float, expert: float) -> State:
         master = layout.habits.parameter_dtype == "fp32"
         working = (4.0 * (own if stage >= 3 else count)) if master else (2.0 * (own if stage >= 3 else count))
         if plan.precision in CAST_BYTES and not master:
-            # Quantised copies are kept between micro-batches; they replace the bf16 copy where parameters are gathered so.
-            working = working / 2 if plan.fp8_parameters else working + (count if stage < 3 else 0.0)
+            # Quantised copies are kept between micro-batches, and are all there is where parameters are gathered so.
+            copies = low_precision_bytes(layout) * (own if stage >= 3 else count)
+            working = copies if _holds_low_precision_only(layout) else working + (copies if stage < 3 else 0.0)
         moment = 4.0 if plan.optimizer_dtype == "fp32" else 2.0
         optimizer = (0.0 if master else 4.0) + MOMENTS[plan.optimizer] * moment
         kept = own if stage >= 1 else count
@@ -48,6 +51,22 @@ def state_bytes(layout: Layout, dense: float, expert: float) -> State:
             total.optimizer + optimizer * kept * (1.0 - plan.offload_optimizer),
         )
     return total
+
+
+def low_precision_bytes(layout: Layout) -> float:
+    """Bytes per parameter of the copies that low-precision GEMMs read.
+
+    Hopper's fp8 GEMMs take one layout only, so a transposed copy serves the backward pass; Blackwell's take any. Scales
+    along rows (mxfp8, nvfp4) make the two copies differ everywhere.
+    """
+    one = KEPT_BYTES[layout.plan.precision]
+    plain = layout.plan.precision in ("fp8", "fp8-current")
+    return one if plain and layout.cluster.gpu.generation == "blackwell" else 2.0 * one
+
+
+def _holds_low_precision_only(layout: Layout) -> bool:
+    asked = layout.asked.fp8_parameters
+    return keeping(layout.plan.framework).own_low_precision if asked is None else asked
 
 
 def optimizer_price(layout: Layout, pricer: Pricer, dense: float, expert: float) -> Price:
@@ -69,6 +88,9 @@ def optimizer_price(layout: Layout, pricer: Pricer, dense: float, expert: float)
         copies = away * (gradient + 2.0) / host.offload_bandwidth_bytes_per_s
         seconds = copies + away * update / HOST_UPDATE_BYTES_PER_S
         return Price(
-            price.seconds + seconds, price.p5 + 0.6 * seconds, price.p95 + 1.8 * seconds, max(price.source, Source.ROOFLINE)
+            price.seconds + seconds,
+            price.p5 + 0.6 * seconds,
+            price.p95 + 1.8 * seconds,
+            max(price.source, Source.ROOFLINE),
         )
     return price

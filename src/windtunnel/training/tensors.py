@@ -44,8 +44,8 @@ def write(
 ) -> Tape:  # fmt: skip
     """The tape of one block.
 
-    `parts`: of selective recomputation. `input_bytes` is 0 for the embedding; `table_bytes` is then what the gradient of
-    its table takes.
+    `parts`: of selective recomputation. `input_bytes` is 0 for the embedding; `table_bytes` is then what the gradient
+    of its table takes.
     """
     writer = Writer(keep, frozenset() if recompute else parts, precision, tp)
     writer.size[INPUT], writer.holds[INPUT] = int(input_bytes), 1
@@ -64,9 +64,7 @@ def write(
     incoming = writer.reserve(writer.size[output]) if output >= 0 else -1
     outgoing = BackwardTape(writer, incoming, table_bytes).run(steps)
     sizes = [writer.size[slot] for slot in range(writer.slots)]
-    return Tape(
-        tuple(forward), tuple(writer.events), tuple(sizes), output, incoming, outgoing, tuple(writer.gradients)
-    )
+    return Tape(tuple(forward), tuple(writer.events), tuple(sizes), output, incoming, outgoing, tuple(writer.gradients))
 
 
 class ForwardTape:
@@ -273,7 +271,7 @@ class ForwardTape:
         size = w.size[self.now]
         work = [w.new(width * logits) for width in self._widths("work")]
         kept = [w.new(width * logits) for width in rules["kept"]]
-        held = [slot for slot in kept for _ in range(1) if self.holding]
+        held = list(kept)
         w.drop(*work)
         if rules["logits_kept"] or rules["in_place"]:
             held += self._keep(self.now, True)
@@ -284,5 +282,3 @@ class ForwardTape:
     def _widths(self, name: str) -> list[int]:
         rules = self.w.keep.loss
         return list(rules.get(f"{name}_tp", rules[name]) if self.w.tp > 1 else rules[name])
-
-

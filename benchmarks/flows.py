@@ -1,0 +1,144 @@
+"""Speed of max-min rates, as ratios against a plain-Python twin: `python benchmarks/flows.py`.
+
+A change is an arrival or a departure of one flow. Three networks of 2,048 GPUs: rings of data parallelism on rails,
+each hop a flow, every NIC busy 60 % of the time; the same collectives of scattered jobs on a 4:1 oversubscribed fat
+tree, where rings meet on uplinks; and the worst case for a local method, single flows between random GPUs over 8 full
+uplinks, one change per instant. Best of five, whole call.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from windtunnel.cost.paths import flows_of
+from windtunnel.engine.flows import plainly_replayed, replay_flows
+from windtunnel.hardware import cluster_with, parse_cluster
+from windtunnel.hardware.topology import Topology, paths, topology_of
+
+GPUS = 2_048
+BUSY = 0.6
+
+
+class Case(NamedTuple):
+    """What `replay_flows` takes."""
+
+    arrival_ns: np.ndarray
+    bytes_total: np.ndarray
+    link_ptr: np.ndarray
+    link_idx: np.ndarray
+    capacity: np.ndarray
+
+    @property
+    def n(self) -> int:
+        return len(self.arrival_ns)
+
+
+def joined(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], topology: Topology) -> Case:
+    """Cases of one network as one."""
+    arrival, size, ptr, idx = zip(*parts, strict=True)
+    lengths = np.concatenate([np.diff(one) for one in ptr])
+    return Case(
+        np.concatenate(arrival),
+        np.concatenate(size),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate(idx),
+        topology.capacity_bytes_per_s,
+    )
+
+
+def rings(topology: Topology, groups: list[list[int]], per_group: int, megabytes: float, seed: int = 0) -> Case:
+    """Each group runs `per_group` all-reduces of about that size at random times, `BUSY` of the time if alone."""
+    rng = np.random.default_rng(seed)
+    alone_ns = 2 * megabytes * 1e6 / topology.cluster.scale_out.bandwidth_bytes_per_s * 1e9
+    parts = []
+    for group in groups:
+        flows = flows_of("all_reduce", 1.0, group, topology)
+        for at in rng.uniform(0, alone_ns / BUSY * per_group, per_group).astype(np.int64).tolist():
+            size = flows.bytes_total * megabytes * 1e6 * rng.uniform(0.5, 1.5)
+            parts.append((np.full(len(size), at), size, flows.link_ptr, flows.link_idx))
+    return joined(parts, topology)
+
+
+def data_parallel(per_group: int) -> Case:
+    """Tensor parallelism 8 inside nodes: 8 rails, on each 4 groups of 64 ranks; nothing meets but a group's own."""
+    topology = topology_of(parse_cluster(f"h100-sxm:{GPUS}"))
+    groups = [list(range(part * 512 + rail, (part + 1) * 512, 8)) for rail in range(8) for part in range(4)]
+    return rings(topology, groups, per_group, 100.0)
+
+
+def oversubscribed(per_group: int) -> Case:
+    """32 jobs of 64 GPUs scattered over pods of 256, fat tree 4:1."""
+    cluster = cluster_with(
+        parse_cluster(f"h100-sxm:{GPUS}"), rail_optimised=False, oversubscription=4.0, gpus_per_pod=256
+    )
+    nodes = np.random.default_rng(1).permutation(GPUS // 8).reshape(32, 8)
+    groups = [sorted(int(node) * 8 + gpu for node in job for gpu in range(8)) for job in nodes]
+    return rings(topology_of(cluster), groups, per_group, 400.0)
+
+
+def scattered(n: int) -> Case:
+    """Single flows between random GPUs through uplinks that are full: each change may reach hundreds of flows."""
+    cluster = cluster_with(
+        parse_cluster(f"h100-sxm:{GPUS}"), rail_optimised=False, oversubscription=4.0, gpus_per_pod=256
+    )
+    topology, rng = topology_of(cluster), np.random.default_rng(2)
+    source, target = rng.integers(0, GPUS, n), rng.integers(0, GPUS, n)
+    ptr, idx = paths(topology, source, target)
+    size = rng.lognormal(np.log(20e6), 1.0, n)
+    arrival = np.sort(rng.uniform(0, n * 20e6 * 1.6 / (8 * 3.2e12) * 1e9 * 1.1, n)).astype(np.int64)
+    return Case(arrival, size, ptr, idx, topology.capacity_bytes_per_s)
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Best of `repeats`."""
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def plain_seconds(case: Case, n: int) -> float:
+    """Seconds per change of the plain twin on the first `n` flows."""
+    first = np.sort(np.argsort(case.arrival_ns, kind="stable")[:n])
+    bounds = [(int(case.link_ptr[f]), int(case.link_ptr[f + 1])) for f in first]
+    paths_of = [dict.fromkeys(case.link_idx[a:b].tolist(), 1.0) for a, b in bounds]
+    size, arrival = case.bytes_total[first].tolist(), case.arrival_ns[first].tolist()
+    capacity = case.capacity.tolist()
+    begin = time.perf_counter()
+    naive = plainly_replayed(arrival, size, capacity, paths_of, [1.0] * n)
+    taken = time.perf_counter() - begin
+    ptr = np.concatenate([[0], np.cumsum([b - a for a, b in bounds])])
+    idx = np.concatenate([case.link_idx[a:b] for a, b in bounds])
+    assert replay_flows(arrival, size, ptr, idx, capacity).tolist() == naive
+    return taken / (2 * n)
+
+
+def main() -> None:
+    """Print one line per network. With an argument: that many times as many flows."""
+    scale = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
+    cases = {
+        "rings on rails": (data_parallel(int(200 * scale)), 1_024),
+        "rings, fat tree 4:1": (oversubscribed(int(20 * scale)), 1_024),
+        "scattered, fat tree": (scattered(int(100_000 * scale)), 200),
+    }
+    for name, (case, sample) in cases.items():
+        arguments = (case.arrival_ns, case.bytes_total, case.link_ptr, case.link_idx, case.capacity)
+        replay_flows(*arguments)
+        taken = seconds(lambda a=arguments: replay_flows(*a), 5)
+        rate = 2 * case.n / taken
+        used = len(np.unique(case.link_idx))
+        print(
+            f"{name:20s} {case.n:9,} flows {used:6,} links {taken:7.3f} s {rate / 1e6:6.2f} M changes/s "
+            f"{plain_seconds(case, sample) * rate:9,.0f}x plain Python"
+        )
+
+
+if __name__ == "__main__":
+    main()

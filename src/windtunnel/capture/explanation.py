@@ -1,0 +1,59 @@
+"""Why a job was slower than its ideal: the answer of `explain`, as plain data that renderers read.
+
+    slowdown S     = replayed / ideal                              mean step times
+    slowdown of X  = step time with only X as measured / ideal     "leave one in": what X alone would cost
+    saved by X     = replayed - step time with X alone ideal       "leave one out": what mending X alone would gain
+    share of X     = saved by X / (replayed - ideal)
+
+Slowdowns and shares of several X need not add up: stragglers hide behind each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "windtunnel-explanation-1"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One replica, stage, worker or kind of op, and what it costs."""
+
+    name: str
+    slowdown: float  # only this part as measured, everything else ideal
+    saved_ns: int  # mean step time gained if this part alone were ideal
+    share: float | None  # saved_ns in the time lost to stragglers; None where nothing was lost
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Times are means over the steps, in nanoseconds."""
+
+    source: str
+    files: tuple[str, ...]
+    n_ops: int
+    n_workers: int
+    n_steps: int
+    measured_ns: int  # as the trace has it
+    replayed_ns: int  # dependencies and durations as measured, without gaps that no dependency explains
+    ideal_ns: int  # the same dependencies, every op as long as its peers on average
+    slowdown: float
+    by_replica: tuple[Part, ...]  # largest slowdown first, as all of these
+    by_stage: tuple[Part, ...]
+    by_kind: tuple[Part, ...]
+    worker_slowdown: Mapping[str, float]  # by worker: the smaller of its replica's and its stage's where both are known
+    slowest_workers: Part  # the 3 % of the workers with the largest slowdown, together
+    last_stage: Part | None  # None without a pipeline
+    step_slowdown: Mapping[int, float]
+    verdict: str
+    forward_backward_correlation: float | None = None  # how alike forward and backward of a micro-batch deviate
+    notes: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `explain --json`."""
+        document = asdict(self)
+        document["schema"] = SCHEMA
+        document["step_slowdown"] = {str(step): value for step, value in self.step_slowdown.items()}
+        return document

@@ -1,0 +1,268 @@
+"""Flows that share links: who gets how much, and when each ends.
+
+    rate(flow) = weight x level;   sum over flows on a link of use x rate <= capacity
+
+Max-min fair: no level can rise without lowering one that is not higher. It is what per-connection fair queueing tends
+to, and what flow-level simulators of data-centre networks assume; source, limits and known error:
+docs/physics/contention.md. A flow takes all its links at once and at one rate, re-rated at every arrival and departure.
+
+* Paths are CSR: flow f uses `link_idx[link_ptr[f]:link_ptr[f + 1]]`, each link at most once.
+* `use` (default 1) is the capacity that one unit of rate takes on that link: with it one flow can stand for a whole
+  collective whose parts go in step. Rate and bytes may then be of any unit, as long as it is the same.
+* A flow without links, or without bytes, ends when it arrives. A limit of its own is a link of its own.
+
+The functions named `plainly_...` do the same from scratch in plain Python: the compiled ones are held against them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.errors import SpecError
+
+if TYPE_CHECKING:
+    from windtunnel.engine.flow_kernels import Network
+
+Floats = NDArray[np.float64]
+
+
+class RateLog(NamedTuple):
+    """Every change of a rate: from `time_ns` on, `flow` goes at `rate` (0: it has ended)."""
+
+    time_ns: NDArray[np.int64]
+    flow: NDArray[np.int64]
+    rate: Floats
+
+
+class Paths(NamedTuple):
+    """Which links each flow uses, and how much of each."""
+
+    link_ptr: NDArray[np.int64]  # [flows + 1]
+    link_idx: NDArray[np.int32]  # [entries]
+    use: Floats  # [entries] capacity taken per unit of the flow's rate
+    weight: Floats  # [flows]
+
+
+def share(
+    capacity: ArrayLike,
+    link_ptr: ArrayLike,
+    link_idx: ArrayLike,
+    weight: ArrayLike | None = None,
+    use: ArrayLike | None = None,
+) -> Floats:
+    """Rate of every flow when all are there at once; infinite for a flow without links.
+
+    Raises SpecError for a capacity, weight or use that is not positive and finite.
+    """
+    from windtunnel.engine import flow_kernels as kernels
+
+    paths = _paths(link_ptr, link_idx, weight, use)
+    network = network_of(_positive("capacity", capacity), paths)
+    lengths = np.diff(paths.link_ptr)
+    kernels.arrive_all(network, np.flatnonzero(lengths))
+    kernels.rerate(network)
+    return np.where(lengths == 0, np.inf, network.level * network.weight)
+
+
+def replay_flows(
+    arrival_ns: ArrayLike,
+    bytes_total: ArrayLike,
+    link_ptr: ArrayLike,
+    link_idx: ArrayLike,
+    capacity_bytes_per_s: ArrayLike,
+    weight: ArrayLike | None = None,
+    use: ArrayLike | None = None,
+) -> NDArray[np.int64]:
+    """When each flow ends, in ns, rounded up. A flow that meets no other takes bytes / least capacity of its path.
+
+    Raises SpecError for a capacity, weight or use that is not positive and finite, and for bytes or a time below zero.
+    """
+    return _replayed(arrival_ns, bytes_total, link_ptr, link_idx, capacity_bytes_per_s, weight, use, False)[0]
+
+
+def replay_flows_logged(
+    arrival_ns: ArrayLike,
+    bytes_total: ArrayLike,
+    link_ptr: ArrayLike,
+    link_idx: ArrayLike,
+    capacity_bytes_per_s: ArrayLike,
+    weight: ArrayLike | None = None,
+    use: ArrayLike | None = None,
+) -> tuple[NDArray[np.int64], RateLog]:
+    """`replay_flows`, and every change of a rate in the order of time: what a link carried when."""
+    finish, log = _replayed(arrival_ns, bytes_total, link_ptr, link_idx, capacity_bytes_per_s, weight, use, True)
+    return finish, RateLog(log[:, 0].astype(np.int64), log[:, 1].astype(np.int64), log[:, 2])
+
+
+def network_of(capacity: Floats, paths: Paths) -> Network:
+    """The state that `flow_kernels.arrive`, `depart` and `rerate` work on: these links, no flow on them yet."""
+    from windtunnel.engine.flow_kernels import Network
+
+    n_links, n_flows, n_entries = len(capacity), len(paths.weight), len(paths.link_idx)
+    flow_of = np.repeat(np.arange(n_flows, dtype=np.int32), np.diff(paths.link_ptr))
+    if n_entries and (int(paths.link_idx.min()) < 0 or int(paths.link_idx.max()) >= n_links):
+        wrong = next(link for link in paths.link_idx.tolist() if not 0 <= link < n_links)
+        raise SpecError("link_idx", wrong, f"links are numbered from 0 to {n_links - 1}")
+    visits = np.sort(flow_of.astype(np.int64) * n_links + paths.link_idx)
+    if np.any(visits[1:] == visits[:-1]):
+        twice = int(visits[1:][visits[1:] == visits[:-1]][0])
+        remedy = f"flow {twice // n_links} uses it twice; give it once with the sum of its `use`"
+        raise SpecError("link_idx", twice % n_links, remedy)
+    link_ptr = np.zeros(n_links + 1, np.int64)
+    np.cumsum(np.bincount(paths.link_idx, minlength=n_links), out=link_ptr[1:])
+
+    def ints(n: int) -> NDArray[np.int32]:
+        return np.zeros(n, np.int32)
+
+    def flags(n: int) -> NDArray[np.bool_]:
+        return np.zeros(n, np.bool_)
+
+    return Network(
+        capacity=capacity.copy(),
+        flow_ptr=paths.link_ptr,
+        link_of=paths.link_idx,
+        need=paths.use * paths.weight[flow_of],
+        weight=paths.weight,
+        flow_of=flow_of,
+        link_ptr=link_ptr,
+        members=ints(n_entries),
+        slot=ints(n_entries),
+        present=ints(n_links),
+        load=np.zeros(n_links),
+        level=np.zeros(n_flows),
+        bottleneck=np.full(n_flows, -1, np.int32),
+        chosen=ints(n_flows),
+        is_chosen=flags(n_flows),
+        old_level=np.zeros(n_flows),
+        dirty=ints(n_links),
+        is_dirty=flags(n_links),
+        touched=ints(n_links),
+        is_touched=flags(n_links),
+        held=np.zeros(n_links),
+        n_chosen=ints(n_links),
+        left=np.zeros(n_links),
+        growth=np.zeros(n_links),
+        n_unfilled=ints(n_links),
+        heap_key=np.zeros(n_links),
+        heap_link=ints(n_links),
+        size=np.zeros(2, np.int64),
+    )
+
+
+def plainly_shared(
+    capacity: Sequence[float],
+    paths: Sequence[dict[int, float]],
+    weight: Sequence[float],
+) -> list[float]:
+    """`share` by progressive filling, from scratch. `paths`: per flow, link -> use."""
+    left = dict(enumerate(capacity))
+    rate = [math.inf if not path else 0.0 for path in paths]
+    unfilled = {flow for flow, path in enumerate(paths) if path}
+    while unfilled:
+        growth: dict[int, float] = {}
+        for flow in sorted(unfilled):
+            for link, use in paths[flow].items():
+                growth[link] = growth.get(link, 0.0) + use * weight[flow]
+        level, full = min((max(0.0, left[link]) / grows, link) for link, grows in growth.items())
+        for flow in sorted(unfilled):
+            if full in paths[flow]:
+                rate[flow] = level * weight[flow]
+                unfilled.discard(flow)
+                for link, use in paths[flow].items():
+                    left[link] -= use * rate[flow]
+    return rate
+
+
+def plainly_replayed(
+    arrival_ns: Sequence[int],
+    bytes_total: Sequence[float],
+    capacity_bytes_per_s: Sequence[float],
+    paths: Sequence[dict[int, float]],
+    weight: Sequence[float],
+) -> list[int]:
+    """`replay_flows` with every rate computed anew at every instant."""
+    from windtunnel.engine.flow_kernels import ROUNDING_NS, ROUNDING_SHARE
+
+    finish = list(arrival_ns)
+    coming = sorted((at, f) for f, at in enumerate(arrival_ns) if bytes_total[f] > 0 and paths[f])
+    left: dict[int, float] = {}  # of the flows that are there
+    rate: dict[int, float] = {}
+    now = 0
+    while coming or left:
+        until = min([coming[0][0]] if coming else [], default=math.inf)
+        until = min([until, *(finish[f] for f in left)])
+        for f in left:
+            left[f] -= rate[f] * (until - now) / 1e9
+        now = int(until)
+        for f in [f for f in left if finish[f] <= now]:
+            del left[f]
+        while coming and coming[0][0] <= now:
+            f = coming.pop(0)[1]
+            left[f] = float(bytes_total[f])
+        here = sorted(left)
+        rates = plainly_shared(capacity_bytes_per_s, [paths[f] for f in here], [weight[f] for f in here])
+        rate = dict(zip(here, rates, strict=True))
+        for f in here:
+            wait = max(0.0, left[f]) * 1e9 / rate[f]
+            finish[f] = now + math.ceil(max(0.0, wait - ROUNDING_NS - ROUNDING_SHARE * wait))
+    return finish
+
+
+def _replayed(
+    arrival_ns: ArrayLike,
+    bytes_total: ArrayLike,
+    link_ptr: ArrayLike,
+    link_idx: ArrayLike,
+    capacity: ArrayLike,
+    weight: ArrayLike | None,
+    use: ArrayLike | None,
+    logs: bool,
+) -> tuple[NDArray[np.int64], Floats]:
+    from windtunnel.engine import flow_kernels as kernels
+
+    paths = _paths(link_ptr, link_idx, weight, use)
+    network = network_of(_positive("capacity_bytes_per_s", capacity), paths)
+    arrival = np.ascontiguousarray(arrival_ns, dtype=np.int64)
+    amount = np.ascontiguousarray(bytes_total, dtype=np.float64)
+    assert len(arrival) == len(amount) == len(paths.weight), "one arrival and one size per flow"
+    for name, array in (("arrival_ns", arrival), ("bytes_total", amount)):
+        bad = ~np.isfinite(array) | (array < 0)
+        if bad.any():
+            raise SpecError(name, array[bad][0].item(), "must be zero or more, and finite")
+    finish = np.empty(len(arrival), np.int64)
+    order = np.argsort(arrival, kind="stable")
+    log: Floats = kernels.replay(network, order, arrival, amount, finish, logs)
+    return finish, log
+
+
+def _paths(link_ptr: ArrayLike, link_idx: ArrayLike, weight: ArrayLike | None, use: ArrayLike | None) -> Paths:
+    ptr = np.ascontiguousarray(link_ptr, dtype=np.int64)
+    idx = np.ascontiguousarray(link_idx, dtype=np.int32)
+    assert len(ptr) > 0
+    assert ptr[0] == 0
+    assert ptr[-1] == len(idx), "CSR: the last pointer is the number of entries"
+    assert np.all(np.diff(ptr) >= 0)
+    paths = Paths(
+        ptr,
+        idx,
+        np.ones(len(idx)) if use is None else _positive("use", use),
+        np.ones(len(ptr) - 1) if weight is None else _positive("weight", weight),
+    )
+    assert len(paths.use) == len(idx), "one use per entry"
+    assert len(paths.weight) == len(ptr) - 1, "one weight per flow"
+    return paths
+
+
+def _positive(name: str, given: Any) -> Floats:
+    array = np.ascontiguousarray(given, dtype=np.float64)
+    bad = ~np.isfinite(array) | (array <= 0.0)
+    if bad.any():
+        where = int(np.flatnonzero(bad)[0])
+        remedy = "must be above zero and finite; what is lost is left out of every path, not given no capacity"
+        raise SpecError(f"{name}[{where}]", array[where].item(), remedy)
+    return array

@@ -1,0 +1,116 @@
+"""What the documents say is so: tables made from code are fresh, examples in them work, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+import windtunnel
+from windtunnel.training import Plan
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted({ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md"), *(ROOT / "validation").glob("*.md")})
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["plan.md", "cluster.md"])
+def test_tables_are_what_the_code_says(name: str) -> None:
+    page = (DOCS / name).read_text(encoding="utf-8")
+    assert script(DOCS / "update_tables.py").updated(name, page) == page, "run python docs/update_tables.py"
+
+
+def test_every_plan_field_has_one_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", script(DOCS / "update_tables.py").fields(), re.MULTILINE)
+    assert sorted(rows) == sorted(Plan.model_fields)
+
+
+def test_readme_shows_the_accuracy_page() -> None:
+    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    update = script(ROOT / "validation" / "update_readme.py")
+    fresh = update.filled(README, "accuracy", update.accuracy_table(page))
+    assert fresh == README, "run python validation/update_readme.py"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="README shows a prediction from measured kernels"
+)
+def test_readme_shows_what_the_command_prints() -> None:
+    """To a percent: the last digit may differ between processors."""
+    shown = re.search(r"<!-- prediction -->\n(.*?)<!-- /prediction -->", README, re.DOTALL)
+    assert shown is not None
+    printed = script(ROOT / "validation" / "update_readme.py").prediction()
+    for figure in (r"step time +([\d.]+) s", r"MFU +([\d.]+) %", r"peak memory +([\d.]+) GiB", r"GEMM +([\d.]+) s"):
+        old, new = (float(re.search(figure, text)[1]) for text in (shown[1], printed))  # type: ignore[index]
+        assert old == pytest.approx(new, rel=0.01), "run python validation/update_readme.py"
+
+
+def test_commands_of_the_readme_work(tmp_path: Path) -> None:
+    commands = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    commands = [line for line in commands if re.match(r"windtunnel predict [^.]+ ", line) and ".yaml" not in line]
+    assert len(commands) >= 2
+    for line in commands:
+        words = [sys.executable, "-m", *shlex.split(line)]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_python_of_the_readme_works(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks(README, "python")
+    exec(code, {})
+    assert float(capsys.readouterr().out.split()[0]) > 0
+
+
+def test_plans_and_clusters_of_the_pages_can_be_read() -> None:
+    plans = blocks((DOCS / "plan.md").read_text(encoding="utf-8"), "yaml")
+    clusters = blocks((DOCS / "cluster.md").read_text(encoding="utf-8"), "yaml")
+    assert plans
+    assert clusters
+    for text in plans:
+        windtunnel.read_plan(yaml.safe_load(text))
+    for text in clusters:
+        windtunnel.parse_cluster(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            assert (page.parent / target.split("#")[0]).exists(), target
+
+
+def test_indexes_are_complete() -> None:
+    for folder in (DOCS, DOCS / "physics", DOCS / "decisions"):
+        index = (folder / "README.md").read_text(encoding="utf-8")
+        for page in folder.glob("*.md"):
+            assert page.name == "README.md" or f"({page.name})" in index, (
+                f"{page.name} is not in {folder.name}/README.md"
+            )
+
+
+def test_pages_named_in_messages_and_comments_exist() -> None:
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "validation").glob("*.py")]:
+        for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8")):
+            assert (ROOT / name).is_file(), f"{path.name} names {name}"

@@ -1,0 +1,170 @@
+"""One pass of one piece: order, overlap, recomputation, sharding and offload, op by op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel.hardware import cluster_with, parse_cluster
+from windtunnel.model import load_model
+from windtunnel.training import read_plan
+from windtunnel.training.layout import resolve
+from windtunnel.training.pieces import pieces_of
+from windtunnel.training.pricing import Pricer
+from windtunnel.training.segments import Phase, Segment, build_segment
+
+MODEL = load_model("llama-3-8b").with_changes(layers=2)
+MOE = load_model("mixtral-8x7b").with_changes(layers=2)
+
+
+def pass_of(
+    phase: Phase = Phase.FORWARD, model: Any = MODEL, gpus: int = 8, launch: bool = False, **plan: Any
+) -> Segment:
+    """The pass of all layers. Without `launch` the host is infinitely fast."""
+    cluster = parse_cluster(f"h100-sxm:{gpus}")
+    if not launch:
+        cluster = cluster_with(cluster, host=replace(cluster.host, cpu_speed=1e12))
+    layout = resolve(model, cluster, read_plan({"global_batch": 8, "seq_len": 4096, **plan}))
+    return build_segment(Pricer(layout), pieces_of(layout)[0].blocks, phase)
+
+
+def labels(segment: Segment, kind: int = 0) -> list[str]:
+    """Labels of the ops of one kind (compute unless said) in order of start."""
+    graph = segment.graph
+    order = np.argsort(segment.start_ns, kind="stable")
+    return [graph.labels[graph.label[op]] for op in order if graph.kind[op] == kind]
+
+
+def exposed(segment: Segment, group: str) -> int:
+    return sum(time for name, time in segment.breakdown_ns.items() if name.startswith(f"exposed {group}"))
+
+
+def test_a_forward_pass_runs_the_ops_in_order() -> None:
+    found = labels(pass_of())
+    assert found[0] == "embedding"
+    assert found[1:5] == ["norm_1", "qkv", "rope", "core_attention"]
+    assert found[-3:] == ["final_norm", "head", "loss"]
+    assert found.count("mlp_up") == 2
+
+
+def test_a_backward_pass_runs_them_in_reverse_with_two_gemms_each() -> None:
+    found = labels(pass_of(Phase.BACKWARD))
+    assert found[:3] == ["loss backward", "head backward input", "head backward weight"]
+    assert (
+        found.index("mlp_down backward input")
+        < found.index("mlp_up backward input")
+        < found.index("qkv backward input")
+    )
+    assert found[-1] == "embedding backward"
+
+
+def test_halves_of_a_split_backward_hold_the_same_kernels() -> None:
+    whole, halves = pass_of(Phase.BACKWARD), [pass_of(Phase.BACKWARD_INPUT), pass_of(Phase.BACKWARD_WEIGHT)]
+    assert sorted(labels(whole)) == sorted(labels(halves[0]) + labels(halves[1]))
+    assert all("weight" in label for label in labels(halves[1]))
+    assert sum(half.duration_ns for half in halves) == whole.duration_ns
+
+
+def test_alone_a_pass_is_as_long_as_its_kernels() -> None:
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        segment = pass_of(phase, gpus=1)
+        kernels = segment.graph.kind == 0
+        assert segment.duration_ns == int((segment.end_ns - segment.start_ns)[kernels].sum())
+        assert set(segment.breakdown_ns) == {"gemm", "attention", "memory-bound"}
+
+
+def test_a_slow_host_is_felt_and_a_graph_helps() -> None:
+    small = {"model": load_model("gpt2"), "gpus": 1, "seq_len": 128, "launch": True, "framework": "nanotron"}
+    eager, graph = pass_of(**small), pass_of(**small, cuda_graphs=True)
+    assert eager.breakdown_ns["host"] > eager.duration_ns / 4
+    assert graph.duration_ns < eager.duration_ns
+    assert graph.breakdown_ns.get("host", 0) < eager.breakdown_ns["host"]
+
+
+def test_tensor_parallel_traffic_hides_when_overlapped() -> None:
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        serial, chunked = (pass_of(phase, tp=8, overlap_tp=on) for on in (False, True))
+        assert 0 < exposed(chunked, "tp") < exposed(serial, "tp")
+        assert chunked.duration_ns < serial.duration_ns
+        assert chunked.traffic_bytes == pytest.approx(serial.traffic_bytes)
+
+
+def test_recomputation_runs_forward_kernels_again() -> None:
+    def again(**plan: Any) -> set[str]:
+        found = labels(pass_of(Phase.BACKWARD, **plan))
+        return {label.removeprefix("recompute ") for label in found if label.startswith("recompute ")}
+
+    assert again() == set()
+    assert again(recompute="selective:core_attention") == {"core_attention"}
+    assert again(recompute="selective:norms") >= {"norm_1", "norm_2"}
+    assert again(recompute="selective:mlp") == {"mlp_up", "mlp_down"}
+    assert {"qkv", "core_attention", "mlp_down"} <= again(recompute="full")
+    assert "mlp_down" not in again(recompute="full", framework="torchtitan")  # its output is not needed again
+    assert not {"head", "embedding"} & again(recompute="full")
+    assert pass_of(recompute="full").duration_ns == pass_of().duration_ns, "the forward pass stays what it is"
+
+
+def test_full_recomputation_of_n_layers_recomputes_n() -> None:
+    found = labels(pass_of(Phase.BACKWARD, recompute="full:1"))
+    assert found.count("recompute qkv") == 1
+
+
+def test_sharded_parameters_are_gathered_ahead_and_gradients_reduced_behind() -> None:
+    forward, backward = (pass_of(phase, framework="fsdp") for phase in (Phase.FORWARD, Phase.BACKWARD))
+    assert labels(forward, kind=1) == ["gather parameters"] * 4  # embedding, two layers, head
+    assert labels(backward, kind=1).count("reduce gradients") == 4
+    serial = pass_of(framework="fsdp", overlap_param_gather=False)
+    assert exposed(serial, "dp") > exposed(forward, "dp") > 0, "the first gather has nothing to hide behind"
+    assert forward.traffic_bytes == {"all_gather dp (scale-up)": pytest.approx(2 * MODEL.parameters)}
+
+
+def test_hybrid_sharding_gathers_in_its_group_and_sums_the_copies() -> None:
+    backward = pass_of(Phase.BACKWARD, framework="fsdp", shard_group=4, gpus=16, global_batch=16)
+    assert backward.traffic_bytes["all_reduce replica (scale-out)"] == pytest.approx(2 * MODEL.parameters / 4)
+    assert backward.traffic_bytes["reduce_scatter dp (scale-up)"] == pytest.approx(2 * MODEL.parameters)
+
+
+def test_a_ring_hides_what_attention_is_long_enough_for() -> None:
+    long, short = pass_of(cp=8, seq_len=131072, global_batch=1), pass_of(cp=8, seq_len=1024, global_batch=1)
+    assert labels(long, kind=2).count("core_attention exchange") == 7 * 2  # per layer, one less than ranks
+    assert exposed(long, "cp") / long.duration_ns < exposed(short, "cp") / short.duration_ns
+
+
+def test_experts_wait_for_their_tokens() -> None:
+    segment = pass_of(model=MOE, ep=8, etp=1)
+    found = labels(segment, kind=1)
+    assert found.count("dispatch") == found.count("combine") == 2
+    assert exposed(segment, "ep") > 0
+    hidden = pass_of(model=MOE, ep=8, etp=1, overlap_ep=True)
+    assert hidden.duration_ns < segment.duration_ns
+
+
+def test_offloaded_activations_travel_to_the_host_and_back() -> None:
+    forward, backward = (pass_of(phase, offload_activations=1) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    assert labels(forward, kind=2) == ["offload activations"]
+    assert labels(backward, kind=2) == ["fetch activations"]
+    moved = [float(segment.graph.bytes[segment.graph.kind == 2].sum()) for segment in (forward, backward)]
+    assert moved[0] == moved[1] > 0
+
+
+def test_low_precision_adds_casts_and_shortens_gemms() -> None:
+    high, low = pass_of(), pass_of(precision="fp8")
+    assert low.breakdown_ns["gemm"] < high.breakdown_ns["gemm"]
+    assert {"qkv cast", "mlp_down cast"} <= set(labels(low))
+    assert not [label for label in labels(high) if label.endswith("cast")]
+    assert "head cast" not in labels(low)
+
+
+def test_the_band_of_a_pass_surrounds_it() -> None:
+    for phase in Phase:
+        segment = pass_of(phase)
+        assert 0 < segment.p5 <= 1 <= segment.p95
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    layout = resolve(MODEL, parse_cluster("h100-sxm:8"), read_plan({"global_batch": 8, "seq_len": 512}))
+    empty = build_segment(Pricer(layout), (), Phase.FORWARD)
+    assert (empty.duration_ns, empty.breakdown_ns, empty.flops) == (0, {}, 0.0)
