@@ -170,7 +170,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
-        """Rebuild from `to_dict` (e.g. `result.json` of a run folder). Raises KeyError or TypeError on a foreign dict."""
+        """Rebuild from `to_dict` (e.g. `result.json` of a run folder). KeyError or TypeError on a foreign dict."""
         parts = dict(data)
         parts["stages"] = tuple(StageReport(**stage) for stage in parts["stages"])
         parts["memory"] = tuple(

@@ -172,7 +172,6 @@ def test_tensor_parallel_bytes_depend_on_tokens_and_width_only(job, tp):
         assert moved(job, kind, "tp") == pytest.approx(moved(base, kind, "tp"), rel=1e-6)
 
 
-@pytest.mark.xfail(reason="a group of one is counted as traffic", strict=False)
 @law
 @given(jobs())
 def test_nothing_travels_where_there_is_nobody_else(job):
@@ -186,12 +185,9 @@ def test_nothing_travels_where_there_is_nobody_else(job):
 # --------------------------------------------------------------------------------------------------------- parameters
 
 
-NORM_AFTER_EMBEDDING = pytest.mark.xfail(reason="the norm right after BLOOM's embedding is left out", strict=False)
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=NORM_AFTER_EMBEDDING if name.startswith("bloom") else ()) for name in catalogue_names()],
+    catalogue_names(),
 )
 def test_every_parameter_is_on_one_stage(name):
     """Without tensor parallelism the pieces hold the model, for any number of stages. Tied tables are on two."""

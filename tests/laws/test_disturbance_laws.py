@@ -22,7 +22,9 @@ from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import schedule
 
 MODEL = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=2048, name="small")
-MOE = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=512, experts=8, topk=2, family="mixtral", name="small-moe")
+MOE = transformer(
+    hidden=512, layers=8, heads=8, vocab=4096, ffn=512, experts=8, topk=2, family="mixtral", name="small-moe"
+)
 PLANS = {
     "1f1b": {"pp": 4, "tp": 2},
     "gpipe": {"pp": 4, "tp": 2, "schedule": "gpipe"},
@@ -91,7 +93,9 @@ def test_one_slow_gpu_splits_its_replica_only():
 
 def test_more_trouble_never_helps():
     parts = lowered("1f1b")
-    steps = [run(parts, slow)[1].makespan_ns for slow in ([], ["gpu=9:1.2"], ["gpu=9:1.4"], ["gpu=9:1.4", "gpu=40:1.4"])]
+    steps = [
+        run(parts, slow)[1].makespan_ns for slow in ([], ["gpu=9:1.2"], ["gpu=9:1.4"], ["gpu=9:1.4", "gpu=40:1.4"])
+    ]
     assert steps == sorted(steps)
     assert steps[0] < steps[2]
 
@@ -137,7 +141,8 @@ def test_blame_of_a_single_disturbance_is_its_whole_cost():
 
 
 @pytest.mark.parametrize(
-    "text", ["gpu=64:1.2", "gpu=1:0.5", "gpu=x:2", "link=node9.nic0:0.5", "link=node1.nic1:0", "random=0%:1.2", "gpu=1", ""]
+    "text",
+    ["gpu=64:1.2", "gpu=1:0.5", "gpu=x:2", "link=node9.nic0:0.5", "link=node1.nic1:0", "random=0%:1.2", "gpu=1", ""],
 )
 def test_bad_disturbances_name_the_remedy(text):
     with pytest.raises(SpecError, match="slow"):

@@ -23,7 +23,9 @@ from windtunnel.errors import InputFileError
 from windtunnel.graph.program import Graph, OpKind
 
 _SKEW_S = 0.05
+_LONGEST_NS = 1e17  # three years
 _MOST_CATEGORIES = 250
+_UNLIKE_SHARE = 0.1
 _COMMUNICATION = (OpKind.COLLECTIVE, OpKind.SEND, OpKind.RECV)
 
 
@@ -51,6 +53,10 @@ def joined(source: str, ranks: Sequence[RankOps]) -> Trace:
     for number, meeting in enumerate(matching.meetings):
         for at, op in meeting:
             rendezvous[base[at] + op] = number
+    for at, one in enumerate(ranks):
+        mine = worker == at
+        if mine.any() and float((start + duration)[mine].max()) - float(start[mine].min()) > _LONGEST_NS:
+            raise InputFileError(one.path, "has events years apart", "leave out the events with damaged times")
     start = _aligned(ranks, start, duration, worker, rendezvous, notes)
     began = int(start.min())
     measured_ns = int((start + duration).max()) - began
@@ -90,11 +96,17 @@ def joined(source: str, ranks: Sequence[RankOps]) -> Trace:
         stream_names=tuple(name for one in ranks for name in one.stream_names),
     )
     replica, stage = _pipelines(ranks)
+    peers = _peers(ranks, notes)
+    unlike = np.bincount(peers)[peers] == 1
+    busy = kind != OpKind.HOST
+    if len(ranks) > 1 and transfer[unlike & busy].sum() > _UNLIKE_SHARE * transfer[busy].sum():
+        share = transfer[unlike & busy].sum() / transfer[busy].sum()
+        notes.append(f"{share:.0%} of the work is like no other rank's or step's: the ideal takes it as recorded")
     return Trace(
         source=source,
         graph=graph,
         duration_ns=transfer,
-        peers=_peers(ranks, notes),
+        peers=peers,
         is_communication=np.isin(kind, [int(k) for k in _COMMUNICATION]),
         worker=worker,
         step=np.zeros(n, np.int32),
@@ -117,11 +129,13 @@ def _aligned(
 ) -> NDArray[np.int64]:
     """Starts on one clock; ranks that no communication ties to the others are taken to begin with them."""
     if len(ranks) == 1:
-        return start - start.min()
+        return np.asarray(start - start.min())
     first = np.array([start[worker == at].min() if (worker == at).any() else 0 for at in range(len(ranks))])
     relative = start - first[worker]  # nanoseconds since the epoch do not fit a float
     tied = np.flatnonzero(rendezvous >= 0)
-    since = clock_offsets(worker[tied], rendezvous[tied], (relative + duration)[tied] / 1e9, len(ranks))
+    since = clock_offsets(
+        worker[tied], rendezvous[tied].astype(np.int64), (relative + duration)[tied] / 1e9, len(ranks)
+    )
     loose = int(np.count_nonzero(np.isnan(since)))
     if loose:
         notes.append(
@@ -149,9 +163,7 @@ def _aligned(
 
 def _waits(ranks: Sequence[RankOps], base: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[deps, 2], sorted by op."""
-    parts = [
-        np.array(one.waits, dtype=np.int64).reshape(-1, 2) + base[at] for at, one in enumerate(ranks) if one.waits
-    ]
+    parts = [np.array(one.waits, dtype=np.int64).reshape(-1, 2) + base[at] for at, one in enumerate(ranks) if one.waits]
     if not parts:
         return np.zeros((0, 2), np.int64)
     waits = np.concatenate(parts)

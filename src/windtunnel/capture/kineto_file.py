@@ -76,7 +76,9 @@ def unpacked(path: Path) -> tuple[bytes, bool]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise InputFileError(path, f"cannot be read ({error.strerror})", "check the path and its permissions") from error
+        raise InputFileError(
+            path, f"cannot be read ({error.strerror})", "check the path and its permissions"
+        ) from error
     if raw[:2] != b"\x1f\x8b":
         return raw, False
     parts: list[bytes] = []
@@ -100,7 +102,12 @@ def _salvaged(path: Path, text: str) -> JsonTrace:
     found = [(pattern.search(text), is_kineto) for pattern, is_kineto in ((_EVENTS, True), (_NODES, False))]
     begins = [(match.end(), is_kineto) for match, is_kineto in found if match]
     if not begins:
-        raise InputFileError(path, "is no JSON", _REMEDY)
+        from windtunnel.capture.chakra_json import concatenated
+
+        sequence = concatenated(path, text)
+        if sequence is None:
+            raise InputFileError(path, "is no JSON", _REMEDY)
+        return sequence
     at, is_kineto = min(begins)
     decoder = json.JSONDecoder()
     items: list[Any] = []

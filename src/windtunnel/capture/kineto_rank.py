@@ -3,7 +3,8 @@
     host thread   its CUDA calls in order; the time between two calls is host work (Python, the framework) as recorded
     launch        GPU work waits for the call with the same correlation id
     stream        GPU work of a stream runs in the order in which it ran
-    event         `cudaStreamWaitEvent`: GPU work launched afterwards on the waiting stream waits for what was launched on
+    event         `cudaStreamWaitEvent`: GPU work launched afterwards on the waiting stream waits for what was launched
+                  on
                   the other stream before the event was recorded. The event's identity is in the trace only if it was
                   recorded with `enable_cuda_sync_events`; waits without it are counted
     synchronise   a call that waits for a stream, an event or the device ends when the GPU work launched before it has
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable
+from math import nan
 from typing import Any, NamedTuple
 
 from windtunnel.capture.kernel_kinds import IS_COMMUNICATION, collective_kind, kernel_kind
@@ -68,15 +70,15 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
         ops.notes.append(f"{damaged:,} events without usable time left out")
     used = {event.correlation for event in gpu}
     launched_by: dict[int, _Event] = {}
-    for call in calls:
-        if call.correlation in used:
-            launched_by.setdefault(call.correlation, call)
+    for one in calls:
+        if one.correlation in used:
+            launched_by.setdefault(one.correlation, one)
     streams: dict[Hashable, int] = {}
     by_stream: dict[Hashable, list[tuple[int, int]]] = {}
     correlated: dict[int, list[int]] = {}
     orphans = 0
     for event in sorted(gpu, key=_by_start):
-        stream = (event.args.get("device"), event.args.get("stream"))
+        stream = (str(event.args.get("device")), str(event.args.get("stream")))
         if stream not in streams:
             streams[stream] = ops.stream_of(f"gpu {stream[0]} stream {stream[1]}")
         call = launched_by.get(event.correlation) if event.correlation >= 0 else None
@@ -92,9 +94,9 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
     if orphans:
         ops.notes.append(f"{orphans:,} of {len(gpu):,} GPU ops without the call that launched them: stream order only")
     launches: dict[Hashable, _Launch] = {}
-    for stream, pairs in by_stream.items():
+    for key, pairs in by_stream.items():
         pairs.sort()
-        launches[stream] = _Launch([when for when, _ in pairs], [op for _, op in pairs])
+        launches[key] = _Launch([when for when, _ in pairs], [op for _, op in pairs])
     _host(ops, calls, syncs, correlated, launches, steps)
     _events(ops, calls, syncs, launches)
     return ops
@@ -137,7 +139,9 @@ def _sorted_out(
         if type(item) is not dict or item.get("ph") != "X":
             continue
         cat = item.get("cat")
-        is_gpu, is_call = cat in _GPU if isinstance(cat, str) else False, cat in _CALLS if isinstance(cat, str) else False
+        if type(cat) is not str:
+            continue
+        is_gpu, is_call = cat in _GPU, cat in _CALLS
         is_comm = item.get("name") == "record_param_comms"
         if not (is_gpu or is_call or is_comm or cat == "cuda_sync"):
             continue
@@ -155,15 +159,9 @@ def _sorted_out(
         if cat == "cuda_sync":
             syncs[correlation] = args
             continue
-        start, taken, name = item.get("ts"), item.get("dur"), item.get("name")
-        if type(start) is str or type(taken) is str:
-            start, taken = _number(start), _number(taken)
-        if (
-            type(start) not in (int, float)
-            or type(taken) not in (int, float)
-            or type(name) is not str
-            or not (0 <= taken < _LARGEST_US and -_LARGEST_US < start < _LARGEST_US)
-        ):
+        name = item.get("name")
+        start, taken = _number(item.get("ts")), _number(item.get("dur"))
+        if type(name) is not str or not (0 <= taken < _LARGEST_US and -_LARGEST_US < start < _LARGEST_US):
             damaged += 1
             continue
         begin = round(start * 1000)
@@ -172,16 +170,19 @@ def _sorted_out(
             damaged += 1
             continue
         thread = (str(item.get("pid")), str(item.get("tid")))
-        found = _Event(begin, begin + round(taken * 1000), name, str(cat), thread, args, correlation)
+        found = _Event(begin, begin + round(taken * 1000), name, cat, thread, args, correlation)
         (gpu if is_gpu else calls).append(found)
     return gpu, calls, syncs, comms, damaged
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> float:
+    """A JSON number, or one in quotes as some exporters write them; nan for anything else."""
+    if type(value) is float or type(value) is int:
+        return value
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
+        return float(value) if type(value) is str else nan
+    except ValueError:
+        return nan
 
 
 def _gpu_op(ops: RankOps, stream: int, event: _Event, comms: dict[int, dict[str, Any]]) -> int:
@@ -278,7 +279,7 @@ def _host(
         if call.correlation in correlated or call.name in _SYNCHRONISING:
             threads.setdefault(call.thread, []).append(call)
     ends = [s + d for s, d in zip(ops.start_ns, ops.duration_ns, strict=True)]
-    by_name = {str(stream[1]): stream for stream in launches if isinstance(stream, tuple)}
+    by_name: dict[str, Hashable] = {stream[1]: stream for stream in launches if isinstance(stream, tuple)}
     for number, thread in enumerate(sorted(threads, key=str)):
         mine = sorted(threads[thread], key=_by_start)
         stream = ops.stream_of(f"host thread {thread}")
@@ -345,12 +346,13 @@ def _events(
 ) -> None:
     """Streams that wait for events of other streams."""
     called = {call.correlation: call.start_ns for call in calls if call.correlation >= 0}
-    by_name = {str(stream[1]): stream for stream in launches if isinstance(stream, tuple)}
+    by_name: dict[str, Hashable] = {stream[1]: stream for stream in launches if isinstance(stream, tuple)}
     for call in calls:
         if call.name not in _WAITS_FOR_EVENT:
             continue
         record = syncs.get(call.correlation, {})
-        recorded = called.get(record.get("wait_on_cuda_event_record_corr_id", -1))
+        correlation = record.get("wait_on_cuda_event_record_corr_id")
+        recorded = called.get(correlation) if type(correlation) is int else None
         waiting, other = by_name.get(str(record.get("stream"))), by_name.get(str(record.get("wait_on_stream")))
         if not record or recorded is None:
             _count(ops, "stream waits for an event that the trace does not name: work may start too early", call.name)

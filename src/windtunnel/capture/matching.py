@@ -1,9 +1,9 @@
 """Which communication ops of several ranks are one: by what they name, never by when they ran.
 
 Collectives meet by (communicator, sequence number). Where the trace has no sequence numbers, the k-th of a communicator
-on each rank is taken for the same, but only if all ranks have as many and agree on what each one is. Sends meet receives
-by (communicator, source, destination, tag) and sequence or order, under the same condition. Whatever does not meet is
-counted, with one example; it keeps its recorded duration, waiting included.
+on each rank is taken for the same, but only if all ranks have as many and agree on what each one is. Sends meet
+receives by (communicator, source, destination, tag) and sequence or order, under the same condition. Whatever does not
+meet is counted, with one example; it keeps its recorded duration, waiting included.
 """
 
 from __future__ import annotations
@@ -100,12 +100,22 @@ def _collectives(
             )
             return []
         numbered = {at: dict(enumerate(items)) for at, items in by_rank.items()}
+        for same in zip(*by_rank.values(), strict=False):
+            if len({item.signature for item in same}) > 1:
+                tally.add(
+                    "collectives without sequence number on ranks that disagree on what they are",
+                    everything,
+                    _where(ranks, first_at, same[0]),
+                )
+                return []
     meetings: list[tuple[tuple[int, int], ...]] = []
     sequences = sorted({k for items in numbered.values() if items for k in items})
     for k in sequences:
         members = [(at, items[k]) for at, items in sorted(numbered.items()) if items and k in items]
         if len({item.signature for _, item in members}) > 1:
-            tally.add("collectives disagree with their partners on what they are", len(members), _where(ranks, *members[0]))
+            tally.add(
+                "collectives disagree with their partners on what they are", len(members), _where(ranks, *members[0])
+            )
         elif len(members) < len(expected):
             lacking = next(at for at in expected if at not in {at for at, _ in members})
             tally.add(
@@ -138,8 +148,8 @@ def _pairs(
             f"{_where(ranks, *some)} with rank {gone}",
         )
         return []
-    numbered = [_numbered([item for _, item in side]) for side in (sends, receives)]
-    if None in numbered or not numbered[0] or not numbered[1]:
+    from_, to = (_numbered([item for _, item in side]) for side in (sends, receives))
+    if not from_ or not to:
         if len(sends) != len(receives):
             tally.add(
                 "sends and receives without partner",
@@ -149,7 +159,6 @@ def _pairs(
             )
             return []
         return [((a, s.op), (b, r.op)) for (a, s), (b, r) in zip(sends, receives, strict=True)]
-    from_, to = numbered
     common = sorted(set(from_) & set(to))
     lonely = len(sends) + len(receives) - 2 * len(common)
     if lonely:

@@ -18,6 +18,8 @@ from windtunnel.capture.verdict import verdict
 from windtunnel.engine.replay import replay
 from windtunnel.errors import InputFileError, ScheduleError
 
+_LARGEST_NS = 4e18  # a replay sums durations in 63 bits
+_UNEXPLAINED = 0.1  # of the measured time
 _SLOWEST_PERCENT = 3  # of the workers, rounded up: "a few"
 
 
@@ -66,12 +68,15 @@ def explain(trace: Trace, files: Sequence[str] = ()) -> Explanation:
     Raises:
         InputFileError: ops of the trace wait for each other in a circle.
     """
+    where = files[0] if files else trace.source
+    if float(trace.duration_ns.sum(dtype=np.float64)) > _LARGEST_NS:
+        raise InputFileError(where, "its durations sum to centuries", "give times in the unit of the format")
     replays = Replays(trace)
     try:
         measured, ideal = replays.steps_ns(replays.measured), replays.steps_ns(replays.ideal)
     except ScheduleError as error:
         said = f"its ops wait for each other in a circle ({error})"
-        raise InputFileError(files[0] if files else trace.source, said, "the order in the trace is damaged") from error
+        raise InputFileError(where, said, "the order in the trace is damaged") from error
     replayed_ns, ideal_ns = float(measured.mean()), float(ideal.mean())
     lost_ns = replayed_ns - ideal_ns
 
@@ -117,7 +122,18 @@ def explain(trace: Trace, files: Sequence[str] = ()) -> Explanation:
         step_slowdown=dict(zip(trace.steps, per_step.tolist(), strict=True)),
         verdict=verdict(slowdown, slowest_workers, by_stage, by_kind, len(scores), trace.forward_backward_correlation),
         forward_backward_correlation=trace.forward_backward_correlation,
-        notes=trace.notes,
+        notes=(*trace.notes, *_gap(trace, replayed_ns)),
+    )
+
+
+def _gap(trace: Trace, replayed_ns: float) -> tuple[str, ...]:
+    """A replay that does not repeat what was measured explains less than the whole of it; say so."""
+    measured_ns = float(trace.measured_ns.mean())
+    if measured_ns <= 0 or abs(replayed_ns / measured_ns - 1) <= _UNEXPLAINED:
+        return ()
+    return (
+        f"the replay takes {replayed_ns / measured_ns:.0%} of the measured time: the trace lacks part of what ops "
+        "waited for, so judge these figures with care",
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: `windtunnel predict | validate | compare | explain | version`. One file per verb, no logic in any."""
+"""The command line: `windtunnel predict | validate | compare | explain | version`. One file per verb, no logic."""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ def predict(
     ] = (),
     slow: Annotated[
         tuple[str, ...],
-        Parameter(negative="", help="Something slow: gpu=1037:1.15, link=node12.nic3:0.5 or random=1%:1.2; repeatable."),
+        Parameter(
+            negative="", help="Something slow: gpu=1037:1.15, link=node12.nic3:0.5 or random=1%:1.2; repeatable."
+        ),
     ] = (),
     jitter: Annotated[str, Parameter(help="Relative standard deviation of a pass, e.g. 2%.")] = "0",
     samples: Annotated[int, Parameter(help="Steps to sample under jitter (default 200).")] = 0,

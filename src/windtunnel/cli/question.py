@@ -67,7 +67,10 @@ class Question:
         return cls(built, machine, settled, shlex.join(words))
 
     def answer(self, **disturbances: Any) -> Result:
-        """Predict under `disturbances` (keywords of `training.predict`), and name model and cluster in `reproduce` as they were named here."""
+        """Predict, and name model and cluster in `reproduce` as they were named here.
+
+        `disturbances`: keywords of `training.predict`.
+        """
         from windtunnel.training import predict
 
         result = predict(self.model, self.cluster, self.plan, **disturbances)

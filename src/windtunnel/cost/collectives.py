@@ -69,9 +69,7 @@ def tier(group: Group) -> Literal["scale_up", "scale_out"]:
     return "scale_up" if group.size <= group.per_domain else "scale_out"
 
 
-def collective(
-    kind: str, bytes_total: float, group: Group, cluster: Cluster, *, algorithm: str | None = None
-) -> Price:
+def collective(kind: str, bytes_total: float, group: Group, cluster: Cluster, *, algorithm: str | None = None) -> Price:
     """Seconds of one collective alone, from the arrival of its last member.
 
     Args:

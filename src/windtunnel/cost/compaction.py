@@ -141,9 +141,7 @@ def without_quantisation(cube: Array, bf16: Array, dtype: str) -> Array:
     return np.asarray(np.fmax(cube - quantise[:, None, :], LEAST_OF_BF16[dtype] * bf16))
 
 
-def gemm_grid(
-    cubes: list[Array], axes: tuple[Array, Array, Array]
-) -> tuple[Array, list[list[tuple[float, float]]]]:
+def gemm_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> tuple[Array, list[list[tuple[float, float]]]]:
     """The median over frameworks, filled and monotone; and its bands: at nodes, at held-out (n, k)."""
     stack = np.stack(cubes)
     timed = ~np.isnan(stack).all(axis=0)

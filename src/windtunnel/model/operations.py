@@ -1,9 +1,9 @@
 """What one transformer layer computes on one rank for one micro-batch: ops with local shapes, FLOPs and bytes.
 
-Shapes follow Megatron's partition (Shoeybi 2019, arXiv 1909.08053): the first GEMM of each block is split by column, the
-second by row; with sequence parallelism (Korthikanti 2022, arXiv 2205.05198) norms and residuals see 1/tp of the tokens and
-an all-gather and a reduce-scatter replace each all-reduce. What a tensor costs in the backward pass, and what of it must
-be kept until then, follows the same paper's section 4.
+Shapes follow Megatron's partition (Shoeybi 2019, arXiv 1909.08053): the first GEMM of each block is split by column,
+the second by row; with sequence parallelism (Korthikanti 2022, arXiv 2205.05198) norms and residuals see 1/tp of the
+tokens and an all-gather and a reduce-scatter replace each all-reduce. What a tensor costs in the backward pass, and
+what of it must be kept until then, follows the same paper's section 4.
 
 Element-wise ops are counted in bytes moved. `fused` says whether a compiler or hand-written kernels keep intermediates
 out of memory; eager PyTorch writes them (RMSNorm and RoPE upcast to fp32 first).
@@ -127,7 +127,7 @@ def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
 
 def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Operation, ...]:
     """Final norm, output GEMM and cross-entropy over vocabulary shards."""
-    t, h, w = shard.tokens, model.hidden_size, shard.activation_bytes
+    t, h = shard.tokens, model.hidden_size
     v = vocab_padded / shard.tp
     logits = t * v
     # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.
@@ -171,12 +171,19 @@ def _add(name: str, model: Model, shard: Shard) -> Operation:
     mask = elements if shard.attention_impl == "unfused" else 0.0
     # Backward: the two branches' gradients are added where the residual forked.
     return Operation(
-        name, "residual", "memory", forward_bytes=3 * w * elements, backward_bytes=3 * w * elements,
-        output_bytes=w * elements, saved_bytes=mask,
-    )  # fmt: skip
+        name,
+        "residual",
+        "memory",
+        forward_bytes=3 * w * elements,
+        backward_bytes=3 * w * elements,
+        output_bytes=w * elements,
+        saved_bytes=mask,
+    )
 
 
-def _gemm(name: str, part: str, m: float, n: float, k: float, shard: Shard, *, side: str, low: bool = True) -> Operation:
+def _gemm(
+    name: str, part: str, m: float, n: float, k: float, shard: Shard, *, side: str, low: bool = True
+) -> Operation:
     """One linear layer. `side`: column (input gathered, output split), row (output summed) or none (replicated)."""
     low = low and shard.precision in CAST_BYTES
     w = shard.activation_bytes
@@ -224,13 +231,14 @@ def _attention(attention: Attention, model: Model, shard: Shard) -> list[Operati
     d, dv = attention.head_dim, attention.value_head_dim
     ops: list[Operation] = []
     if attention.kind == "mla":
+        own = shard.residual_tokens  # the latents are computed before tokens are gathered, and gathered instead of them
         rank, rope, nope = attention.kv_lora_rank or 0, attention.rope_head_dim, attention.nope_head_dim
         if attention.q_lora_rank:
-            ops.append(_gemm("q_down", "attention", t, attention.q_lora_rank, h, shard, side="none"))
+            ops.append(_gemm("q_down", "attention", own, attention.q_lora_rank, h, shard, side="none"))
             ops.append(_gemm("q_up", "attention", t, heads * d, attention.q_lora_rank, shard, side="column"))
         else:
             ops.append(_gemm("q", "attention", t, heads * d, h, shard, side="column"))
-        ops.append(_gemm("kv_down", "attention", t, rank + rope, h, shard, side="none"))
+        ops.append(_gemm("kv_down", "attention", own, rank + rope, h, shard, side="none"))
         ops.append(_gemm("kv_up", "attention", t, heads * (nope + dv), rank, shard, side="column"))
         kv_heads = heads
     else:
@@ -244,9 +252,14 @@ def _attention(attention: Attention, model: Model, shard: Shard) -> list[Operati
     if passes:
         ops.append(
             Operation(
-                "rope", "attention", "memory", forward_bytes=passes * query_key, backward_bytes=1.5 * passes * query_key,
-                output_bytes=query_key * w, kernels=2 if shard.fused else 8,
-            )  # fmt: skip
+                "rope",
+                "attention",
+                "memory",
+                forward_bytes=passes * query_key,
+                backward_bytes=1.5 * passes * query_key,
+                output_bytes=query_key * w,
+                kernels=2 if shard.fused else 8,
+            )
         )
     ops += _core_attention(attention, shard, heads, kv_heads)
     ops.append(_gemm("out", "attention", t, h, heads * dv, shard, side="row"))
@@ -268,10 +281,17 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
         else:
             shape = (shard.batch, s, s, heads, kv_heads, d, dv, window, shard.cp)
         core = Operation(
-            "core_attention", "core_attention", "attention", shape=shape, flops=flops, saved_bytes=kept,
-            output_bytes=t * heads * dv * w, before=exchange, kernels=shard.cp if ring else 1,
+            "core_attention",
+            "core_attention",
+            "attention",
+            shape=shape,
+            flops=flops,
+            saved_bytes=kept,
+            output_bytes=t * heads * dv * w,
+            before=exchange,
+            kernels=shard.cp if ring else 1,
             variant=shard.attention_impl,
-        )  # fmt: skip
+        )
         if shard.cp > 1 and not ring:
             move = [Transfer("all_to_all", "cp", t * (heads * d + kv_heads * (d + dv)) * w)]
             move.append(Transfer("all_to_all", "cp", t * heads * dv * w))
@@ -283,18 +303,34 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
     batch = shard.batch * heads
     return [
         Operation(
-            "scores", "core_attention", "gemm_batch", shape=(batch, s / shard.cp, s, d), flops=2 * scores * d,
-            saved_bytes=t * w * (heads + kv_heads) * d, output_bytes=scores * w,
+            "scores",
+            "core_attention",
+            "gemm_batch",
+            shape=(batch, s / shard.cp, s, d),
+            flops=2 * scores * d,
+            saved_bytes=t * w * (heads + kv_heads) * d,
+            output_bytes=scores * w,
         ),
         Operation(
-            "softmax", "core_attention", "memory", forward_bytes=scores * (2 * w + 3 + w), saved_bytes=scores * 5,
-            backward_bytes=scores * (3 * w + 1), output_bytes=scores * w, kernels=2,
+            "softmax",
+            "core_attention",
+            "memory",
+            forward_bytes=scores * (2 * w + 3 + w),
+            saved_bytes=scores * 5,
+            backward_bytes=scores * (3 * w + 1),
+            output_bytes=scores * w,
+            kernels=2,
         ),
         Operation(
-            "context", "core_attention", "gemm_batch", shape=(batch, s / shard.cp, dv, s), flops=2 * scores * dv,
-            saved_bytes=t * w * kv_heads * dv, output_bytes=t * heads * dv * w,
+            "context",
+            "core_attention",
+            "gemm_batch",
+            shape=(batch, s / shard.cp, dv, s),
+            flops=2 * scores * dv,
+            saved_bytes=t * w * kv_heads * dv,
+            output_bytes=t * heads * dv * w,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _feed_forward(block: FeedForward, model: Model, shard: Shard) -> list[Operation]:
@@ -320,7 +356,7 @@ def _activation(name: str, part: str, elements: float, block: FeedForward, shard
     w = shard.activation_bytes
     inputs = 2 if block.gated else 1
     extra = 0.0 if shard.fused or not block.gated else 2.0 * w  # eager writes silu(gate) before multiplying
-    # gpt-oss adds a bias per expert, clamps, gates and weighs: a chain that fused kernels for plain SwiGLU do not cover.
+    # gpt-oss adds a bias per expert, clamps, gates and weighs: more than fused kernels for plain SwiGLU cover.
     chain = CHAINED_PASSES if block.kind == "moe" and block.bias else 1.0
     return Operation(
         name,
@@ -347,27 +383,47 @@ def _experts(block: FeedForward, model: Model, shard: Shard) -> list[Operation]:
     gather = Transfer("all_gather", "etp", arrived * h * w) if shard.etp > 1 else None
     scatter = Transfer("reduce_scatter", "etp", arrived * h * w) if shard.etp > 1 else None
     router = Operation(
-        "router", "router", "memory",
+        "router",
+        "router",
+        "memory",
         # Scores in fp32: read the tokens and the matrix; top-k and the probability map over experts.
-        forward_bytes=local * (h * (w + 4) + 24.0 * block.experts), backward_bytes=local * (h * (w + 8) + 24.0 * block.experts),
-        flops=2.0 * local * h * block.experts, saved_bytes=local * block.experts * 8.0, kernels=12,
+        forward_bytes=local * (h * (w + 4) + 24.0 * block.experts),
+        backward_bytes=local * (h * (w + 8) + 24.0 * block.experts),
+        flops=2.0 * local * h * block.experts,
+        saved_bytes=local * block.experts * 8.0,
+        kernels=12,
         weight_elements=h * block.experts,
-    )  # fmt: skip
+    )
     # Low-precision grouped GEMMs want each expert's rows padded: one more copy.
     padding = 2 * w * arrived * h if shard.precision in CAST_BYTES else 0.0
     permute = Operation(
-        "permute", "moe_permute", "memory", forward_bytes=2 * w * routed * h + padding,
+        "permute",
+        "moe_permute",
+        "memory",
+        forward_bytes=2 * w * routed * h + padding,
         backward_bytes=2 * w * routed * h + padding,
-        output_bytes=routed * h * w, kernels=4,
-    )  # fmt: skip
+        output_bytes=routed * h * w,
+        kernels=4,
+    )
     sort = Operation(
-        "sort_by_expert", "moe_permute", "memory", forward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
-        backward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0, output_bytes=arrived * h * w, kernels=2,
-    )  # fmt: skip
+        "sort_by_expert",
+        "moe_permute",
+        "memory",
+        forward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        backward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        output_bytes=arrived * h * w,
+        kernels=2,
+    )
     unpermute = Operation(
-        "unpermute", "moe_permute", "memory", forward_bytes=w * (routed + local) * h,
-        backward_bytes=w * (2 * routed + local) * h, saved_bytes=routed * h * w, output_bytes=local * h * w, kernels=3,
-    )  # fmt: skip
+        "unpermute",
+        "moe_permute",
+        "memory",
+        forward_bytes=w * (routed + local) * h,
+        backward_bytes=w * (2 * routed + local) * h,
+        saved_bytes=routed * h * w,
+        output_bytes=local * h * w,
+        kernels=3,
+    )
     ops = [router, permute]
     if exchange:
         ops.append(_transfer("dispatch", exchange))
@@ -394,13 +450,26 @@ def _grouped(name: str, groups: int, m: float, n: float, k: float, shard: Shard)
     cast = CAST_BYTES[shard.precision] if low else 0.0
     kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
     return Operation(
-        name, "mlp", "grouped_gemm", shape=(groups, m, n, k), flops=2.0 * groups * m * n * k,
-        forward_bytes=cast * groups * m * k, backward_bytes=cast * groups * m * n, saved_bytes=groups * m * k * kept,
-        output_bytes=groups * m * n * shard.activation_bytes, weight_elements=groups * n * k, low_precision=low,
+        name,
+        "mlp",
+        "grouped_gemm",
+        shape=(groups, m, n, k),
+        flops=2.0 * groups * m * n * k,
+        forward_bytes=cast * groups * m * k,
+        backward_bytes=cast * groups * m * n,
+        saved_bytes=groups * m * k * kept,
+        output_bytes=groups * m * n * shard.activation_bytes,
+        weight_elements=groups * n * k,
+        low_precision=low,
         kernels=groups * (EXPERT_LAUNCHES_LOW if low else EXPERT_LAUNCHES),
-    )  # fmt: skip
+    )
 
 
 def _transfer(name: str, transfer: Transfer) -> Operation:
-    return Operation(name, "moe_transfer" if transfer.group != "cp" else "attention", "transfer", before=transfer,
-                     output_bytes=transfer.bytes_total)  # fmt: skip
+    return Operation(
+        name,
+        "moe_transfer" if transfer.group != "cp" else "attention",
+        "transfer",
+        before=transfer,
+        output_bytes=transfer.bytes_total,
+    )

@@ -206,7 +206,7 @@ def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[st
 
 
 def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
-    category = categories[op.category]
+    category = categories.get(f"exposed {op.category}", categories[op.category])  # the breakdown's colour
     if category.family != "compute":
         return replace(category, label=label_on_lane(category.key))
     words = re.findall(r"[a-z]+", op.label.lower())

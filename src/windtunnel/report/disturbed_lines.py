@@ -44,6 +44,9 @@ def disturbed_lines(disturbed: Disturbed, n_gpus: int) -> list[RenderableType]:
             )
         )
     lines.append(
-        Text(f"{format_count(n_gpus)} ranks simulated as {format_count(disturbed.programs)} programs", style="bright_black")
+        Text(
+            f"{format_count(n_gpus)} ranks simulated as {format_count(disturbed.programs)} programs",
+            style="bright_black",
+        )
     )
     return lines

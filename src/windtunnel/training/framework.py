@@ -28,7 +28,9 @@ class Habits:
     overlap_param_gather: bool
     overlap_tp: bool
     overlap_p2p_interleaved: bool  # sends overlap compute when the schedule is interleaved
-    reentrant_recompute: bool  # recomputation runs the whole block; otherwise it stops at the last tensor that is needed
+    reentrant_recompute: (
+        bool  # recomputation runs the whole block; otherwise it stops at the last tensor that is needed
+    )
     compile: bool
     fused_optimizer: bool
     account_for_embedding: bool

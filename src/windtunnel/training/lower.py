@@ -23,7 +23,7 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.op_arrays import OpArrays
 from windtunnel.training.pass_builder import Segment
 from windtunnel.training.pieces import Piece
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds
 from windtunnel.training.schedules import Kind, Schedule
 from windtunnel.training.segments import Phase, build_segment
 from windtunnel.training.state import optimizer_price
@@ -176,10 +176,13 @@ class _Lowering:
         )
 
     def _gathered(self) -> bool:
-        return self.plan.zero_stage in (1, 2) and self.layout.shard_group > 1
+        return self.plan.zero_stage in (1, 2) and self._replicated()
 
     def _reduced(self) -> bool:
-        return (self.plan.zero_stage or 0) < 2 and self.layout.dp * self.plan.cp > 1
+        return (self.plan.zero_stage or 0) < 2 and self._replicated()
+
+    def _replicated(self) -> bool:
+        return self.layout.dp * self.plan.cp > 1 or self.layout.group("edp").size > 1
 
     def _category(self, name: str) -> int:
         if name not in self.categories:
@@ -235,13 +238,14 @@ class _Lowering:
             rank * len(STREAMS) + stream,
             self._label(name),
             self._category(f"exposed {transfer.group} ({tier.replace('_', '-')})"),
-            round(price.seconds * messages * 1e9),
+            nanoseconds(price.seconds * messages),
             (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0,
             rendezvous,
             transfer.bytes_total,
         )
-        key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
-        self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
+        if self.layout.group(transfer.group).size > 1:
+            key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
+            self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
         return op
 
     def _gathers(self, buckets: NDArray[np.int64]) -> dict[tuple[int, int], list[int]]:
@@ -295,7 +299,7 @@ class _Lowering:
             "stream": stream,
             "label": np.where(is_send, self._label("send"), segment),
             "category": np.where(is_send, hop, segment),
-            "duration": np.where(is_send, round(price * 1e9), duration),
+            "duration": np.where(is_send, nanoseconds(price), duration),
             "class": np.where(is_send, 0, MATH),
         }
         start = self.ops.add(total, columns)
@@ -316,7 +320,7 @@ class _Lowering:
                 "stream": receiver_stream,
                 "label": self._label("receive"),
                 "category": hop,
-                "duration": round(price * 1e9),
+                "duration": nanoseconds(price),
             }
             at = self.ops.add(len(sent), columns, self._hop_bytes())
             arrivals = np.arange(at, at + len(sent))
@@ -417,7 +421,7 @@ class _Lowering:
                 rank * len(STREAMS) + COMPUTE,
                 self._label("optimizer"),
                 update,
-                round(price.seconds * 1e9),
+                nanoseconds(price.seconds),
                 MATH,
                 -1,
             )
@@ -426,7 +430,7 @@ class _Lowering:
                 rank * len(STREAMS) + COMPUTE,
                 self._label("between steps"),
                 self._category("host"),
-                round(self.pricer.step_s * 1e9),
+                nanoseconds(self.pricer.step_s),
                 0,
                 -1,
             )

@@ -12,7 +12,7 @@ COLUMNS = ("kind", "stream", "label", "category", "duration", "class", "rendezvo
 
 
 class OpArrays:
-    """Op arrays under construction: blocks of many ops, and single ops that are turned into a block when one follows."""
+    """Blocks of many ops, and single ops that are turned into a block when one follows."""
 
     def __init__(self) -> None:
         self.n = 0

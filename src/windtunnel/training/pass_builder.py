@@ -13,7 +13,7 @@ from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
 from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
-from windtunnel.training.pricing import Pricer
+from windtunnel.training.pricing import Pricer, nanoseconds
 
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
 
@@ -68,7 +68,7 @@ class PassBuilder:
             OpKind.HOST,
             builder.stream(0, "host"),
             after=self.sync,
-            duration_ns=round(kernels * self.pricer.launch_s * 1e9),
+            duration_ns=nanoseconds(kernels * self.pricer.launch_s),
             label=name,
             category="host",
         )
@@ -78,7 +78,7 @@ class PassBuilder:
             OpKind.COMPUTE,
             builder.stream(0, "compute"),
             after=(launch, *self.pending, *after),
-            duration_ns=round(price.seconds * share * self.pricer.slow_compute * 1e9),
+            duration_ns=nanoseconds(price.seconds * share * self.pricer.slow_compute),
             label=name,
             category=category,
             flops=flops * share,
@@ -99,7 +99,7 @@ class PassBuilder:
         launch = builder.op(
             OpKind.HOST,
             builder.stream(0, "host"),
-            duration_ns=round(self.pricer.collective_launch_s * 1e9),
+            duration_ns=nanoseconds(self.pricer.collective_launch_s),
             label=name,
             category="host",
         )
@@ -108,7 +108,7 @@ class PassBuilder:
             kind,
             builder.stream(0, transfer.group),
             after=(launch, *waits),
-            duration_ns=round(price.seconds * share * slower * 1e9),
+            duration_ns=nanoseconds(price.seconds * share * slower),
             label=name,
             category=f"exposed {transfer.group} ({tier.replace('_', '-')})",
             bytes=transfer.bytes_total * share,
@@ -135,7 +135,7 @@ class PassBuilder:
             OpKind.SEND,
             builder.stream(0, "host copy"),
             after=(self.last,) if self.last >= 0 else (),
-            duration_ns=round(seconds * 1e9),
+            duration_ns=nanoseconds(seconds),
             label=name,
             category="exposed host copy",
             bytes=bytes_total,

@@ -1,7 +1,7 @@
 """Predict one training step: resolve, lower, price, replay, read.
 
-`predict(model, cluster, plan)` is the whole study. The headline breakdown is the mean over all ranks and sums exactly to
-the step; each rank class has its own in `Result.stages`.
+`predict(model, cluster, plan)` is the whole study. The headline breakdown is the mean over all ranks and sums exactly
+to the step; each rank class has its own in `Result.stages`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def predict(
 ) -> Result:
     """How long one optimizer step takes, where the time goes, and whether it fits.
 
-    `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a YAML
-    file or a Cluster; `plan`: a YAML file, a mapping or a Plan. `slow`: disturbances such as
-    `gpu=1037:1.15` or `link=node12.nic3:0.5`; `jitter`: relative standard deviation of a pass, sampled `samples` times.
-    Raises UserError on a spec that cannot be; a job that does not fit in memory is a Result whose status is "infeasible".
+    `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a
+    YAML file or a Cluster; `plan`: a YAML file, a mapping or a Plan. `slow`: disturbances such as `gpu=1037:1.15` or
+    `link=node12.nic3:0.5`; `jitter`: relative standard deviation of a pass, sampled `samples` times. Raises UserError
+    on a spec that cannot be; a job that does not fit in memory is a Result whose status is "infeasible".
     """
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
@@ -199,8 +199,9 @@ def _mean(stages: tuple[StageReport, ...], total_ns: int) -> dict[str, int]:
 def _band(layout: Layout, pricer: Pricer, step: Step, breakdown: Mapping[str, int]) -> tuple[float, float]:
     """Relative p5 and p95 of the step.
 
-    Parts err independently of each other, each by the standard deviation that published runs showed (`uncertainty` in the
-    calibration) or by its kernels' own band where that is wider. What is missing makes runs slower rather than faster.
+    Parts err independently of each other, each by the standard deviation that published runs showed (`uncertainty` in
+    the calibration) or by its kernels' own band where that is wider. What is missing makes runs slower rather than
+    faster.
     """
     counts = _counts(step)
     time = sum(float(count) * segment.duration_ns for count, segment in zip(counts, step.segments, strict=True))

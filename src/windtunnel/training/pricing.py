@@ -13,12 +13,23 @@ from windtunnel.cost.collectives import collective, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price
 from windtunnel.cost.training import TrainingCosts, software, training_costs
+from windtunnel.errors import LayoutError
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 
 THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
+LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
+
+
+def nanoseconds(seconds: float) -> int:
+    """Seconds as the engine takes them. Raises LayoutError on what no clock would count."""
+    if not seconds < LONGEST_S:
+        raise LayoutError(
+            f"one operation would take {seconds:.3g} s", "check the rates, bandwidths and latencies of the cluster"
+        )
+    return round(seconds * 1e9)
 
 
 class Pricer:
@@ -90,7 +101,11 @@ class Pricer:
         else:
             return FREE
         extra = op.weight_elements * (self._accumulate_bytes - 2)
-        return _plus(alone, self.moved(extra)) if extra > 0 else alone
+        return alone.plus(self.moved(extra)) if extra > 0 else alone
+
+    def square_gemm(self, size: int) -> Price:
+        """One GEMM of size x size x size in 16 bits."""
+        return self._gemm(size, size, size, low=False)
 
     def cast(self, op: Operation, *, backward: bool) -> Price | None:
         """Quantising the input (or the output's gradient) of a low-precision GEMM; None where there is none."""
@@ -130,7 +145,7 @@ class Pricer:
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        price = self.kernels.grouped_gemm(int(groups), m, round(n), round(k), dtype)
+        price = self.kernels.grouped_gemm(int(groups), m, max(1, round(n)), max(1, round(k)), dtype)
         return self._sustained(price, 2.0 * groups * m * n * k, dtype)
 
     def _sustained(self, price: Price, flops: float, dtype: str) -> Price:
@@ -165,12 +180,11 @@ class Pricer:
             value_head_dim=int(dv),
         )
         factor = self.training.sustained.attention
+        if self._dtype == "fp32":  # no flash kernel takes it: the fused kernel that does runs at the fp32 rate
+            gpu = self.layout.cluster.gpu
+            factor *= gpu.peak_flops("bf16") / gpu.peak_flops("fp32")
         if op.variant == "triton":
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":
             factor *= self.training.sustained.attention_flash2
         return price.scaled(factor * self._software / cp)
-
-
-def _plus(a: Price, b: Price) -> Price:
-    return Price(a.seconds + b.seconds, a.p5 + b.p5, a.p95 + b.p95, max(a.source, b.source))

@@ -1,8 +1,9 @@
 """Replicas: the step graph of one pipeline, unfolded into as many classes of replicas as can be told apart.
 
 Replicas meet only in collectives that each stage holds across all of them (gradients, parameters, the gradient norm).
-So the partition of replicas by their vector of disturbances, stage by stage, is equitable: every replica of a class sees
-the same multiset of partners, and one of them stands for all. Undisturbed, that is one class; one slow GPU makes it two.
+So the partition of replicas by their vector of disturbances, stage by stage, is equitable: every replica of a class
+sees the same multiset of partners, and one of them stands for all. Undisturbed, that is one class; one slow GPU makes
+it two.
 """
 
 from __future__ import annotations

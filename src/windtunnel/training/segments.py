@@ -113,7 +113,7 @@ class _Gathers:
         if not self._reduce:
             return
         block = self._order[number]
-        for parameters, group in ((block.dense_parameters, "dp"), (block.expert_parameters, "edp")):
+        for parameters, group in self._shared(block):
             if parameters:
                 size = parameters * self._gradient_bytes
                 op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size))
@@ -125,9 +125,14 @@ class _Gathers:
                 if not self._overlap_reduce:
                     self._build.pending.append(op)
 
+    def _shared(self, block: Block) -> list[tuple[float, str]]:
+        """Parameters with the group that shards them, where there is anybody to share with."""
+        held = ((block.dense_parameters, "dp"), (block.expert_parameters, "edp"))
+        return [(count, group) for count, group in held if self._build.pricer.layout.group(group).size > 1]
+
     def _gathered(self, block: Block, after: Sequence[int]) -> list[int]:
         ops = []
-        for parameters, group in ((block.dense_parameters, "dp"), (block.expert_parameters, "edp")):
+        for parameters, group in self._shared(block):
             if parameters:
                 transfer = Transfer("all_gather", group, parameters * self._parameter_bytes)
                 # Nothing to wait for at the start of a pass: the gather is the first thing that runs.
@@ -213,7 +218,9 @@ def _with_transfers(
     build.pending.append(build.transfer(f"{name} {after.kind}", after, share=chunk))
 
 
-def _ring_attention(build: PassBuilder, op: Operation, price: Price, exchange: Transfer, name: str, *, passes: int) -> None:
+def _ring_attention(
+    build: PassBuilder, op: Operation, price: Price, exchange: Transfer, name: str, *, passes: int
+) -> None:
     """Context parallelism in a ring: while one block of keys and values is worked on, the next one travels."""
     steps = build.pricer.layout.plan.cp
     moving: list[int] = []

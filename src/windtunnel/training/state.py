@@ -17,6 +17,7 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
 
 MOMENTS = {"adam": 2, "muon": 1, "sgd": 1}
+NEWTON_SCHULZ_ROUNDS = 5  # of Muon (Jordan 2024)
 HOST_UPDATE_BYTES_PER_S = 25e9  # one GPU's share of a host's memory bandwidth while all GPUs' updates run there
 
 
@@ -82,6 +83,11 @@ def optimizer_price(layout: Layout, pricer: Pricer, dense: float, expert: float)
     clear = gradient * (own if stage >= 2 else dense + expert)
     on_device = own * (1.0 - plan.offload_optimizer) * update + own * norm + clear
     price = pricer.moved(on_device)
+    if plan.optimizer == "muon":
+        # Newton-Schulz, five rounds: X X', its square, and the product with X. Six h FLOPs per weight each if square.
+        h = layout.model.hidden_size
+        one = pricer.square_gemm(h)
+        price = price.plus(one.scaled(own * NEWTON_SCHULZ_ROUNDS * 3.0 / (h * h)))
     if plan.offload_optimizer:
         host = layout.cluster.host
         away = own * plan.offload_optimizer

@@ -16,7 +16,9 @@ CALL_US, GEMM_US, TRANSFER_US = 4.0, 50.0, 30.0
 
 
 class Rank:
-    def __init__(self, rank: int, world: int, slow: float, clock_us: float, has_events: bool, has_numbers: bool) -> None:
+    def __init__(
+        self, rank: int, world: int, slow: float, clock_us: float, has_events: bool, has_numbers: bool
+    ) -> None:
         self.rank, self.world, self.slow = rank, world, slow
         self.clock_us, self.has_events, self.has_numbers = clock_us, has_events, has_numbers
         self.events: list[Event] = []
