@@ -111,12 +111,12 @@ def _columns(path: Path) -> dict[str, Any]:
             raise InputFileError(path, f"has no column '{missing[0]}'", _REMEDY)
         has_optional = _OPTIONAL in table.schema_arrow.names
         read = table.read(columns=[*COLUMNS, _OPTIONAL] if has_optional else list(COLUMNS))
+        columns: dict[str, Any] = {"optype": [str(value) for value in read.column("optype").to_pylist()]}
     except (pa.ArrowException, OSError, ValueError) as error:
         said = " ".join(str(error).split())[:120]
         raise InputFileError(path, f"is no readable Parquet file ({said})", "export it again") from error
     if read.num_rows == 0:
         raise InputFileError(path, "holds no op", _REMEDY)
-    columns: dict[str, Any] = {}
     if not has_optional:
         columns[_OPTIONAL] = np.full(read.num_rows, -1, np.int64)
     for name in read.column_names:
@@ -124,7 +124,6 @@ def _columns(path: Path) -> dict[str, Any]:
         if column.null_count:
             raise InputFileError(path, f"column '{name}' has {column.null_count:,} empty cells", "fill them")
         if name == "optype":
-            columns[name] = [str(value) for value in column.to_pylist()]
             continue
         kind = column.type
         whole = name in (*_WHOLE, _OPTIONAL)

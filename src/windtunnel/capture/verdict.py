@@ -22,8 +22,11 @@ def verdict(
     by_kind: Sequence[Part],
     n_workers: int,
     correlation: float | None,
+    has_peers: bool = True,
 ) -> str:
     """The sentences. `by_stage` and `by_kind` begin with the largest slowdown."""
+    if not has_peers:
+        return "Nothing to compare with: no op of this trace has a peer, so stragglers cannot be told."
     if slowdown < NEGLIGIBLE:
         return f"Hardly anything is lost to stragglers: the replay takes {slowdown:.3f} times its ideal."
     said: list[str] = []

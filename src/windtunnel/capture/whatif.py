@@ -120,7 +120,15 @@ def explain(trace: Trace, files: Sequence[str] = ()) -> Explanation:
         slowest_workers=slowest_workers,
         last_stage=last_stage,
         step_slowdown=dict(zip(trace.steps, per_step.tolist(), strict=True)),
-        verdict=verdict(slowdown, slowest_workers, by_stage, by_kind, len(scores), trace.forward_backward_correlation),
+        verdict=verdict(
+            slowdown,
+            slowest_workers,
+            by_stage,
+            by_kind,
+            len(scores),
+            trace.forward_backward_correlation,
+            has_peers=len(np.unique(trace.peers)) < trace.graph.n_ops,
+        ),
         forward_backward_correlation=trace.forward_backward_correlation,
         notes=(*trace.notes, *_gap(trace, replayed_ns)),
     )

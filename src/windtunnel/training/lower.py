@@ -87,6 +87,11 @@ _PASSES: OrderedDict[tuple[object, ...], tuple[object, Segment]] = OrderedDict()
 PASSES_KEPT = 1024
 
 
+def forget_passes() -> None:
+    """Drop every remembered pass: for whoever changes constants in a running process."""
+    _PASSES.clear()
+
+
 def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
     """A pass, remembered: it does not depend on how many replicas or micro-batches there are."""
     layout = pricer.layout

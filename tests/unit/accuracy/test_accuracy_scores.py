@@ -153,13 +153,13 @@ def test_memory_is_held_against_the_sources_own_definition(tmp_path: Path) -> No
     assert dict(scored.other_definitions) == {"reserved": pytest.approx(0.3), "device": pytest.approx(0.4)}
 
 
-def test_a_sweep_reports_its_median_and_its_whole_range(tmp_path: Path) -> None:
+def test_a_sweep_reports_its_fastest_and_its_whole_range(tmp_path: Path) -> None:
     def predict(model: Any, cluster: Any, plan: Any) -> Any:
         return result({1: 2.0, 2: 3.0, 4: 7.0}[plan.micro_batch])
 
     found = outcome_of(row(tmp_path, micro_batch=None, grad_accum=None), predict)
     assert found.swept == ("micro_batch",)
-    assert (found.step_time_s, found.p5_s, found.p95_s) == (3.0, pytest.approx(1.8), pytest.approx(7.7))
+    assert (found.step_time_s, found.p5_s, found.p95_s) == (2.0, pytest.approx(1.8), pytest.approx(7.7))
 
 
 def test_a_layout_error_is_a_verdict_and_a_spec_error_is_not(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def job(
     number = 0
     for step in range(steps):
         for rank in ranks:
-            rank.add("user_annotation", f"ProfilerStep#{step + 5}", rank.host, 100.0)
+            rank.add("user_annotation", f"ProfilerStep#{step + 5}", rank.host, 1.0)
         for layer in range(layers):
             for rank in ranks:
                 rank.gemm(GEMM_US)

@@ -1,0 +1,52 @@
+"""`windtunnel explain` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+TRACE = Path(__file__).parents[1] / "unit" / "capture" / "stragglers" / "trace-ST.parquet"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "windtunnel.cli", "explain", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_screen_and_the_document_say_the_same() -> None:
+    screen, document = run(str(TRACE)), run(str(TRACE), "--json")
+    assert screen.returncode == document.returncode == 0, screen.stderr + document.stderr
+    found = json.loads(document.stdout)
+    assert f"{found['slowdown']:.3f}" in screen.stdout
+    assert found["verdict"][:40] in screen.stdout
+    for words in ("By stage", "By replica", "By kind of op", "Slowest workers", "gives back"):
+        assert words in screen.stdout
+    assert max(map(len, screen.stdout.splitlines())) <= 100
+    assert run(str(TRACE), "--json").stdout == document.stdout
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    cut = tmp_path / "ops.parquet"
+    cut.write_bytes(TRACE.read_bytes()[:5000])
+    text = tmp_path / "trace.json"
+    text.write_text("{}")
+    for words in (
+        (),
+        (str(tmp_path / "none.json"),),
+        (str(tmp_path),),
+        (str(cut),),
+        (str(text),),
+        (str(text), str(cut)),
+    ):
+        done = run(*words)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("windtunnel: error: ")
