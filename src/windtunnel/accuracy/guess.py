@@ -1,9 +1,9 @@
-"""The guess that a prediction has to beat: every run of a GPU and precision reaches the same FLOP rate.
+"""The guess that a prediction has to beat: every run of a framework, GPU and precision reaches the same FLOP rate.
 
-    rate = median of model FLOPs / (GPUs x measured step) over the rows of a GPU and precision
+    rate = median of model FLOPs / (GPUs x measured step) over the rows of a framework, GPU and precision
     guess = model FLOPs / (GPUs x rate)
 
-It is fitted on the very rows it is judged on, so it is as good as a single number per GPU and precision can be.
+It is fitted on the very rows it is judged on, so it is as good as a single number for each can be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from windtunnel.accuracy.outcome import Outcome
 
 def with_guesses(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The outcomes with `guess_s` set where it can be."""
-    rates: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str, str], list[float]] = {}
     for outcome in outcomes:
         measured, per_gpu = outcome.row.measured_s, _flops_per_gpu(outcome)
         if measured is not None and per_gpu is not None:
@@ -30,8 +30,8 @@ def with_guesses(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return guessed
 
 
-def _key(outcome: Outcome) -> tuple[str, str]:
-    return (outcome.row.gpu, outcome.row.precision)
+def _key(outcome: Outcome) -> tuple[str, str, str]:
+    return (outcome.row.framework, outcome.row.gpu, outcome.row.precision)
 
 
 def _flops_per_gpu(outcome: Outcome) -> float | None:

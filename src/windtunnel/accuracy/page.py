@@ -54,7 +54,7 @@ p5-p95 band. *Level A* rows state model, every parallel degree, batch, precision
 one to three of these open, which are swept: the prediction is the fastest of the sweep that fits, the band spans all.
 *Level C* rows are used for ordering only. A row that cannot be represented is skipped with its reason, never guessed.
 Sources are not pooled: their conventions, releases and clusters differ. *Guess* is the mean error that one constant
-FLOP rate per GPU and precision would have, fitted on these very rows: what a prediction has to beat."""
+FLOP rate per framework, GPU and precision would have, fitted on these very rows: what a prediction has to beat."""
 
 _ANCHOR_READING = """\
 One efficiency factor per (source, GPU, model, precision), set by the run on the fewest GPUs, which is then left out of

@@ -1,4 +1,9 @@
-"""Operation tables of made-up jobs: 1F1B, simulated by hand, so that every duration and dependency is known."""
+"""Operation tables of made-up jobs, simulated by hand, so that every duration and dependency in them is known.
+
+Pipelines are 1F1B, or interleaved with several chunks per stage, whose profiles also hold sends and receives at the
+ends of the model that meet nobody. A send and its receive begin when both are there. With `overlap`, gathers and
+scatters run beside the computes, a chunk each.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 Row = dict[str, Any]
-SEND_S = 0.001
+Seconds = Callable[[str, int, int, int, int], float]
+SEND_S, GATHER_S, SCATTER_S, EMBEDDING_S, SEPARATE_S, CLIP_S, OPTIMIZER_S = (
+    0.001,
+    0.002,
+    0.003,
+    0.004,
+    0.005,
+    0.002,
+    0.01,
+)
 
 
-def one_f_one_b(stage: int, n_stages: int, n_micro: int) -> list[tuple[str, int]]:
-    """(kind, micro-batch) in the order in which a stage computes."""
-    warm = min(n_stages - 1 - stage, n_micro)
-    order = [("forward", m) for m in range(warm)]
-    for m in range(n_micro - warm):
-        order += [("forward", warm + m), ("backward", m)]
-    return order + [("backward", m) for m in range(n_micro - warm, n_micro)]
+def order_of(stage: int, n_stages: int, n_micro: int, n_chunks: int) -> list[tuple[str, int, int]]:
+    """(kind, chunk of the stage, micro-batch) in the order in which a stage computes."""
+    total = n_micro * n_chunks
+    forward = [
+        (chunk, first + m)
+        for first in range(0, n_micro, n_stages)
+        for chunk in range(n_chunks)
+        for m in range(min(n_stages, n_micro - first))
+    ]
+    backward = [(n_chunks - 1 - chunk, m) for chunk, m in forward]
+    warm = n_stages - 1 - stage if n_chunks == 1 else 2 * (n_stages - 1 - stage) + (n_chunks - 1) * n_stages
+    warm = min(warm, total)
+    order = [("forward", *one) for one in forward[:warm]]
+    for k in range(total - warm):
+        order += [("forward", *forward[warm + k]), ("backward", *backward[k])]
+    return order + [("backward", *one) for one in backward[total - warm :]]
 
 
 def job(
@@ -27,28 +50,21 @@ def job(
     n_replicas: int = 2,
     n_micro: int = 4,
     steps: tuple[int, ...] = (7, 9),
-    seconds: Callable[[str, int, int, int, int], float] = lambda kind, step, replica, stage, micro: 0.1,
+    seconds: Seconds = lambda kind, step, replica, stage, micro: 0.1,
     clock_s: Callable[[int, int], float] = lambda replica, stage: 0.0,
+    n_chunks: int = 1,
+    overlap: bool = False,
 ) -> list[Row]:
-    """Rows of a job whose computes take `seconds(kind, step, replica, stage, micro-batch)`; sends take SEND_S."""
+    """Rows of a job whose computes take `seconds(kind, step, replica, stage, micro-batch)`."""
     rows: list[Row] = []
     for step in steps:
-        ends: list[float] = []
         mine: list[Row] = []
+        ends = []
         for replica in range(n_replicas):
-            rows_of, end = _pipeline(step, replica, n_stages, n_micro, seconds)
-            mine += rows_of
-            ends += [end[stage] for stage in range(n_stages)]
-        for replica in range(n_replicas):
-            for stage in range(n_stages):
-                begin = ends[replica * n_stages + stage]
-                tail = [("gc", 0.0), ("layernorm-grads-all-reduce", 0.0001)]
-                for kind, taken in tail:
-                    mine.append(_row(step, replica, stage, kind, 0, begin, taken))
-                    begin += taken
-                clipped = max(ends) + 0.0001 + 0.002
-                mine.append(_row(step, replica, stage, "optimizer-clip-main-grad", 0, begin, clipped - begin))
-                mine.append(_row(step, replica, stage, "optimizer", 0, clipped, 0.01))
+            found, last = _pipeline(step, replica, n_stages, n_micro, n_chunks, seconds, overlap)
+            mine += found
+            ends.append(last)
+        mine += _tail(step, n_replicas, n_stages, n_chunks, ends, overlap)
         for row in mine:
             row["start_ts"] += clock_s(row["dp_rank"], row["stage"])
         rows += mine
@@ -56,62 +72,135 @@ def job(
 
 
 def _pipeline(
-    step: int, replica: int, n_stages: int, n_micro: int, seconds: Callable[[str, int, int, int, int], float]
-) -> tuple[list[Row], dict[int, float]]:
-    queues = {stage: one_f_one_b(stage, n_stages, n_micro) for stage in range(n_stages)}
+    step: int, replica: int, n_stages: int, n_micro: int, n_chunks: int, seconds: Seconds, overlap: bool
+) -> tuple[list[Row], dict[tuple[int, int], float]]:
+    """Rows, and by (stage, chunk) the end of the last backward."""
+    queues = {stage: order_of(stage, n_stages, n_micro, n_chunks) for stage in range(n_stages)}
     free = dict.fromkeys(queues, 0.0)
-    done: dict[tuple[str, int, int], float] = {}
+    done: dict[tuple[str, int, int], float] = {}  # (kind, chunk of the model, micro-batch)
+    sent: dict[tuple[str, int], float] = {}  # end of the last send of a stage
+    posted: dict[tuple[str, int], float] = {}  # when a stage is ready for the next receive
+    count: dict[tuple[str, int], int] = {}
+    last: dict[tuple[int, int], float] = {}
     rows: list[Row] = []
-    count: dict[tuple[int, str], int] = {}
+    for stage, queue in queues.items():
+        at = [kind for kind, _, _ in queue].index("backward")
+        count["first backward", stage] = at - 2
+    finished: dict[int, int] = dict.fromkeys(queues, 0)
+    top = n_stages * n_chunks - 1
+
+    def row(stage: int, kind: str, seq: int, start: float, end: float, **more: int) -> None:
+        rows.append(_row(step, replica, stage, kind, seq, start, end - start, **more))
+
     while any(queues.values()):
         for stage, queue in queues.items():
             while queue:
-                kind, micro = queue[0]
-                source = stage - 1 if kind == "forward" else stage + 1
-                received = 0.0
-                if 0 <= source < n_stages:
-                    if (kind, source, micro) not in done:
-                        break
-                    received = done[kind, source, micro] + SEND_S
-                begin = max(free[stage], received)
-                seq = count.setdefault((stage, kind), 0)
-                count[stage, kind] += 1
-                taken = seconds(kind, step, replica, stage, micro)
-                rows.append(
-                    _row(step, replica, stage, f"{kind}-compute", seq, begin, taken, chunk=0, of=stage, micro=micro)
-                )
-                done[kind, stage, micro] = free[stage] = begin + taken
-                if 0 <= source < n_stages:
-                    sent = done[kind, source, micro]
-                    rows.append(_row(step, replica, source, f"{kind}-send", seq, sent, SEND_S))
-                    rows.append(_row(step, replica, stage, f"{kind}-recv", seq, sent, SEND_S))
+                kind, chunk, micro = queue[0]
+                model_chunk = chunk * n_stages + stage
+                before = model_chunk + (-1 if kind == "forward" else 1)
+                has_source = 0 <= before <= top
+                if has_source and (kind, before, micro) not in done:
+                    break
+                seq = count.get((kind, stage), 0)
+                ready = posted.get((kind, stage), 0.0)
+                begin = free[stage]
+                if has_source:
+                    source = before % n_stages
+                    output = done[kind, before, micro]
+                    met = max(output, sent.get((kind, source), 0.0), ready)
+                    sent[kind, source] = met + SEND_S
+                    begin = max(begin, met + SEND_S)
+                    send = count[kind, source, before, micro]
+                    row(source, f"{kind}-send", send, output, met + SEND_S)
+                    row(stage, f"{kind}-recv", seq, ready, met + SEND_S)
+                elif n_chunks > 1:
+                    row(stage, f"{kind}-recv", seq, ready, ready)
+                if overlap and kind == "forward" and (stage, chunk) not in last:
+                    begin = max(begin, GATHER_S * (chunk + 1))
+                end = begin + seconds(kind, step, replica, stage, micro)
+                row(stage, f"{kind}-compute", seq, begin, end, mc=chunk, gmc=model_chunk, mb_id=micro)
+                after = model_chunk + (1 if kind == "forward" else -1)
+                if n_chunks > 1 and not 0 <= after <= top:
+                    row(stage, f"{kind}-send", seq, end, end)
+                done[kind, model_chunk, micro] = free[stage] = end
+                count[kind, stage] = seq + 1
+                count[kind, stage, model_chunk, micro] = seq
+                posted[kind, stage] = end
+                last[stage, chunk] = end
+                if finished[stage] == count["first backward", stage]:
+                    posted["backward", stage] = end
+                finished[stage] += 1
                 queue.pop(0)
-    return rows, free
+    return rows, last
+
+
+def _tail(
+    step: int, n_replicas: int, n_stages: int, n_chunks: int, ends: list[dict[tuple[int, int], float]], overlap: bool
+) -> list[Row]:
+    rows: list[Row] = []
+    free: dict[tuple[int, int], float] = {}
+    for stage in range(n_stages):
+        previous = GATHER_S * n_chunks
+        scattered = 0.0
+        for seq, chunk in enumerate(reversed(range(n_chunks)) if overlap else ()):
+            for replica in range(n_replicas):
+                begin = GATHER_S * (n_chunks - 1 - seq)
+                rows.append(
+                    _row(step, replica, stage, "params-all-gather", n_chunks - 1 - seq, begin, GATHER_S, mc=chunk)
+                )
+            starts = [max(ends[replica][stage, chunk], previous) for replica in range(n_replicas)]
+            previous = scattered = max(starts) + SCATTER_S
+            for replica, begin in enumerate(starts):
+                rows.append(_row(step, replica, stage, "grads-reduce-scatter", seq, begin, previous - begin, mc=chunk))
+        for replica in range(n_replicas):
+            begin = max(ends[replica][stage, chunk] for chunk in range(n_chunks))
+            rows.append(_row(step, replica, stage, "gc", 0, begin, 0.0))
+            begin = max(begin, scattered)
+            rows.append(_row(step, replica, stage, "layernorm-grads-all-reduce", 0, begin, 0.0001))
+            free[replica, stage] = begin + 0.0001
+    edges = {0, n_stages - 1}
+    for replica in range(n_replicas):
+        met = max(free[replica, stage] for stage in edges) + EMBEDDING_S
+        for stage in sorted(edges):
+            begin = free[replica, stage]
+            rows.append(_row(step, replica, stage, "embedding-grads-all-reduce", 0, begin, met - begin))
+            free[replica, stage] = met
+    for stage in range(n_stages) if overlap else ():
+        met = max(free[replica, stage] for replica in range(n_replicas)) + SEPARATE_S
+        for replica in range(n_replicas):
+            begin = free[replica, stage]
+            rows.append(_row(step, replica, stage, "separate-grads-all-reduce", 0, begin, met - begin))
+            free[replica, stage] = met
+    clipped = max(free.values()) + CLIP_S
+    for (replica, stage), begin in free.items():
+        rows.append(_row(step, replica, stage, "optimizer-clip-main-grad", 0, begin, clipped - begin))
+        rows.append(_row(step, replica, stage, "optimizer", 0, clipped, OPTIMIZER_S))
+    return rows
 
 
 def _row(
     step: int,
     replica: int,
     stage: int,
-    kind: str,
-    seq: int,
+    optype: str,
+    seq_id: int,
     start: float,
     duration: float,
-    chunk: int = -1,
-    of: int = -1,
-    micro: int = -1,
+    mc: int = -1,
+    gmc: int = -1,
+    mb_id: int = -1,
 ) -> Row:
     return {
         "dp_rank": replica,
         "stage": stage,
         "step": step,
-        "optype": kind,
+        "optype": optype,
         "start_ts": start,
         "duration": duration,
-        "seq_id": seq,
-        "mc": chunk,
-        "mb_id": micro,
-        "gmc": of,
+        "seq_id": seq_id,
+        "mc": mc,
+        "mb_id": mb_id,
+        "gmc": gmc,
     }
 
 
