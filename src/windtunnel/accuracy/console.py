@@ -24,7 +24,7 @@ def render_report(report: Report) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"{report.table}: {len(report.outcomes)} rows, {', '.join(asked)}"),
         Text("error = predicted / measured - 1; mean and median of its size, bias with sign", style="dim"),
-        Text("guess = mean error of one FLOP rate per framework, GPU and precision, fitted on the same rows", style="dim"),
+        Text("guess = mean error of one FLOP rate per framework, GPU and precision, fitted on these rows", style="dim"),
     ]
     for table in tables_of(report):
         if table.detail and not report.source:

@@ -38,7 +38,7 @@ class Question:
         from windtunnel.hardware import parse_cluster
         from windtunnel.model import load_model
         from windtunnel.training import read_plan
-        from windtunnel.training.plan import _read_yaml as read_mapping
+        from windtunnel.training.plan import read_mapping
 
         changes = _changes(sets)
         written = dict(read_mapping(plan)) if plan is not None else {}

@@ -26,52 +26,67 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     framework: Framework = "megatron"
-    release: str | None = Field(None, description="software release, e.g. 'nemo-24.09'; a calibration key")
+    release: str | None = Field(default=None, description="software release, e.g. 'nemo-24.09'; a calibration key")
 
-    tp: Degree = Field(1, description="tensor-parallel degree")
-    pp: Degree = Field(1, description="pipeline stages")
-    cp: Degree = Field(1, description="context-parallel degree")
-    ep: Degree = Field(1, description="expert-parallel degree")
-    etp: Degree | None = Field(None, description="tensor-parallel degree inside experts (default: tp)")
-    dp: Degree | None = Field(None, description="data-parallel degree (default: GPUs / (tp pp cp))")
-    virtual_stages: Degree = Field(1, description="model chunks per pipeline rank (interleaving)")
-    layers_per_stage: tuple[int, ...] | None = Field(None, description="layers of each virtual stage, in model order")
-    account_for_embedding: bool | None = Field(None, description="first and last stage hold one layer less each")
-    schedule: str | None = Field(None, description="gpipe | 1f1b | interleaved | zb-h1 | zb-v | dualpipe | dualpipe-v")
+    tp: Degree = Field(default=1, description="tensor-parallel degree")
+    pp: Degree = Field(default=1, description="pipeline stages")
+    cp: Degree = Field(default=1, description="context-parallel degree")
+    ep: Degree = Field(default=1, description="expert-parallel degree")
+    etp: Degree | None = Field(default=None, description="tensor-parallel degree inside experts (default: tp)")
+    dp: Degree | None = Field(default=None, description="data-parallel degree (default: GPUs / (tp pp cp))")
+    virtual_stages: Degree = Field(default=1, description="model chunks per pipeline rank (interleaving)")
+    layers_per_stage: tuple[int, ...] | None = Field(
+        default=None, description="layers of each virtual stage, in model order"
+    )
+    account_for_embedding: bool | None = Field(
+        default=None, description="first and last stage hold one layer less each"
+    )
+    schedule: str | None = Field(
+        default=None, description="gpipe | 1f1b | interleaved | zb-h1 | zb-v | dualpipe | dualpipe-v"
+    )
 
-    sequence_parallel: bool | None = Field(None, description="shard norms and residuals over tp")
+    sequence_parallel: bool | None = Field(default=None, description="shard norms and residuals over tp")
     cp_kind: Literal["ring", "ulysses"] = "ring"
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = Field(
-        None, description="0 none, 1 optimizer, 2 + gradients, 3 + parameters sharded over data-parallel ranks"
+        default=None, description="0 none, 1 optimizer, 2 + gradients, 3 + parameters sharded over data-parallel ranks"
     )
-    shard_group: Degree | None = Field(None, description="ranks that share one full copy (HSDP); default: dp x cp")
+    shard_group: Degree | None = Field(
+        default=None, description="ranks that share one full copy (HSDP); default: dp x cp"
+    )
 
     global_batch: Degree = Field(description="sequences per optimizer step")
-    micro_batch: Degree = Field(1, description="sequences per forward pass and data-parallel replica")
+    micro_batch: Degree = Field(default=1, description="sequences per forward pass and data-parallel replica")
     seq_len: Annotated[int, Field(ge=1, le=2**27)] = Field(description="tokens per sequence")
 
-    precision: Precision = Field("bf16", description="format of the linear layers' GEMMs")
-    fp8_parameters: bool | None = Field(None, description="keep and gather parameters in the GEMM format")
-    gradient_dtype: Literal["fp32", "bf16"] | None = Field(None, description="format of accumulation and reduction")
+    precision: Precision = Field(default="bf16", description="format of the linear layers' GEMMs")
+    fp8_parameters: bool | None = Field(default=None, description="keep and gather parameters in the GEMM format")
+    gradient_dtype: Literal["fp32", "bf16"] | None = Field(
+        default=None, description="format of accumulation and reduction"
+    )
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
-    optimizer_dtype: Literal["fp32", "bf16"] = Field("fp32", description="format of the optimizer's moments")
+    optimizer_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="format of the optimizer's moments")
 
-    recompute: str = Field("none", description="none | full | full:N layers | selective:PART[,PART]")
-    offload_activations: Annotated[int, Field(ge=0)] = Field(0, description="layers whose activations go to the host")
+    recompute: str = Field(default="none", description="none | full | full:N layers | selective:PART[,PART]")
+    offload_activations: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="layers whose activations go to the host"
+    )
     offload_optimizer: Annotated[float, Field(ge=0.0, le=1.0, strict=False)] = Field(
-        0.0, description="share of the optimizer state and update on the host"
+        default=0.0, description="share of the optimizer state and update on the host"
     )
     attention_impl: Literal["flash", "flash2", "triton", "unfused"] = Field(
-        "flash", description="flash (the GPU's best), flash2 (FlashAttention-2), triton (its forerunner), or unfused"
+        default="flash",
+        description="flash (the GPU's best), flash2 (FlashAttention-2), triton (its forerunner), or unfused",
     )
 
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
-    overlap_tp: bool | None = Field(None, description="split TP collectives and GEMMs so that they overlap")
+    overlap_tp: bool | None = Field(default=None, description="split TP collectives and GEMMs so that they overlap")
     overlap_p2p: bool | None = None
-    overlap_ep: bool | None = Field(None, description="hide expert all-to-all behind another micro-batch's compute")
+    overlap_ep: bool | None = Field(
+        default=None, description="hide expert all-to-all behind another micro-batch's compute"
+    )
     cuda_graphs: bool | None = None
-    compile: bool | None = Field(None, description="torch.compile or equivalent fusion of element-wise ops")
+    compile: bool | None = Field(default=None, description="torch.compile or equivalent fusion of element-wise ops")
 
     @property
     def recompute_parts(self) -> frozenset[str]:
@@ -95,7 +110,7 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
         return spec
     where = None
     if isinstance(spec, str | Path):
-        where, spec = str(spec), _read_yaml(Path(spec))
+        where, spec = str(spec), read_mapping(Path(spec))
     try:
         # YAML and the command line know lists, not tuples.
         fields: dict[str, Any] = {
@@ -110,7 +125,8 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     return plan
 
 
-def _read_yaml(path: Path) -> Mapping[str, Any]:
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """A YAML file that holds a mapping. Raises InputFileError."""
     import yaml
 
     try:
