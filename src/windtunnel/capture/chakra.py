@@ -161,4 +161,4 @@ def _communicates(ops: RankOps, op: int, kind: OpKind, node: Node, category: str
             return
         pair = (source, destination, tag or 0)
     signature: Hashable = (category, size) if kind == OpKind.COLLECTIVE else size
-    ops.communications.append(Communication(op, group, None, signature, (), pair))
+    ops.communications.append(Communication(op, group, None, signature, (), pair=pair))

@@ -226,7 +226,7 @@ def _communication(ops: RankOps, stream: int, event: _Event, taken: int, comms: 
         kind, stream, event.start_ns, taken, event.name, category, (category, str(args.get("dtype")), size, len(ranks))
     )
     group = args.get("Process Group Name")
-    sequence = args.get("Seq")
+    sequence, members = args.get("Seq"), args.get("Group size")
     if group is None or (kind != OpKind.COLLECTIVE and not is_pair):
         _count(ops, "communication kernels that do not say with whom", event.name)
         return op
@@ -237,6 +237,7 @@ def _communication(ops: RankOps, stream: int, event: _Event, taken: int, comms: 
             sequence=sequence if type(sequence) is int else None,
             signature=tuple(map(str, signature)),
             ranks=ranks,
+            n_members=members if type(members) is int else len(ranks),
             pair=(int(source), int(destination), 0) if kind != OpKind.COLLECTIVE else None,  # type: ignore[arg-type]
         )
     )

@@ -17,6 +17,7 @@ class Communication(NamedTuple):
     sequence: int | None  # number within the communicator, None where only the order is known
     signature: Hashable  # collective, size, type: must agree among the members
     ranks: tuple[int, ...]  # members of the communicator, empty where the trace does not say
+    n_members: int = 0  # of the communicator, 0 where the trace does not say
     pair: tuple[int, int, int] | None = None  # (source, destination, tag) of a send or receive
 
 

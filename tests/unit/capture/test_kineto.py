@@ -164,7 +164,19 @@ def test_sends_meet_receives_and_make_stages(tmp_path: Path) -> None:
 
 def test_sends_without_receive_are_said(tmp_path: Path) -> None:
     assert any("5 sends and receives without partner" in note for note in send_receive(tmp_path, lost=1).notes)
-    assert any("1 sends and receives without partner" in n for n in send_receive(tmp_path, lost=1, numbers=True).notes)
+    assert not any("partner" in note for note in send_receive(tmp_path, numbers=True).notes)
+
+
+def test_communicators_whose_ranks_are_not_listed_are_checked_by_size(tmp_path: Path) -> None:
+    ranks = kineto_jobs.job(world=3)
+    for rank in ranks:
+        for event in rank.events:
+            if "Process Group Ranks" in event["args"]:
+                event["args"]["Process Group Ranks"] = "[0, ..., 2]"
+    assert not explained(ranks, tmp_path).notes
+    (note,) = explained(ranks[:2], tmp_path).notes
+    assert note.startswith("1 communicators have members without trace here")
+    assert "2 of 3 ranks" in note
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -17,10 +17,10 @@ from windtunnel.capture.whatif import explain, ideal_durations
 from windtunnel.engine.replay import replay
 from windtunnel.errors import InputFileError, UserError
 
-HERE = Path(__file__).parent / "stragglers"
-# A folder with trace-*.parquet, result-*.json, ms-*.json and mw-*.json of the study holds more of the same.
-FOLDERS = [HERE, *(Path(folder) for folder in [os.environ.get("WINDTUNNEL_STRAGGLERS", "")] if folder)]
-TRACES = sorted({path.name: path for folder in FOLDERS for path in folder.glob("trace-*.parquet")}.values())
+# The study's traces (trace-*.parquet with result-*.json, ms-*.json and mw-*.json; github.com/ByteDance-Seed/
+# StragglerAnalysis) are not ours to ship: they are read where somebody has put them.
+BESIDE = Path(__file__).parents[4] / "shared" / "data" / "stragglers"
+TRACES = sorted(Path(os.environ.get("WINDTUNNEL_STRAGGLERS", BESIDE)).glob("trace-*.parquet"))
 
 
 def explained(rows: list[dict[str, Any]], folder: Path) -> Explanation:
