@@ -113,6 +113,8 @@ def _leave_one_out(report: Report) -> Table | None:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = list(csv.reader(file))
-    except (OSError, ValueError, csv.Error):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputFileError(path, f"cannot be read ({error})", "write it again with validation/fit.py") from error
     return Table("Leave one source out", tuple(header), tuple(tuple(row) for row in rows))

@@ -14,6 +14,7 @@ The numbers live in `calibration/training.yaml`, each with what it was fitted on
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -97,9 +98,16 @@ def software(release: str | None) -> Software:
     if release is None:
         return Software()
     releases = training_document()["releases"]
+    name, version = _named(release)
+    later = [one for one in releases if _named(one)[0] == name and _named(one)[1] >= version]
+    return Software(**releases[min(later, key=_named)]) if later else Software()
+
+
+def _named(release: str) -> tuple[str, tuple[int, ...]]:
+    """`nemo-24.11` as ("nemo", (24, 11)); a year is the short form of itself."""
     name, _, version = release.rpartition("-")
-    later = [one for one in releases if one.rpartition("-")[0] == name and one.rpartition("-")[2] >= version]
-    return Software(**releases[min(later)]) if later else Software()
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version))
+    return name, tuple(number - 2000 if 2000 <= number < 2100 else number for number in numbers)
 
 
 @lru_cache

@@ -14,7 +14,7 @@ from windtunnel.cost.collectives import Group, group_of
 from windtunnel.cost.training import software
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import Cluster
-from windtunnel.model import Layer, Model
+from windtunnel.model import Model
 from windtunnel.training.framework import HABITS, Habits
 from windtunnel.training.plan import Plan, Precision
 from windtunnel.training.schedules import NAMES
@@ -61,10 +61,6 @@ class Layout:
         sharded = (self.shard_group, self.replicas, self.dp) if (self.plan.zero_stage or 0) >= 2 else ()
         return (plan, links, self.etp, self.vocab_padded, sharded)
 
-    def layers(self, virtual_stage: int) -> tuple[Layer, ...]:
-        """Layers of one virtual stage, in model order."""
-        return tuple(self.model.layers[i] for i in self.virtual_layers[virtual_stage])
-
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
         plan = self.plan
@@ -75,6 +71,7 @@ class Layout:
             "dp": (self.shard_group, plan.tp),
             "replica": (self.replicas, plan.tp * self.shard_group),
             "pp": (2 if plan.pp > 1 else 1, dense),
+            "pp far": (2, max(dense, self.cluster.scale_up_domain)),
             "ep": (plan.ep, self.etp),
             "etp": (self.etp, 1),
             "edp": (max(1, dense // (plan.ep * self.etp)), plan.ep * self.etp),
@@ -111,6 +108,16 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
             f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
         )
     unit = 128 * plan.tp if plan.framework == "megatron" else plan.tp
+    if shard_group < dp * plan.cp and any(layer.feed_forward.kind == "moe" for layer in model.layers):
+        raise LayoutError(
+            f"shard_group {shard_group} of dp x cp {dp * plan.cp} with experts: groups of experts are not modelled",
+            "leave shard_group out",
+        )
+    if plan.offload_activations and plan.recompute_layers != 0:
+        raise LayoutError(
+            f"offload_activations {plan.offload_activations} with recompute {plan.recompute}",
+            "use one of the two: what is recomputed is not kept",
+        )
     return Layout(
         model=model,
         cluster=cluster,

@@ -23,7 +23,7 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.op_arrays import OpArrays
 from windtunnel.training.pass_builder import Segment
 from windtunnel.training.pieces import Piece
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.schedules import Kind, Schedule
 from windtunnel.training.segments import Phase, build_segment
 from windtunnel.training.state import optimizer_price
@@ -180,6 +180,10 @@ class _Lowering:
             traffic_bytes={key: value / stages for key, value in self.traffic.items()},
         )
 
+    def _holders(self, stage: int) -> set[int]:
+        """Ranks that hold a virtual stage: two where a schedule runs in both directions."""
+        return {rank for rank, row in enumerate(self.held) if stage in row}
+
     def _gathered(self) -> bool:
         return self.plan.zero_stage in (1, 2) and self._replicated()
 
@@ -255,7 +259,7 @@ class _Lowering:
 
     def _gathers(self, buckets: NDArray[np.int64]) -> dict[tuple[int, int], list[int]]:
         """Parameters that the last optimizer step updated in shards are gathered at the start of this one."""
-        width = 1.0 if self.plan.fp8_parameters else 2.0
+        width = parameter_bytes(self.plan)
         gathers: dict[tuple[int, int], list[int]] = {}
         for rank, row in enumerate(self.schedule.virtual_stage):
             for chunk, stage in enumerate(row):
@@ -296,15 +300,14 @@ class _Lowering:
         split = parts[action]
         duration = whole * (place + 1) // split - whole * place // split
         is_send = place >= split
-        price, tier_name = self._hop()
+        hop_ns, hop = self._hops()
         stream = schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE
-        hop = self._category(f"exposed pp ({tier_name.replace('_', '-')})")
         columns: dict[str, Any] = {
             "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
             "stream": stream,
             "label": np.where(is_send, self._label("send"), segment),
-            "category": np.where(is_send, hop, segment),
-            "duration": np.where(is_send, nanoseconds(price), duration),
+            "category": np.where(is_send, hop[action], segment),
+            "duration": np.where(is_send, hop_ns[action], duration),
             "class": np.where(is_send, 0, MATH),
         }
         start = self.ops.add(total, columns)
@@ -324,16 +327,16 @@ class _Lowering:
                 "kind": OpKind.SEND,
                 "stream": receiver_stream,
                 "label": self._label("receive"),
-                "category": hop,
-                "duration": nanoseconds(price),
+                "category": hop[sent],
+                "duration": hop_ns[sent],
             }
             at = self.ops.add(len(sent), columns, self._hop_bytes())
             arrivals = np.arange(at, at + len(sent))
             self.ops.depend(arrivals, self.action_last[sent])
             self.arrival[sent] = arrivals
-        if self.sends.any():
-            key = f"send_recv pp ({tier_name.replace('_', '-')})"
-            self.traffic[key] = float(self.sends.sum()) * self._hop_bytes()
+        for category in np.unique(hop[self.sends]):
+            key = self.categories[category].replace("exposed", "send_recv")
+            self.traffic[key] = float((hop == category)[self.sends].sum()) * self._hop_bytes()
 
     def _transfers(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """Which actions' outputs another rank needs, and which rank."""
@@ -353,11 +356,22 @@ class _Lowering:
         tokens = self.layout.tokens_per_rank / (self.plan.tp if self.plan.sequence_parallel else 1)
         return tokens * self.layout.model.hidden_size * (4 if self.plan.precision == "fp32" else 2)
 
-    def _hop(self) -> tuple[float, str]:
-        if self.schedule.stages == 1:
-            return 0.0, "scale_up"
-        price, tier = self.pricer.transfer(Transfer("send_recv", "pp", self._hop_bytes()))
-        return price.seconds, tier
+    def _hops(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Duration and category of the transfer behind each action: neighbours may share a scale-up domain or not."""
+        n = len(self.schedule.rank)
+        durations, categories = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        if not self.sends.any():
+            return durations, categories
+        gpus = self.layout.cluster.n_gpus // self.schedule.stages
+        domain = self.layout.cluster.scale_up_domain
+        far = self.schedule.rank * gpus // domain != self.receiver * gpus // domain
+        for apart in (False, True):
+            there = self.sends & (far == apart)
+            if there.any():
+                price, tier = self.pricer.hop(self._hop_bytes(), far=apart)
+                durations[there] = nanoseconds(price.seconds)
+                categories[there] = self._category(f"exposed pp ({tier.replace('_', '-')})")
+        return durations, categories
 
     def _connect(
         self, gathers: dict[tuple[int, int], list[int]], buckets: NDArray[np.int64], first: NDArray[np.int64]
@@ -399,10 +413,10 @@ class _Lowering:
                             self.ops.wait(before, ready if plan.overlap_grad_reduce else final)
                             done = op
             ends.append(done)
-        tied = self.layout.model.tied_embeddings and schedule.stages > 1
-        if tied:
+        ends_of_chain = self._holders(0), self._holders(len(self.pieces) - 1)
+        if self.layout.model.tied_embeddings and ends_of_chain[0] != ends_of_chain[1]:
             vocabulary = self.layout.vocab_padded * self.layout.model.hidden_size / plan.tp
-            for rank in (0, schedule.stages - 1):
+            for rank in sorted(ends_of_chain[0] | ends_of_chain[1]):
                 transfer = Transfer("all_reduce", "pp", vocabulary * width)
                 op = self._collective("tied embedding", transfer, rank, rendezvous=1)
                 self.ops.wait(op, ends[rank])

@@ -181,6 +181,9 @@ def layer_parameters(layout: Layout, layer: Layer) -> tuple[float, float]:
     if plan.tp > attention.kv_heads and attention.kind == "gqa":  # key and value heads are replicated
         kv = model.hidden_size * attention.kv_heads * (attention.head_dim + attention.value_head_dim)
         extra = kv * (1.0 / attention.kv_heads - share)
+    elif attention.kind == "mla":  # the latents' projections are on every tensor-parallel rank
+        down = (attention.q_lora_rank or 0) + (attention.kv_lora_rank or 0) + attention.rope_head_dim
+        extra = model.hidden_size * down * (1.0 - share)
     else:
         extra = 0.0
     dense = (counts.attention + counts.dense + counts.shared) * share + extra + counts.norms + counts.router

@@ -1,7 +1,8 @@
 """Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.collectives`, as in training.
 
-Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an fp32
-buffer: 8 more bytes per weight); attention has its own kernel; an element-wise op moves its stated bytes.
+Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an
+fp32 buffer, which is more bytes per weight than the plain GEMM writes); attention has its own kernel; an element-wise
+op moves its stated bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from windtunnel.cost.training import TrainingCosts, software, training_costs
 from windtunnel.errors import LayoutError
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
+from windtunnel.training.plan import Plan
 
 THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
 LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
+
+
+def parameter_bytes(plan: Plan) -> float:
+    """Bytes per parameter of what sharded ranks gather from each other."""
+    if plan.fp8_parameters:
+        return 1.0
+    return 4.0 if plan.precision == "fp32" else 2.0
+
+
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -123,12 +134,17 @@ class Pricer:
         if known is None:
             group = self.layout.group(transfer.group)
             price = collective(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
-            if transfer.group == "pp" and tier(group) == "scale_out":
-                price = price.scaled(self.training.sustained.p2p)
             if transfer.kind == "all_to_all" and transfer.group == "ep":
                 price = price.scaled(self._dispatch)
             known = self._transfers[transfer] = (price, tier(group))
         return known
+
+    def hop(self, bytes_total: float, *, far: bool) -> tuple[Price, str]:
+        """A send between pipeline neighbours, inside a scale-up domain or across domains."""
+        group = self.layout.group("pp far" if far else "pp")
+        price = collective("send_recv", int(bytes_total), group, self.layout.cluster)
+        across = tier(group)
+        return price.scaled(self.training.sustained.p2p) if across == "scale_out" else price, across
 
     def _gemm(self, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
@@ -152,7 +168,7 @@ class Pricer:
         """Level off at the rate that power sustains: a smooth maximum of the timed burst and of the sustained rate."""
         share, gpu = self.training.sustained.gemm.get(dtype), self.layout.cluster.gpu
         if share is None or price.seconds == 0.0:
-            return price
+            return price.scaled(self._software)
         limit = flops / (share * gpu.kernel_scale.compute * gpu.peak_flops(dtype))
         together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
         return price.scaled(together / price.seconds * self._software)

@@ -119,7 +119,7 @@ def _durations(
             durations[k, last] = np.rint(step.duration_ns[last] * factors[0]).astype(np.int64)
     outside = np.array(["(scale-out)" in name for name in base.categories])[base.category]
     stream = base.stream % len(STREAMS)
-    sender = np.clip(program + np.where(stream == PP_FORWARD, -1, 1), 0, stages - 1)
+    sender = (program + np.where(stream == PP_FORWARD, -1, 1)) % stages
     hops = outside & (base.kind == OpKind.SEND)
     arriving = (stream == PP_FORWARD) | (stream == PP_BACKWARD)
     reduced = outside & (stream == DP)

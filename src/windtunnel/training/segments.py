@@ -19,7 +19,7 @@ from enum import Enum
 from windtunnel.cost.price import Price
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.pass_builder import PassBuilder, Segment
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 
 CATEGORY = {
     "gemm": "gemm",
@@ -88,7 +88,7 @@ class _Gathers:
         self._build, self._order = build, order
         self._gather = plan.zero_stage == 3 and phase is not Phase.BACKWARD_WEIGHT
         self._reduce = (plan.zero_stage or 0) >= 2 and phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT)
-        self._parameter_bytes = 1 if plan.fp8_parameters else 2
+        self._parameter_bytes = parameter_bytes(plan)
         self._gradient_bytes = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
         self._replicas = layout.replicas
         self._overlap_gather, self._overlap_reduce = plan.overlap_param_gather, plan.overlap_grad_reduce
@@ -209,10 +209,12 @@ def _with_transfers(
         build.compute(name, price, category, share=1.0 - chunk, flops=flops, kernels=kernels)
         left = chunk
     if after is None:
-        build.compute(name, price, category, share=left, after=gathered, flops=flops, kernels=kernels)
+        again = 0 if gathered else kernels  # launched with the first chunk
+        build.compute(name, price, category, share=left, after=gathered, flops=flops, kernels=again)
         return
     head = min(chunk, left / 2)
-    first = build.compute(name, price, category, share=head, after=gathered, flops=flops, kernels=kernels)
+    again = 0 if gathered else kernels
+    first = build.compute(name, price, category, share=head, after=gathered, flops=flops, kernels=again)
     build.transfer(f"{name} {after.kind}", after, after=(first,), share=1.0 - chunk)
     build.compute(name, price, category, share=left - head, flops=flops, kernels=0)
     build.pending.append(build.transfer(f"{name} {after.kind}", after, share=chunk))
@@ -316,4 +318,6 @@ def _weights(build: PassBuilder, block: Block) -> None:
         if op.kind in ("gemm", "grouped_gemm"):
             regathered = [build.transfer(f"{op.name} regather", op.regather)] if op.regather is not None else []
             price = build.pricer.weight_gradient(op)
-            build.compute(f"{op.name} backward weight", price, "gemm", after=regathered, flops=op.flops)
+            build.compute(
+                f"{op.name} backward weight", price, "gemm", after=regathered, flops=op.flops, kernels=op.kernels
+            )
