@@ -21,6 +21,9 @@ from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.pass_builder import PassBuilder, Segment
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 
+# Per-op checkpointing keeps every second matrix product: of a Llama layer's seven it repeats key, output and up, 0.37 of
+# their FLOPs (torchtitan, `activation_checkpoint.py`).
+EVERY_OTHER = 0.37
 CATEGORY = {
     "gemm": "gemm",
     "gemm_batch": "gemm",
@@ -156,7 +159,8 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
         build.copy("offload activations", saved)  # the pass ends when the copy has, nothing inside waits for it
 
 
-def _forward_op(build: PassBuilder, op: Operation, prefix: str) -> None:
+def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1.0) -> None:
+    """One op forward, or `share` of its work."""
     pricer, plan = build.pricer, build.pricer.layout.plan
     name = prefix + op.name
     if op.kind == "transfer":
@@ -172,12 +176,10 @@ def _forward_op(build: PassBuilder, op: Operation, prefix: str) -> None:
         return
     cast = pricer.cast(op, backward=False)
     if cast is not None:
-        build.compute(f"{name} cast", cast, "memory-bound", kernels=1)
+        build.compute(f"{name} cast", cast.scaled(share), "memory-bound", kernels=1)
     category = CATEGORY[op.kind]
-    price = pricer.forward(op)
-    _with_transfers(
-        build, name, price, category, op.flops, op.kernels, op.before, op.after, overlap=bool(plan.overlap_tp)
-    )
+    price, flops = pricer.forward(op).scaled(share), op.flops * share
+    _with_transfers(build, name, price, category, flops, op.kernels, op.before, op.after, overlap=bool(plan.overlap_tp))
 
 
 def _with_transfers(
@@ -237,17 +239,17 @@ def _backward(build: PassBuilder, block: Block, *, weights: bool) -> None:
     if block.recompute:
         _forward(build, block, again=True)
     elif plan.recompute_parts:
-        for number, op in enumerate(block.operations):
-            if _recomputed(op, number, plan.recompute_parts):
-                _forward_op(build, op, "recompute ")
+        for op in block.operations:
+            if _recomputed(op, plan.recompute_parts):
+                share = EVERY_OTHER if op.kind == "gemm" and "ops" in plan.recompute_parts else 1.0
+                _forward_op(build, op, "recompute ", share)
     for op in reversed(block.operations):
         _backward_op(build, op, weights=weights)
 
 
-def _recomputed(op: Operation, number: int, parts: frozenset[str]) -> bool:
+def _recomputed(op: Operation, parts: frozenset[str]) -> bool:
     if "ops" in parts:  # per-op policy: matrix products every other time, element-wise always, attention never
-        element_wise = op.kind == "memory" and op.part not in ("head", "embedding")
-        return element_wise or (op.kind == "gemm" and number % 2 == 0)
+        return op.kind in ("memory", "gemm") and op.part not in ("head", "embedding")
     if op.part == "core_attention":
         return bool(parts & {"attention", "core_attention"})
     return op.part in parts
