@@ -21,8 +21,8 @@ from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.pass_builder import PassBuilder, Segment
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 
-# Per-op checkpointing keeps every second matrix product: of a Llama layer's seven it repeats key, output and up, 0.37 of
-# their FLOPs (torchtitan, `activation_checkpoint.py`).
+# Per-op checkpointing keeps every second matrix product: of a Llama layer's seven it repeats key, output and up,
+# 0.37 of their FLOPs (torchtitan, `activation_checkpoint.py`).
 EVERY_OTHER = 0.37
 CATEGORY = {
     "gemm": "gemm",
