@@ -335,6 +335,9 @@ class FreeTransfers(Pricer):
     def transfer(self, transfer: Transfer) -> tuple[Price, str]:
         return FREE, "scale_up"
 
+    def hop(self, bytes_total: float, *, far: bool) -> tuple[Price, str]:
+        return FREE, "scale_up"
+
 
 def _balanced(plan: dict[str, Any], layers: int) -> tuple[int, int, int]:
     """Time until the last action ends, of equal stages with free communication; one rank's work; its first forward."""

@@ -108,11 +108,6 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
             f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
         )
     unit = 128 * plan.tp if plan.framework == "megatron" else plan.tp
-    if shard_group < dp * plan.cp and any(layer.feed_forward.kind == "moe" for layer in model.layers):
-        raise LayoutError(
-            f"shard_group {shard_group} of dp x cp {dp * plan.cp} with experts: groups of experts are not modelled",
-            "leave shard_group out",
-        )
     if plan.offload_activations and plan.recompute_layers != 0:
         raise LayoutError(
             f"offload_activations {plan.offload_activations} with recompute {plan.recompute}",

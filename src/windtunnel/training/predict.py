@@ -261,4 +261,6 @@ def _warnings(layout: Layout, provenance: Mapping[str, float]) -> tuple[str, ...
         )
     if any(layer.feed_forward.kind == "moe" for layer in layout.model.layers):
         warnings.append("experts are taken as evenly loaded")
+        if layout.replicas > 1:
+            warnings.append("shard_group holds for dense parameters; experts are sharded over all their replicas")
     return tuple(warnings)
