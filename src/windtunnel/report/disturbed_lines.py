@@ -11,7 +11,7 @@ from windtunnel.result import Disturbed
 from windtunnel.units import format_count, format_percent, format_time
 
 
-def disturbed_lines(disturbed: Disturbed, n_gpus: int) -> list[RenderableType]:
+def disturbed_lines(disturbed: Disturbed, n_gpus: int, step_ns: int) -> list[RenderableType]:
     """Cost, who is to blame, and how many rank classes it took to know."""
     base = disturbed.undisturbed_step_time_ns
     lines: list[RenderableType] = [Text(), Text("What the disturbances cost", style="bold")]
@@ -30,7 +30,7 @@ def disturbed_lines(disturbed: Disturbed, n_gpus: int) -> list[RenderableType]:
             table.add_row(
                 plain(one.what),
                 f"+{format_percent(one.alone_ns / base)}",
-                f"-{format_percent(one.without_ns / base)}",
+                f"-{format_percent(one.without_ns / step_ns)}",
                 f"stage {one.stage}, replica {one.replica}",
             )
         lines.append(table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from windtunnel.engine import Slowdown, replay
@@ -63,6 +65,21 @@ def disturb(
         blame=tuple(sorted(blame, key=lambda one: (-one.without_ns, -one.alone_ns, one.what))),
         samples=samples,
     )
+
+
+def with_waiting(disturbed: Disturbed, waiting_ns: int, n_gpus: int, step_ns: int) -> Disturbed:
+    """The same with what every step waits anyway, so that its times compare with the step's."""
+    undisturbed = disturbed.undisturbed_step_time_ns + waiting_ns
+    samples = disturbed.samples
+    if samples:
+        samples = replace(
+            samples,
+            p5_ns=samples.p5_ns + waiting_ns,
+            p50_ns=samples.p50_ns + waiting_ns,
+            p95_ns=samples.p95_ns + waiting_ns,
+        )
+    lost = n_gpus * (1.0 - undisturbed / step_ns) if step_ns else 0.0
+    return replace(disturbed, undisturbed_step_time_ns=undisturbed, gpus_lost=lost, samples=samples)
 
 
 def _unfolded(

@@ -21,7 +21,7 @@ from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, StageReport
 from windtunnel.training.disturbances import parse_disturbances
-from windtunnel.training.disturbed import disturb
+from windtunnel.training.disturbed import disturb, with_waiting
 from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lower import Step, lower
@@ -92,6 +92,7 @@ def _result(
     gpu, plan, model = layout.cluster.gpu, layout.plan, layout.model
     waiting = round(timeline.makespan_ns * pricer.training.straggling(layout.cluster.n_gpus))
     total = makespan_ns + waiting
+    disturbed = with_waiting(disturbed, waiting, layout.cluster.n_gpus, total) if disturbed else None
     stages = _stages(layout, step, timeline, {STRAGGLING: waiting, DISTURBED: makespan_ns - timeline.makespan_ns})
     breakdown = _mean(stages, total)
     low, high = _band(layout, pricer, step, breakdown)

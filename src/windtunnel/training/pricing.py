@@ -166,7 +166,9 @@ class Pricer:
 
     def _sustained(self, price: Price, flops: float, dtype: str) -> Price:
         """Level off at the rate that power sustains: a smooth maximum of the timed burst and of the sustained rate."""
-        share, gpu = self.training.sustained.gemm.get(dtype), self.layout.cluster.gpu
+        shares, gpu = self.training.sustained.gemm, self.layout.cluster.gpu
+        # Both 16-bit formats run on the same units: where one was not fitted, the other's share holds.
+        share = shares.get(dtype, shares.get("bf16") if dtype == "fp16" else None)
         if share is None or price.seconds == 0.0:
             return price.scaled(self._software)
         limit = flops / (share * gpu.kernel_scale.compute * gpu.peak_flops(dtype))
