@@ -69,8 +69,44 @@ class Blame:
     what: str  # as it was given
     alone_ns: int  # step time added when it is the only one
     without_ns: int  # step time saved when it alone is mended
-    stage: int  # where its first GPU works
+    stage: int  # where its first GPU works; -1: nowhere in particular
     replica: int
+    without_p5_p50_p95_ns: tuple[int, int, int] | None = None  # `without_ns` over the samples, where there are any
+
+
+@dataclass(frozen=True, slots=True)
+class RankClass:
+    """Ranks that share one timeline: none of them can be told from another."""
+
+    ranks: int
+    first_rank: int
+    stage: int
+    replica: int  # of the first rank
+    busy_ns: int  # computes or moves bytes
+    waiting_ns: int  # for other ranks; busy + waiting = the step's makespan
+    disturbed_by: tuple[str, ...] = ()  # disturbances of these very ranks, as they were given
+
+
+@dataclass(frozen=True, slots=True)
+class PathPart:
+    """Neighbouring ops of the critical path on one rank."""
+
+    rank: int
+    stage: int
+    replica: int
+    what: str  # category of most of it
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Waiting for the last member of one communicator, or of all alike."""
+
+    communicator: str  # "dp of stage 3", "pp 2 to 3", "tp of stage 0"
+    mean_ns: int  # over its members
+    worst_ns: int  # of the member that waits longest
+    last_rank: int  # whom the others wait for longest; -1 where nobody waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +131,10 @@ class Disturbed:
     replica_classes: tuple[int, ...]  # replicas in each class; they sum to the data-parallel degree
     blame: tuple[Blame, ...]  # costliest first
     samples: Samples | None = None
+    rank_classes: tuple[RankClass, ...] = ()
+    class_runs: tuple[tuple[int, int], ...] = ()  # (index into rank_classes, ranks in a row), from rank 0 on
+    critical_path: tuple[PathPart, ...] = ()  # in the order of time; long ones are thinned to their longest parts
+    waiting: tuple[Waiting, ...] = ()  # longest mean first
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +226,22 @@ class Result:
                 **{
                     **disturbed,
                     "replica_classes": tuple(disturbed["replica_classes"]),
-                    "blame": tuple(Blame(**one) for one in disturbed["blame"]),
+                    "blame": tuple(_blame(one) for one in disturbed["blame"]),
                     "samples": Samples(**disturbed["samples"]) if disturbed["samples"] else None,
+                    "rank_classes": tuple(
+                        RankClass(**{**one, "disturbed_by": tuple(one["disturbed_by"])})
+                        for one in disturbed.get("rank_classes", ())
+                    ),
+                    "class_runs": tuple((int(a), int(b)) for a, b in disturbed.get("class_runs", ())),
+                    "critical_path": tuple(PathPart(**one) for one in disturbed.get("critical_path", ())),
+                    "waiting": tuple(Waiting(**one) for one in disturbed.get("waiting", ())),
                 }
             )
         trouble = parts.get("infeasible")
         parts["infeasible"] = Infeasible(**{**trouble, "fixes": tuple(trouble["fixes"])}) if trouble else None
         return cls(**parts)
+
+
+def _blame(data: Mapping[str, Any]) -> Blame:
+    spread = data.get("without_p5_p50_p95_ns")
+    return Blame(**{**data, "without_p5_p50_p95_ns": tuple(spread) if spread else None})

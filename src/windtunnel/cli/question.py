@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 PARTS = ("cluster", "model", "plan")
 MODEL_KEYS = ("layers", "max_sequence_length", "mtp_layers", "tied_embeddings", "vocab_size")
-LINKS = {"nic": "scale_out", "scale_out": "scale_out", "scale_up": "scale_up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Question:
         cls, model: str, cluster: str, plan: Path | None, flags: Mapping[str, Any], sets: Sequence[str]
     ) -> Question:
         """Read everything; flags win over the plan file, `--set` over both. Raises UserError on the first mistake."""
-        from windtunnel.hardware import parse_cluster
+        from windtunnel.hardware import parse_cluster, with_settings
         from windtunnel.model import load_model
         from windtunnel.training import read_plan
         from windtunnel.training.plan import read_mapping
@@ -55,7 +54,7 @@ class Question:
             built = built.with_changes(**changes["model"])
         machine = parse_cluster(cluster)
         if changes["cluster"]:
-            machine = parse_cluster(_with(machine.to_dict(), changes["cluster"]))
+            machine = with_settings(machine, _nested(changes["cluster"]))
         try:
             settled = read_plan(fields)
         except (SpecError, UnknownNameError) as error:
@@ -96,26 +95,15 @@ def _changes(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _with(document: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved cluster with some of its keys, dotted where nested, set anew."""
-    from windtunnel.hardware.spec import ClusterSchema, GpuSchema, HostSchema, LinkSchema
-
-    short = {
-        "gpu": GpuSchema.short,
-        "host": HostSchema.short,
-        "scale_up": LinkSchema.short,
-        "scale_out": LinkSchema.short,
-    }
-    for key, value in changes.items():
-        outer, dot, inner = key.partition(".")
-        outer = ClusterSchema.short.get(outer, outer)
-        if outer in LINKS.values() and not dot:  # a plain bandwidth stands for the link, which keeps its latency
-            dot, inner = ".", "bandwidth"
-        if not dot:
-            document[outer] = value
-            continue
-        nested = document.get(outer)
-        if not isinstance(nested, Mapping):
-            raise SpecError(f"--set cluster.{key}", value, f"cluster.{outer} has nothing nested")
-        document[outer] = {**nested, short.get(outer, {}).get(inner, inner): value}
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"gpu.flops.bf16": 1}` as `{"gpu": {"flops": {"bf16": 1}}}`."""
+    document: dict[str, Any] = {}
+    for key, value in settings.items():
+        *outer, last = key.split(".")
+        inside = document
+        for name in outer:
+            inside = inside.setdefault(name, {})
+            if not isinstance(inside, dict):
+                raise SpecError(f"--set cluster.{key}", value, f"cluster.{name} is already set as a whole")
+        inside[last] = value
     return document

@@ -9,7 +9,7 @@ Numbers are data-sheet figures from `catalogue/*.yaml`, each with its source and
 collective really gets is measured, and lives in `windtunnel.cost`.
 """
 
-from windtunnel.hardware.catalogue import cluster_names, get_gpu, gpu_names, parse_cluster
+from windtunnel.hardware.catalogue import cluster_names, get_gpu, gpu_names, parse_cluster, with_settings
 from windtunnel.hardware.cluster import PROTOCOLS, Cluster, Host, Link, cluster_with
 from windtunnel.hardware.gpu import DTYPES, GENERATIONS, Gpu, KernelScale
 
@@ -27,4 +27,5 @@ __all__ = [
     "get_gpu",
     "gpu_names",
     "parse_cluster",
+    "with_settings",
 ]

@@ -81,6 +81,30 @@ def parse_cluster(spec: str | Path | Mapping[str, Any]) -> Cluster:
     return _sized(_load_cluster(found) if kind == "clusters" else _usual_cluster(found), _count(tail, spec), spec)
 
 
+def with_settings(cluster: Cluster, settings: Mapping[str, Any]) -> Cluster:
+    """`cluster` with single numbers set anew; what follows from them (kernel rates, usable memory) follows.
+
+    Args:
+        cluster: What to start from.
+        settings: As a cluster document: `{"gpu": {"memory": "96 GiB"}, "nic": "800 Gb/s"}`; "gpu" may be a name.
+
+    Raises:
+        SpecError: as `parse_cluster`.
+    """
+    from windtunnel.hardware.spec import ClusterSchema, Place, cluster_from, gpu_from, validated
+
+    spec, _ = validated(ClusterSchema, settings, Place())
+    gpu = None
+    if isinstance(spec.gpu, str):
+        gpu = get_gpu(spec.gpu)
+    elif spec.gpu is not None:
+        gpu = gpu_from(spec.gpu, cluster.gpu, Place().inside("gpu"))
+    changed = cluster_from(settings, gpu, cluster, None if spec.n_gpus is not None else cluster.n_gpus, Place())
+    if changed.n_gpus > _LARGEST_CLUSTER:
+        raise SpecError("cluster.gpus", changed.n_gpus, f"more than {_LARGEST_CLUSTER} GPUs is not meant")
+    return changed
+
+
 def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:
     from windtunnel.hardware.strict_yaml import read_mapping
 

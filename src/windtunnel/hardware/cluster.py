@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.hardware.gpu import Gpu, one_of, positive
+from windtunnel.hardware.gpu import Gpu, meant, one_of, positive
 
 PROTOCOLS = ("nvlink", "xgmi", "ici", "pcie", "infiniband", "roce", "efa", "ethernet")
 
@@ -34,7 +34,7 @@ class Link:
     peer_bandwidth_bytes_per_s: float | None = None  # to a single peer where that is less, as in an xGMI mesh
 
     def __post_init__(self) -> None:
-        positive("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        meant("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, 1e6, "400 Gb/s")
         one_of("protocol", self.protocol, PROTOCOLS)
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
             raise SpecError("latency_s", self.latency_s, "must be zero or more")

@@ -25,6 +25,7 @@ class KernelScale(NamedTuple):
 
     compute: float = 1.0  # of the matrix units, for compute-bound kernels
     memory: float = 1.0  # of HBM bandwidth, for memory-bound kernels
+    clock: float = 1.0  # what a lower power limit leaves of the clock behind the data sheet's rates
 
 
 AS_MEASURED = KernelScale()
@@ -49,13 +50,15 @@ class Gpu:
 
     def __post_init__(self) -> None:
         one_of("generation", self.generation, GENERATIONS)
-        for name in ("memory_bytes", "usable_memory_bytes", "memory_bandwidth_bytes_per_s", "sm_count", "tdp_w"):
+        for name in ("usable_memory_bytes", "sm_count", "tdp_w"):
             positive(name, getattr(self, name))
+        meant("memory_bytes", self.memory_bytes, 1e6, "80 GiB")
+        meant("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, 1e6, "3.35 TB/s")
         for name, factor in self.kernel_scale._asdict().items():
             positive(f"kernel_scale.{name}", factor)
         for dtype, rate in self.flops_per_s.items():
             one_of(f"flops_per_s.{dtype}", dtype, DTYPES)
-            positive(f"flops_per_s.{dtype}", rate)
+            meant(f"flops_per_s.{dtype}", rate, 1e6, "989 TFLOP/s")
         if "bf16" not in self.flops_per_s:
             raise SpecError("flops_per_s", dict(self.flops_per_s), "must name at least the bf16 rate")
         if self.usable_memory_bytes > self.memory_bytes:
@@ -98,6 +101,13 @@ def positive(name: str, value: float) -> None:
     """Raise SpecError unless `value` is finite and above zero."""
     if not (math.isfinite(value) and value > 0):
         raise SpecError(name, value, "must be above zero")
+
+
+def meant(name: str, value: float, least: float, example: str) -> None:
+    """Raise SpecError for a number so small that its unit must have been forgotten."""
+    positive(name, value)
+    if value < least:
+        raise SpecError(name, value, f"too small to be meant: write the unit, such as {example}")
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

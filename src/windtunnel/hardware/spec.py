@@ -100,6 +100,7 @@ class KernelScaleSchema(_Schema):
 
     compute: _Number = None
     memory: _Number = None
+    clock: _Number = None
 
 
 class LinkSchema(_Schema):
@@ -289,7 +290,7 @@ def _rescaled(base: Gpu, changes: Mapping[str, Any]) -> KernelScale:
     memory = changes.get("memory_bandwidth_bytes_per_s", base.memory_bandwidth_bytes_per_s)
     compute = changes.get("flops_per_s", base.flops_per_s)["bf16"] / base.flops_per_s["bf16"]
     scale = base.kernel_scale
-    return KernelScale(scale.compute * compute, scale.memory * memory / base.memory_bandwidth_bytes_per_s)
+    return KernelScale(scale.compute * compute, scale.memory * memory / base.memory_bandwidth_bytes_per_s, scale.clock)
 
 
 def _sources(

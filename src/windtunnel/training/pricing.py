@@ -49,6 +49,7 @@ class Pricer:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.slow_compute = self.slow_links = 1.0
+        self.document_length: int | None = None  # attention stays inside documents of so many tokens; None: sequences
         self.kernels: KernelCosts = kernel_costs(layout.cluster.gpu)
         self.training: TrainingCosts = training_costs(layout.cluster.gpu.generation)
         self._transfers: dict[Transfer, tuple[Price, str]] = {}
@@ -67,6 +68,12 @@ class Pricer:
         """The same prices on a cell whose compute and whose links across nodes take so many times as long."""
         other = copy(self)
         other.slow_compute, other.slow_links = compute, links
+        return other
+
+    def with_documents(self, length: int) -> Pricer:
+        """The same prices for sequences that are packed from documents of `length` tokens (fused attention only)."""
+        other = copy(self)
+        other.document_length = length
         return other
 
     def forward(self, op: Operation) -> Price:
@@ -133,7 +140,8 @@ class Pricer:
         known = self._transfers.get(transfer)
         if known is None:
             group = self.layout.group(transfer.group)
-            price = collective(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
+            busiest = int(transfer.bytes_total * transfer.skew)
+            price = collective(transfer.kind, busiest, group, self.layout.cluster)
             if transfer.kind == "all_to_all" and transfer.group == "ep":
                 price = price.scaled(self._dispatch)
             known = self._transfers[transfer] = (price, tier(group))
@@ -171,7 +179,7 @@ class Pricer:
         share = shares.get(dtype, shares.get("bf16") if dtype == "fp16" else None)
         if share is None or price.seconds == 0.0:
             return price.scaled(self._software)
-        limit = flops / (share * gpu.kernel_scale.compute * gpu.peak_flops(dtype))
+        limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops(dtype))
         together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
         return price.scaled(together / price.seconds * self._software)
 
@@ -184,6 +192,11 @@ class Pricer:
 
     def _attention(self, op: Operation, *, backward: bool) -> Price:
         batch, seq_q, seq_kv, heads, kv_heads, d, dv, window, cp = op.shape
+        exact = 1.0
+        if self.document_length is not None and self.document_length < seq_q:
+            parts = math.ceil(seq_q / self.document_length)
+            exact = seq_q / (parts * self.document_length)  # the last document may be shorter
+            batch, seq_q, seq_kv = batch * parts, self.document_length, self.document_length
         price = self.kernels.attention(
             max(1, int(batch)),
             int(seq_q),
@@ -205,4 +218,4 @@ class Pricer:
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":
             factor *= self.training.sustained.attention_flash2
-        return price.scaled(factor * self._software / cp)
+        return price.scaled(factor * self._software / cp * exact)

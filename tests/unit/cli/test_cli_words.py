@@ -117,7 +117,7 @@ def test_setting_nothing_new_changes_nothing() -> None:
         ("cluster.nic", "PART.KEY=VALUE"),
         ("cluster.nick=800Gb/s", "nick"),
         ("cluster.nic=800gb", "800gb"),
-        ("cluster.n_gpus.x=1", "nested"),
+        ("cluster.n_gpus.x=1", "whole number"),
         ("model.depth=3", "depth"),
         ("plan.tq=3", "tq"),
         ("plan.tp=many", "tp"),

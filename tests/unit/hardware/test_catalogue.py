@@ -29,7 +29,7 @@ def test_every_number_of_a_gpu_has_a_source_with_a_date(name: str) -> None:
     gpu = get_gpu(name)
     skip = {"name", "vendor", "generation", "sources", "kernel_scale", "kernel_tables"}
     needed = {item.name for item in dataclasses.fields(gpu)} - skip
-    needed |= {"kernel_scale"} if gpu.kernel_scale != (1.0, 1.0) else set()
+    needed |= {"kernel_scale"} if gpu.kernel_scale != (1.0, 1.0, 1.0) else set()
     needed |= {"kernel_tables"} if gpu.kernel_tables else set()
     assert set(gpu.sources) >= needed
     assert all(DATED.fullmatch(text) for text in gpu.sources.values()), gpu.sources
@@ -160,7 +160,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert "NDR" not in ours.scale_out.name
     assert (ours.oversubscription, ours.rail_optimised) == (2.0, False)
     assert ours.gpu.name == "h100-sxm-custom"
-    assert ours.gpu.kernel_scale == (1.0, 0.5)
+    assert ours.gpu.kernel_scale == (1.0, 0.5, 1.0)
     assert ours.gpu.usable_memory_bytes < ours.gpu.memory_bytes
     assert ours.gpu.sources["memory_bandwidth_bytes_per_s"] == f"given in {path}"
     assert ours.sources["scale_out.bandwidth_bytes_per_s"] == f"given in {path}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import SpecError
-from windtunnel.hardware import Cluster, Host, Link, cluster_names, cluster_with, gpu_names, parse_cluster
+from windtunnel.hardware import Cluster, Host, Link, cluster_names, cluster_with, gpu_names, parse_cluster, with_settings
 
 H100 = parse_cluster("h100-sxm:64")
 
@@ -87,3 +87,18 @@ def test_what_to_dict_writes_reads_back_the_same(name: str) -> None:
     assert again.to_dict() == cluster.to_dict()
     assert hash(again) == hash(cluster)
     assert pickle.loads(pickle.dumps(cluster)) == cluster
+
+
+def test_settings_change_one_number_and_what_follows_from_it() -> None:
+    machine = parse_cluster("h100-sxm:16")
+    faster = with_settings(machine, {"gpu": {"flops": {"bf16": 2 * machine.gpu.peak_flops("bf16")}, "memory": "160 GB"}})
+    assert faster.gpu.kernel_scale.compute == pytest.approx(2.0)
+    assert faster.gpu.usable_memory_bytes > machine.gpu.usable_memory_bytes
+    assert faster.gpu.flops_per_s["fp8"] == machine.gpu.flops_per_s["fp8"]
+    assert with_settings(machine, {}) == machine
+    assert with_settings(machine, {"nic": "800 Gb/s"}).scale_out.latency_s == machine.scale_out.latency_s
+
+
+def test_a_bandwidth_without_its_unit_is_an_error() -> None:
+    with pytest.raises(SpecError, match="write the unit"):
+        with_settings(parse_cluster("h100-sxm:16"), {"nic": 800})

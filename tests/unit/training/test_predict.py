@@ -12,7 +12,7 @@ import pytest
 
 from windtunnel.cli.plan_flags import PlanFlags
 from windtunnel.errors import UserError
-from windtunnel.hardware import cluster_with, parse_cluster
+from windtunnel.hardware import cluster_with, parse_cluster, with_settings
 from windtunnel.model import load_model
 from windtunnel.result import Result
 from windtunnel.training import Plan, predict
@@ -207,3 +207,14 @@ def test_few_tokens_per_expert_are_no_mistake() -> None:
     maverick = load_model("llama-4-maverick").with_changes(layers=2)
     result = predict(maverick, "h100-sxm:16", {"tp": 4, "etp": 1, "global_batch": 4, "seq_len": 128})
     assert result.step_time_ns > 0
+
+
+def test_matrix_units_twice_as_fast_halve_the_matrix_products() -> None:
+    machine = parse_cluster("h100-sxm:8")
+    doubled = {"flops": {dtype: 2 * rate for dtype, rate in machine.gpu.flops_per_s.items()}}
+    plan = {"tp": 2, "global_batch": 32, "seq_len": 4096}
+    before, after = (
+        predict("llama-3.1-8b", cluster, plan).breakdown_ns["gemm"]
+        for cluster in (machine, with_settings(machine, {"gpu": doubled}))
+    )
+    assert 1.85 < before / after < 2.001  # small ones are bound by memory or by their launch
