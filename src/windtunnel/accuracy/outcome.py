@@ -93,6 +93,14 @@ class Outcome:
             return None
         return self.p5_s <= measured <= self.p95_s
 
+    @property
+    def covers_spread(self) -> bool | None:
+        """Whether the stated band holds the whole of p5 to p95 of the run's own steps; None where it gives none."""
+        low, high = self.row.step_time_p5_s, self.row.step_time_p95_s
+        if self.p5_s is None or self.p95_s is None or low is None or high is None:
+            return None
+        return self.p5_s <= low and high <= self.p95_s
+
     def scaled(self, factor: float, is_anchor: bool) -> Outcome:
         """The same outcome with its times multiplied by an anchor's factor."""
         if self.step_time_s is None or self.p5_s is None or self.p95_s is None:

@@ -50,9 +50,10 @@ def page_of(report: Report, command: str, constants: Sequence[Constants], leave_
 _READING = """\
 error = predicted / measured - 1 of one run. *Mean* and *median* are of its absolute value, *bias* is its mean with
 sign, *worst* is the one farthest from zero, *in band* is the share of runs whose measured step lies in the predicted
-p5-p95 band. *Level A* rows state model, every parallel degree, batch, precision and recomputation; *level B* rows leave
-one to three of these open, which are swept: the prediction is the fastest of the sweep that fits, the band spans all.
-*Level C* rows are used for ordering only. A row that cannot be represented is skipped with its reason, never guessed.
+p5-p95 band: what the model does not know, far more than one step differs from the next. *Level A* rows state model,
+every parallel degree, batch, precision and recomputation; *level B* rows leave one to three of these open, which are
+swept: the prediction is the fastest of the sweep that fits, the band spans all. *Level C* rows are used for ordering
+only. A row that cannot be represented is skipped with its reason, never guessed.
 Sources are not pooled: their conventions, releases and clusters differ. *Guess* is the mean error that one constant
 FLOP rate per framework, GPU and precision would have, fitted on these very rows: what a prediction has to beat."""
 

@@ -17,10 +17,12 @@ from windtunnel.accuracy.score import (
     MemoryScore,
     Ordering,
     Score,
+    Spread,
     feasibility,
     memory_scores,
     ordering,
     score,
+    spreads,
 )
 from windtunnel.errors import InputFileError
 
@@ -43,6 +45,7 @@ class Report:
     by_scale: tuple[Score, ...]  # per source, of the best level there is
     by_kind: tuple[Score, ...]  # dense and MoE, per source, of the best level
     by_precision: tuple[Score, ...]
+    spread: tuple[Spread, ...]
     memory: tuple[MemoryScore, ...]
     feasibility: tuple[Feasibility, ...]
     ranking: tuple[Ranking, ...]
@@ -60,6 +63,7 @@ class Report:
             "by_scale": [asdict(one) for one in self.by_scale],
             "by_kind": [asdict(one) for one in self.by_kind],
             "by_precision": [asdict(one) for one in self.by_precision],
+            "spread": [asdict(one) for one in self.spread],
             "memory": [asdict(one) for one in self.memory],
             "feasibility": [
                 {**asdict(one), "recall": one.recall, "false_alarm_share": one.false_alarm_share}
@@ -119,6 +123,7 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
         by_scale=_scores((o for o in best if o.row.n_gpus), _scale, key=_by_scale),
         by_kind=_scores(best, lambda o: f"{o.row.source}: {'MoE' if o.row.moe else 'dense'}"),
         by_precision=_scores(best, lambda o: f"{o.row.source}: {o.row.gpu} {o.row.precision}"),
+        spread=spreads(asked),
         memory=memory_scores(asked),
         feasibility=feasibility(asked),
         ranking=rankings(asked),

@@ -71,6 +71,17 @@ class Feasibility:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Runs that give p5 and p95 of their own steps, against the stated band. Widths are (p95 - p5) / step."""
+
+    name: str
+    rows: int
+    covered: int  # whose p5 to p95 lies in the band as a whole
+    measured_width: float  # median
+    stated_width: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ordering:
     """Rank correlation of predicted and measured tokens per second and GPU."""
 
@@ -153,6 +164,27 @@ def feasibility(outcomes: Iterable[Outcome]) -> tuple[Feasibility, ...]:
         if crashed:
             found.append(Feasibility(name, len(crashed), sum(crashed), len(ran), sum(ran)))
     return tuple(found)
+
+
+def spreads(outcomes: Iterable[Outcome]) -> tuple[Spread, ...]:
+    """Per source that publishes percentiles of its steps."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.covers_spread is not None and not outcome.row.crashed and not outcome.is_anchor:
+            groups.setdefault(outcome.row.source, []).append(outcome)
+    return tuple(
+        Spread(
+            name,
+            len(group),
+            sum(bool(one.covers_spread) for one in group),
+            statistics.median(
+                ((one.row.step_time_p95_s or 0.0) - (one.row.step_time_p5_s or 0.0)) / (one.row.measured_s or 1.0)
+                for one in group
+            ),
+            statistics.median(((one.p95_s or 0.0) - (one.p5_s or 0.0)) / (one.step_time_s or 1.0) for one in group),
+        )
+        for name, group in sorted(groups.items())
+    )
 
 
 def ordering(name: str, outcomes: Iterable[Outcome]) -> Ordering | None:

@@ -45,6 +45,7 @@ def tables_of(report: Report) -> tuple[Table, ...]:
         _scores(
             f"Step time by source, GPU and precision, level {level}", "source, GPU", report.by_precision, detail=True
         ),
+        _spread(report),
         _memory(report),
         _feasibility(report),
         *(_ranking(ranking) for ranking in report.ranking),
@@ -104,6 +105,21 @@ def _skips(report: Report) -> Table:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     rows = tuple((reason, str(count)) for reason, count in ordered)
     return Table("Skipped rows", ("reason", "rows"), rows)
+
+
+def _spread(report: Report) -> Table:
+    header = ("source", "rows", "wholly in band", "measured width", "stated width")
+    rows = [
+        (
+            one.name,
+            str(one.rows),
+            f"{one.covered} ({percent(one.covered / one.rows)})",
+            percent(one.measured_width),
+            percent(one.stated_width),
+        )
+        for one in report.spread
+    ]
+    return Table("Spread of steps: runs that publish p5 and p95 of their own steps", header, tuple(rows))
 
 
 def _memory(report: Report) -> Table:

@@ -5,6 +5,8 @@
     saved by X     = replayed - step time with X alone ideal       "leave one out": what mending X alone would gain
     share of X     = saved by X / (replayed - ideal)
 
+An ideal step ends with its last optimizer, where the trace names it: what was recorded after that need not be awaited.
+
 Slowdowns and shares of several X need not add up: stragglers hide behind each other.
 """
 
@@ -28,6 +30,18 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What mending all that the user named gives back."""
+
+    parts: tuple[str, ...]  # as given: "stage=3"
+    n_ops: int
+    step_time_ns: int  # replayed with these parts ideal, all else as measured
+    saved_ns: int
+    share: float | None
+    slowdown: float  # of what then remains
+
+
+@dataclass(frozen=True)
 class Explanation:
     """Times are means over the steps, in nanoseconds."""
 
@@ -43,17 +57,22 @@ class Explanation:
     by_replica: tuple[Part, ...]  # largest slowdown first, as all of these
     by_stage: tuple[Part, ...]
     by_kind: tuple[Part, ...]
+    by_worker: tuple[Part, ...]  # the slowest by `worker_slowdown`, each replayed by itself
     worker_slowdown: Mapping[str, float]  # by worker: the smaller of its replica's and its stage's where both are known
+    worker_place: Mapping[str, tuple[int, int]]  # replica and stage, -1 where the trace does not say
     slowest_workers: Part  # the 3 % of the workers with the largest slowdown, together
     last_stage: Part | None  # None without a pipeline
     step_slowdown: Mapping[int, float]
+    step_measured_ns: Mapping[int, int]
     verdict: str
     forward_backward_correlation: float | None = None  # how alike forward and backward of a micro-batch deviate
+    asked: Asked | None = None
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `explain --json`."""
         document = asdict(self)
         document["schema"] = SCHEMA
-        document["step_slowdown"] = {str(step): value for step, value in self.step_slowdown.items()}
+        for key in ("step_slowdown", "step_measured_ns"):
+            document[key] = {str(step): value for step, value in document[key].items()}
         return document

@@ -23,6 +23,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.graph.program import Graph, OpKind
 
 _SKEW_S = 0.05
+_OTHER_RUN_S = 600.0
 _LONGEST_NS = 1e17  # three years
 _MOST_CATEGORIES = 250
 _UNLIKE_SHARE = 0.1
@@ -41,7 +42,7 @@ def joined(source: str, ranks: Sequence[RankOps]) -> Trace:
     if n == 0:
         raise InputFileError(ranks[0].path, "holds no op that takes time", "record with GPU activities")
     base = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    notes = _merged(ranks)
+    notes = _merged(ranks) + _different_steps(ranks)
     matching = match(ranks)
     notes += matching.notes
     start = np.array([t for one in ranks for t in one.start_ns], dtype=np.int64)
@@ -115,6 +116,7 @@ def joined(source: str, ranks: Sequence[RankOps]) -> Trace:
         stage=stage,
         steps=(0,),
         measured_ns=np.array([measured_ns], dtype=np.int64),
+        worker_rank=np.array([one.rank for one in ranks], dtype=np.int64),
         notes=tuple(notes),
     )
 
@@ -157,6 +159,7 @@ def _aligned(
             notes.append(
                 f"clocks of {np.count_nonzero(skewed)} of {len(ranks)} ranks put right, by when their common "
                 f"communication ends: rank {ranks[at].rank} was {ahead[at]:+.3f} s off"
+                + (", so much that the files may be of different runs" if abs(ahead[at]) > _OTHER_RUN_S else "")
             )
     return np.asarray(relative + begins[worker], dtype=np.int64)
 
@@ -226,6 +229,19 @@ def _merged(ranks: Sequence[RankOps]) -> list[str]:
         f"rank {said[0]}: {note}" if len(said) == 1 else f"each of {len(said)} ranks, first rank {said[0]}: {note}"
         for note, said in by_text.items()
     ]
+
+
+def _different_steps(ranks: Sequence[RankOps]) -> list[str]:
+    """Says so where the ranks recorded different training steps."""
+    steps = [sorted({step for step in one.step if step >= 0}) for one in ranks]
+    other = next((at for at, mine in enumerate(steps) if mine and steps[0] and mine != steps[0]), None)
+    if other is None:
+        return []
+
+    def shown(at: int) -> str:
+        return f"rank {ranks[at].rank} has {steps[at][0]} to {steps[at][-1]}"
+
+    return [f"ranks recorded different steps: {shown(0)}, {shown(other)}; what only some did has no partner or peer"]
 
 
 def _pipelines(ranks: Sequence[RankOps]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -22,6 +22,12 @@ _REMEDY = "give a trace written by torch.profiler's export_chrome_trace, or a Ch
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
 _NODES = re.compile(r'"nodes"\s*:\s*\[')
+_OURS = re.compile(r'"otherData"\s*:\s*\{"title"\s*:\s*"(?:[^"\\]|\\.){0,400}"\s*,\s*"result"')
+_RECORDED = "explain wants what a job really did: give traces that its ranks recorded"
+_EXCERPT = (
+    "is the timeline of a prediction that windtunnel drew (`predict --trace`), an excerpt of one GPU per stage in "
+    "which nothing waits for anything"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +65,11 @@ def read_json_trace(path: Path) -> JsonTrace:
     try:
         document: Any = json.loads(text)
     except (ValueError, RecursionError):
+        _refuse_ours(path, _OURS.search(text[:4096]) is not None)
         return _salvaged(path, text)
+    if isinstance(document, dict):
+        other = document.get("otherData")
+        _refuse_ours(path, isinstance(other, dict) and {"title", "result"} <= other.keys(), document.get("schema"))
     notes = ("the compressed file is cut off",) if cut else ()
     if isinstance(document, list):
         document = {"traceEvents": document}
@@ -71,14 +81,25 @@ def read_json_trace(path: Path) -> JsonTrace:
     raise InputFileError(path, "has neither 'traceEvents' (Kineto) nor 'nodes' (Chakra)", _REMEDY)
 
 
+def _refuse_ours(path: Path, is_excerpt: bool, schema: object = None) -> None:
+    """Predictions are no traces: explaining one would find stragglers that nobody simulated."""
+    if is_excerpt:
+        raise InputFileError(
+            path,
+            _EXCERPT,
+            f"{_RECORDED}; of a prediction, `windtunnel predict ... --slow gpu=0:1.2` says what a straggler costs",
+        )
+    if isinstance(schema, str) and schema.startswith("windtunnel"):
+        raise InputFileError(path, f"is an answer of windtunnel ({schema}), no trace", _RECORDED)
+
+
 def unpacked(path: Path) -> tuple[bytes, bool]:
     """The content of a plain or gzipped file, and whether the compressed stream is cut off or damaged."""
     try:
         raw = path.read_bytes()
-    except OSError as error:
-        raise InputFileError(
-            path, f"cannot be read ({error.strerror})", "check the path and its permissions"
-        ) from error
+    except (OSError, MemoryError) as error:
+        said = getattr(error, "strerror", None) or "it does not fit in memory"
+        raise InputFileError(path, f"cannot be read ({said})", "check the path and its permissions") from error
     if raw[:2] != b"\x1f\x8b":
         return raw, False
     parts: list[bytes] = []

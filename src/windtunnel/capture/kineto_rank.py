@@ -66,6 +66,10 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
     ops = RankOps(rank=rank, path=str(trace.path), notes=list(trace.notes))
     gpu, calls, syncs, comms, damaged = _sorted_out(trace.items)
     steps = _steps(trace.items)
+    if not gpu:
+        from windtunnel.capture.kineto_cpu import cpu_ops
+
+        return cpu_ops(trace, rank, steps)
     if damaged:
         ops.notes.append(f"{damaged:,} events without usable time left out")
     used = {event.correlation for event in gpu}

@@ -6,10 +6,11 @@ github.com/ByteDance-Seed/StragglerAnalysis):
     dp_rank, stage   data-parallel rank and pipeline stage of the worker         seq_id   order among ops of one kind
     step             training step                                              mc       model chunk within the stage
     optype           kind of op, see `KINDS`                                     gmc      model chunk within the model
-    start_ts         seconds on the worker's clock; duration: seconds          mb_id    micro-batch (may be missing)
+    start_ts         seconds on the worker's clock; duration: seconds          mb_id    micro-batch
+    rank             global rank of the worker
 
-A step in which an op is missing cannot be replayed: its collectives would wait for ever. Such steps are left out, and
-the notes say which.
+The last four may be missing. A step of a replica in which an op is missing cannot be replayed: its collectives would
+wait for ever. Such steps are left out, or such replicas where that costs less, and the notes say which.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.capture.complete_steps import usable_part
 from windtunnel.errors import InputFileError
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
@@ -34,10 +36,12 @@ KINDS = (
 )
 COMMUNICATION = (*SENDS_AND_RECEIVES, GATHER, SCATTER, SEPARATE, LAYERNORM, EMBEDDING, CLIP)
 NEEDED = (FORWARD, BACKWARD, OPTIMIZER)  # without these there is no step
-_WHOLE = ("dp_rank", "stage", "step", "seq_id", "mc", "gmc")
-_OPTIONAL = "mb_id"
+_WHOLE = ("dp_rank", "stage", "step", "seq_id")
 COLUMNS = (*_WHOLE, "optype", "start_ts", "duration")
+_OPTIONAL = ("mc", "gmc", "mb_id", "rank")
+_NONE = -1
 _LONGEST_S = 1e8  # three years: what is longer was not written in seconds, and nanoseconds must fit in 63 bits
+_MOST = {"stage": 100_000, "seq_id": 10_000_000, "dp_rank": 10_000_000}
 _REMEDY = "give the operation table of a training job, with the columns " + ", ".join(COLUMNS)
 
 
@@ -57,6 +61,7 @@ class OperationTable:
     chunk: NDArray[np.int32]  # [k] -1: belongs to no model chunk
     model_chunk: NDArray[np.int32]  # [k]
     micro_batch: NDArray[np.int32]  # [k] -1: of none, or not recorded
+    rank: NDArray[np.int64]  # [r, p] global rank; replica * p + stage where the table does not say
     start_s: NDArray[np.float64]  # [s, r, k]
     duration_s: NDArray[np.float64]  # [s, r, k]
     notes: tuple[str, ...]
@@ -71,33 +76,21 @@ def read_operation_table(path: Path) -> OperationTable:
     columns = _columns(path)
     notes: list[str] = []
     names = columns.pop("optype")
-    kinds = {name: number for number, name in enumerate(KINDS)}
-    kind = np.array([kinds.get(name, -1) for name in names], dtype=np.int32)
+    numbers = {name: number for number, name in enumerate(KINDS)}
+    kind = np.array([numbers.get(name.strip().lower().replace("_", "-"), _NONE) for name in names], dtype=np.int32)
     keep = kind >= 0
     if not keep.all():
         strange = sorted({str(name) for name, known in zip(names, keep, strict=True) if not known})
-        notes.append(f"{np.count_nonzero(~keep):,} ops of unknown kind left out, such as '{strange[0]}'")
-    bad = ~(np.isfinite(columns["start_ts"]) & np.isfinite(columns["duration"]))
-    if (bad & keep).any():
-        at = int(np.argmax(bad & keep))
-        raise InputFileError(path, f"row {at} has no start or no duration", "export the table without empty cells")
-    negative = keep & (columns["duration"] < 0)
-    if negative.any():
-        raise InputFileError(
-            path,
-            f"{np.count_nonzero(negative):,} ops end before they start, the first in row {int(np.argmax(negative))}",
-            "repair or leave out these steps",
-        )
-    span = np.ptp(columns["start_ts"][keep]) if keep.any() else 0.0
-    longest = max(float(span), float(columns["duration"][keep].max(initial=0.0)))
-    if longest > _LONGEST_S:
-        raise InputFileError(path, f"spans {longest:.3g} s", "start_ts and duration are in seconds")
-    kind = kind[keep]
-    columns = {name: values[keep] for name, values in columns.items()}
-    missing = [name for name in NEEDED if not (kind == kinds[name]).any()]
-    if missing:
-        raise InputFileError(path, f"holds no '{missing[0]}' op", _REMEDY)
-    return _arranged(path, kind, columns, notes)
+        notes.append(f"{np.count_nonzero(~keep):,} ops of unknown kind left out, such as '{strange[0][:80]}'")
+    for name in NEEDED:
+        if not (kind == numbers[name]).any():
+            raise InputFileError(path, f"holds no '{name}' op", _REMEDY)
+    keep &= _well_timed(path, columns, keep, notes)
+    keep &= _of_one_rank(columns, keep, notes)
+    for name in NEEDED:
+        if not (kind[keep] == numbers[name]).any():
+            raise InputFileError(path, f"holds no usable '{name}' op ({'; '.join(notes)})", "record the job again")
+    return _arranged(path, kind[keep], {name: values[keep] for name, values in columns.items()}, notes)
 
 
 def _columns(path: Path) -> dict[str, Any]:
@@ -106,101 +99,167 @@ def _columns(path: Path) -> dict[str, Any]:
 
     try:
         table = pq.ParquetFile(path)
-        missing = [name for name in COLUMNS if name not in table.schema_arrow.names]
+        names = table.schema_arrow.names
+        missing = [name for name in COLUMNS if name not in names]
         if missing:
             raise InputFileError(path, f"has no column '{missing[0]}'", _REMEDY)
-        has_optional = _OPTIONAL in table.schema_arrow.names
-        read = table.read(columns=[*COLUMNS, _OPTIONAL] if has_optional else list(COLUMNS))
+        present = [name for name in (*COLUMNS, *_OPTIONAL) if name in names]
+        read = table.read(columns=present)
         columns: dict[str, Any] = {"optype": [str(value) for value in read.column("optype").to_pylist()]}
-    except (pa.ArrowException, OSError, ValueError) as error:
+        for name in present:
+            if name != "optype":
+                columns[name] = _numbers(path, name, read.column(name))
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         said = " ".join(str(error).split())[:120]
         raise InputFileError(path, f"is no readable Parquet file ({said})", "export it again") from error
     if read.num_rows == 0:
         raise InputFileError(path, "holds no op", _REMEDY)
-    if not has_optional:
-        columns[_OPTIONAL] = np.full(read.num_rows, -1, np.int64)
-    for name in read.column_names:
-        column = read.column(name)
-        if column.null_count:
-            raise InputFileError(path, f"column '{name}' has {column.null_count:,} empty cells", "fill them")
-        if name == "optype":
-            continue
-        kind = column.type
-        whole = name in (*_WHOLE, _OPTIONAL)
-        if not (pa.types.is_integer(kind) or (pa.types.is_floating(kind) and not whole)):
-            wanted = "whole numbers" if whole else "numbers"
-            raise InputFileError(path, f"column '{name}' holds {kind}, not {wanted}", _REMEDY)
-        columns[name] = column.to_numpy().astype(np.int64 if whole else np.float64)
     return columns
 
 
+def _numbers(path: Path, name: str, column: Any) -> NDArray[Any]:
+    """A column as numbers. Empty cells are nan in times and -1 in what may be missing; elsewhere they are refused."""
+    import pyarrow as pa
+
+    whole = name not in ("start_ts", "duration")
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
+        wanted = "whole numbers" if whole else "numbers"
+        raise InputFileError(path, f"column '{name}' holds {column.type}, not {wanted}", _REMEDY)
+    if whole and name not in _OPTIONAL and column.null_count:
+        raise InputFileError(path, f"column '{name}' has {column.null_count:,} empty cells", "fill them")
+    if pa.types.is_integer(column.type) and not column.null_count and whole:
+        return np.asarray(np.clip(column.to_numpy(), -(2**62), 2**62).astype(np.int64))
+    values = column.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
+    if not whole:
+        return np.asarray(values)
+    if name in _OPTIONAL:
+        values = np.where(np.isfinite(values), values, float(_NONE))
+    bad = ~(np.isfinite(values) & (values == np.rint(values)) & (np.abs(values) < 2**62))
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise InputFileError(
+            path, f"column '{name}' holds {values[at]:g} in row {at}", "it numbers things: give whole numbers"
+        )
+    return np.asarray(values.astype(np.int64))
+
+
+def _well_timed(path: Path, columns: dict[str, Any], keep: NDArray[np.bool_], notes: list[str]) -> NDArray[np.bool_]:
+    """Rows whose times can be used."""
+    start, duration = columns["start_ts"], columns["duration"]
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = np.isfinite(start) & np.isfinite(duration)
+        reasons = [("have no start or no duration", ~found)]
+        reasons.append(("end before they start", found & (duration < 0)))
+        usable = keep & found & (duration >= 0)
+        middle = float(np.median(start[usable])) if usable.any() else 0.0
+        far = usable & ((np.abs(start - middle) > _LONGEST_S) | (duration > _LONGEST_S))
+    if np.count_nonzero(far) * 2 > np.count_nonzero(usable):
+        span = float(np.ptp(start[usable])) + float(duration[usable].max())
+        raise InputFileError(path, f"spans {span:.3g} s", "start_ts and duration are in seconds")
+    reasons.append(("are years from the others", far))
+    for reason, rows in reasons:
+        rows = rows & keep
+        if rows.any():
+            notes.append(f"{np.count_nonzero(rows):,} ops {reason}, first in row {int(np.argmax(rows))}: left out")
+    return np.asarray(usable & ~far)
+
+
+def _of_one_rank(columns: dict[str, Any], keep: NDArray[np.bool_], notes: list[str]) -> NDArray[np.bool_]:
+    """One rank of those that share a replica and a stage: they work in step."""
+    rank = columns.get("rank")
+    if rank is None or not keep.any():
+        return keep
+    rows = np.flatnonzero(keep)
+    worker, at = np.unique(np.stack([columns["dp_rank"][rows], columns["stage"][rows]]), axis=1, return_inverse=True)
+    lowest = np.full(worker.shape[1], np.iinfo(np.int64).max)
+    np.minimum.at(lowest, at.reshape(-1), rank[rows])
+    others = rank[rows] != lowest[at.reshape(-1)]
+    if others.any():
+        n = len(np.unique(rank[rows][others]))
+        notes.append(
+            f"{n:,} ranks share replica and stage with another, as tensor-parallel ranks do: the lowest was used"
+        )
+    used = keep.copy()
+    used[rows[others]] = False
+    return used
+
+
 def _arranged(path: Path, kind: NDArray[np.int32], columns: dict[str, Any], notes: list[str]) -> OperationTable:
-    """Rows as [step, replica, op]; steps in which any op is missing or doubled are left out."""
-    stage, seq = columns["stage"], columns["seq_id"]
-    replicas, replica = np.unique(columns["dp_rank"], return_inverse=True)
-    steps, step = np.unique(columns["step"], return_inverse=True)
-    for name, most in (("stage", 100_000), ("seq_id", 10_000_000), ("dp_rank", 10_000_000)):
+    """Rows as [step, replica, op]."""
+    for name, most in _MOST.items():
         if columns[name].min() < 0 or columns[name].max() > most:
             low, high = columns[name].min(), columns[name].max()
             raise InputFileError(path, f"column '{name}' goes from {low} to {high}", _REMEDY)
-    for name in ("mc", "gmc", _OPTIONAL):
-        columns[name] = np.clip(columns[name], -1, 2**31 - 1)
-    stages = np.unique(stage)
-    if len(stages) != int(stage.max()) + 1:
-        gone = next(s for s in range(len(stages) + 1) if s not in set(stages.tolist()))
-        raise InputFileError(path, f"no op of stage {gone} of 0 to {int(stage.max())}", "give the whole pipeline")
-    if int(replicas[-1]) + 1 != len(replicas):
-        gone = next(r for r in range(len(replicas) + 1) if r not in set(replicas.tolist()))
-        notes.append(f"no op of replica {gone}: {len(replicas)} of {int(replicas[-1]) + 1} replicas were replayed")
-    key = (stage * len(KINDS) + kind) * (int(seq.max()) + 1) + seq
-    keys, op, copies = np.unique(key, return_inverse=True, return_counts=True)
-    # The ops of a step are those that most of its (step, replica) pairs have; rarer ones belong to incomplete steps.
-    common = copies * 2 > len(steps) * len(replicas)
-    if not common.any():
-        raise InputFileError(path, "no op is in most of the steps and replicas", "give complete steps")
-    column = np.cumsum(common) - 1
-    kept = common[op]
-    k = int(common.sum())
-    cell = (step * len(replicas) + replica) * k + column[op]
-    count = np.bincount(cell[kept], minlength=len(steps) * len(replicas) * k).reshape(len(steps), len(replicas), k)
-    extra = np.bincount(step[~kept], minlength=len(steps)) > 0
-    complete = (count == 1).all(axis=(1, 2)) & ~extra
-    shown_stage, shown_kind, shown_seq = _decoded(keys[common], int(seq.max()) + 1)
-    if not complete.all():
-        at = int(np.argmin(complete))
-        first = f"step {steps[at]} has ops that the others lack"
-        wrong = np.argwhere(count[at] != 1)
-        if len(wrong):
-            r, j = (int(i) for i in wrong[0])
-            trouble = "lacks" if count[at, r, j] == 0 else "repeats"
-            first = (
-                f"in step {steps[at]} replica {replicas[r]} {trouble} "
-                f"{KINDS[shown_kind[j]]} {shown_seq[j]} of stage {shown_stage[j]}"
-            )
-        if not complete.any():
-            raise InputFileError(path, f"none of its {len(steps)} steps is complete: {first}", "give complete steps")
-        notes.append(f"{np.count_nonzero(~complete)} of {len(steps)} incomplete steps left out: {first}")
-    rows = np.full(count.size, -1, np.int64)
-    rows[cell[kept]] = np.flatnonzero(kept)
-    rows = rows.reshape(count.shape)[complete]
-    sample = rows[0, 0]
+    radix = int(columns["seq_id"].max()) + 1
+    key = (columns["stage"] * len(KINDS) + kind) * radix + columns["seq_id"]
+    part = usable_part(path, columns["step"], columns["dp_rank"], key, lambda one: _shown(one, radix))
+    notes += part.notes
+    stage, of_kind, seq = _decoded(part.keys, radix)
+    missing = set(range(int(stage.max()) + 1)) - set(stage.tolist())
+    if missing:
+        raise InputFileError(
+            path, f"no op of stage {min(missing)} of 0 to {int(stage.max())}", "give the whole pipeline"
+        )
+    n_stages = int(stage.max()) + 1
+    lost = set(range(part.replicas[-1] + 1)) - set(part.replicas) - set(part.left_out_replicas)
+    if lost:
+        notes.append(
+            f"no op of replica {min(lost)}: {len(part.replicas)} of {part.replicas[-1] + 1} replicas were replayed"
+        )
+    sample = part.rows[0, 0]
+    given = {
+        name: np.clip(columns[name][sample], _NONE, 2**31 - 1).astype(np.int32)
+        if name in columns
+        else np.full(len(sample), _NONE, np.int32)
+        for name in ("mc", "gmc", "mb_id")
+    }
+    chunk, model_chunk = _chunks(of_kind, stage, n_stages, given["mc"], given["gmc"])
+    data = np.isin(of_kind, [KINDS.index(name) for name in (GATHER, SCATTER)])
+    if chunk[of_kind < 2].max(initial=0) > 0 and (data & (given["mc"] < 0)).any():
+        notes.append("the table does not say of which model chunk gathers and scatters are: taken to be of the first")
+    n_replicas = len(part.replicas)
+    rank = np.arange(n_replicas * n_stages, dtype=np.int64).reshape(n_replicas, n_stages)
+    if "rank" in columns:
+        rank[:, stage] = columns["rank"][part.rows[0]]
     return OperationTable(
-        steps=tuple(int(s) for s in steps[complete]),
-        replicas=tuple(int(r) for r in replicas),
-        n_stages=len(stages),
-        stage=shown_stage,
-        kind=shown_kind,
-        seq=shown_seq,
-        chunk=columns["mc"][sample].astype(np.int32),
-        model_chunk=columns["gmc"][sample].astype(np.int32),
-        micro_batch=columns[_OPTIONAL][sample].astype(np.int32),
-        start_s=columns["start_ts"][rows],
-        duration_s=columns["duration"][rows],
+        steps=part.steps,
+        replicas=part.replicas,
+        n_stages=n_stages,
+        stage=stage,
+        kind=of_kind,
+        seq=seq,
+        chunk=chunk,
+        model_chunk=model_chunk,
+        micro_batch=given["mb_id"],
+        rank=rank,
+        start_s=columns["start_ts"][part.rows],
+        duration_s=columns["duration"][part.rows],
         notes=tuple(notes),
     )
+
+
+def _chunks(
+    kind: NDArray[np.int32],
+    stage: NDArray[np.int32],
+    n_stages: int,
+    chunk: NDArray[np.int32],
+    model_chunk: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Model chunks of the ops. Computes that name none: chunk c of stage s is chunk c x stages + s of the model."""
+    in_chunk = np.isin(kind, [KINDS.index(name) for name in (FORWARD, BACKWARD, GATHER, SCATTER)])
+    computes = kind < 2
+    from_model = computes & (chunk < 0) & (model_chunk >= 0)
+    chunk = np.where(from_model, model_chunk // n_stages, np.where(in_chunk & (chunk < 0), 0, chunk))
+    model_chunk = np.where(computes & (model_chunk < 0), chunk * n_stages + stage, model_chunk)
+    return chunk.astype(np.int32), model_chunk.astype(np.int32)
 
 
 def _decoded(keys: Any, radix: int) -> tuple[Any, Any, Any]:
     rest, seq = np.divmod(keys, radix)
     stage, kind = np.divmod(rest, len(KINDS))
     return stage.astype(np.int32), kind.astype(np.int32), seq.astype(np.int32)
+
+
+def _shown(key: int, radix: int) -> str:
+    stage, kind, seq = _decoded(np.int64(key), radix)
+    return f"{KINDS[int(kind)]} {seq} of stage {stage}"

@@ -83,7 +83,9 @@ def find_pattern(
     """
     end_s = start_s + duration_s
     n_stages = int(stage.max()) + 1
-    in_order = np.lexsort((kind, seq, start_s))
+    # By name where start and number are the same: those who published the tables sort them so.
+    by_name = np.argsort(np.argsort(KINDS))[kind]
+    in_order = np.lexsort((by_name, seq, start_s))
     draft = _Draft()
     overlapped = bool((kind == KINDS.index(SEPARATE)).any())
     for s in range(n_stages):
@@ -94,13 +96,13 @@ def find_pattern(
         if not ops[FORWARD] or not ops[BACKWARD]:
             raise InputFileError(path, f"stage {s} has no {BACKWARD if ops[FORWARD] else FORWARD}", "give whole steps")
         for name in SENDS_AND_RECEIVES:
-            _pipeline(path, draft, name, s, n_stages, ops, start_s, end_s, chunk, model_chunk)
-        _first_backward(draft, s, ops, computes, kind)
-        _gathers(draft, ops, chunk)
+            _pipeline(path, draft, name, s, n_stages, ops, seq, start_s, end_s, model_chunk)
+        _first_backward(draft, ops, computes, kind, seq)
+        _gathers(draft, ops, chunk, seq)
         last_compute = max(computes, key=lambda op: end_s[op])
-        _tail(draft, ops, last_compute, overlapped)
+        _tail(draft, ops, last_compute, overlapped, seq)
         if overlapped:
-            _scatters(draft, ops, chunk, end_s)
+            _scatters(draft, ops, chunk, seq, end_s)
     streams = np.array([_stream_of(KINDS[number]) for number in kind], dtype=np.int32) + stage * len(STREAMS)
     tail_rank = np.array([_TAIL.index(KINDS[number]) if KINDS[number] in _TAIL else 0 for number in kind])
     meets = _partners(path, draft, n_stages)
@@ -112,7 +114,7 @@ def find_pattern(
         meets += [tuple(members) for members in rounds.values()]
     return Pattern(
         stream=streams,
-        order=np.lexsort((kind, seq, np.where(tail_rank > 0, 0.0, start_s), tail_rank, streams)),
+        order=np.lexsort((by_name, seq, np.where(tail_rank > 0, 0.0, start_s), tail_rank, streams)),
         waits=tuple(draft.waits),
         meets=tuple(meets),
         across_replicas=np.isin(kind, [KINDS.index(name) for name in (GATHER, SCATTER, SEPARATE, CLIP)]),
@@ -137,14 +139,14 @@ def _pipeline(
     stage: int,
     n_stages: int,
     ops: dict[str, list[int]],
+    seq: NDArray[np.int32],
     start_s: NDArray[np.float64],
     end_s: NDArray[np.float64],
-    chunk: NDArray[np.int32],
     model_chunk: NDArray[np.int32],
 ) -> None:
     """Tie the sends or receives `name` of one stage to its computes, and note those that have a partner."""
     direction, action = name.split("-")
-    by_seq = sorted(ops[direction + "-compute"], key=lambda op: (start_s[op], op))
+    by_seq = sorted(ops[direction + "-compute"], key=lambda op: int(seq[op]))
     if action == "recv":
         last_start = max(start_s[op] for op in by_seq)
         active = [op for op in ops[name] if start_s[op] <= last_start + _SAME_INSTANT_S]
@@ -177,28 +179,42 @@ def _pipeline(
 
 
 def _first_backward(
-    draft: _Draft, stage: int, ops: dict[str, list[int]], computes: list[int], kind: NDArray[np.int32]
+    draft: _Draft,
+    ops: dict[str, list[int]],
+    computes: list[int],
+    kind: NDArray[np.int32],
+    seq: NDArray[np.int32],
 ) -> None:
     backward = KINDS.index(BACKWARD)
     at = next(i for i, op in enumerate(computes) if kind[op] == backward)
     if at >= 2:
         for name in ("backward-recv", "backward-send"):
-            draft.waits += [(op, computes[at - 2]) for op in ops[name][:1]]
+            draft.waits += [(op, computes[at - 2]) for op in _numbered(ops[name], seq)[:1]]
 
 
-def _gathers(draft: _Draft, ops: dict[str, list[int]], chunk: NDArray[np.int32]) -> None:
+def _numbered(ops: list[int], seq: NDArray[np.int32]) -> list[int]:
+    return sorted(ops, key=lambda op: int(seq[op]))
+
+
+def _gathers(draft: _Draft, ops: dict[str, list[int]], chunk: NDArray[np.int32], seq: NDArray[np.int32]) -> None:
     """The first forward of a chunk needs the last parameter gather of that chunk."""
-    last = {int(chunk[op]): op for op in ops[GATHER]}
+    last = {int(chunk[op]): op for op in _numbered(ops[GATHER], seq)}
     for of_chunk, gather in last.items():
         first = next((op for op in ops[FORWARD] if chunk[op] == of_chunk), None)
         if first is not None:
             draft.waits.append((first, gather))
 
 
-def _scatters(draft: _Draft, ops: dict[str, list[int]], chunk: NDArray[np.int32], end_s: NDArray[np.float64]) -> None:
+def _scatters(
+    draft: _Draft,
+    ops: dict[str, list[int]],
+    chunk: NDArray[np.int32],
+    seq: NDArray[np.int32],
+    end_s: NDArray[np.float64],
+) -> None:
     """The first gradient scatter of a chunk needs the last backward of that chunk."""
     first: dict[int, int] = {}
-    for op in ops[SCATTER]:
+    for op in _numbered(ops[SCATTER], seq):
         first.setdefault(int(chunk[op]), op)
     for of_chunk, scatter in first.items():
         backwards = [op for op in ops[BACKWARD] if chunk[op] == of_chunk]
@@ -206,21 +222,24 @@ def _scatters(draft: _Draft, ops: dict[str, list[int]], chunk: NDArray[np.int32]
             draft.waits.append((scatter, max(backwards, key=lambda op: end_s[op])))
 
 
-def _tail(draft: _Draft, ops: dict[str, list[int]], last_compute: int, overlapped: bool) -> None:
+def _tail(
+    draft: _Draft, ops: dict[str, list[int]], last_compute: int, overlapped: bool, seq: NDArray[np.int32]
+) -> None:
     """Everything after the last compute follows one after the other; gradients scatter within, or before, that."""
     chain = [op for name in (GC, LAYERNORM, EMBEDDING) for op in ops[name]]
     after = [op for name in (SEPARATE, CLIP, OPTIMIZER) for op in ops[name]]
-    scatters = ops[SCATTER]
-    draft.waits.append(((chain or ([] if overlapped else scatters) or after)[0], last_compute))
+    scatters = _numbered(ops[SCATTER], seq)
+    first = (chain or ([] if overlapped else scatters) or after)[:1]
+    draft.waits += [(op, last_compute) for op in first]
     if not scatters:
         return
     if overlapped:
         past_gc = [op for op in [*chain, *after] if op not in ops[GC]]
-        draft.waits.append((past_gc[0], scatters[-1]))
+        draft.waits += [(op, scatters[-1]) for op in past_gc[:1]]
         return
     if chain:
         draft.waits.append((scatters[0], chain[-1]))
-    draft.waits.append((after[0], scatters[-1]))
+    draft.waits += [(op, scatters[-1]) for op in after[:1]]
 
 
 def _partners(path: Any, draft: _Draft, n_stages: int) -> list[tuple[int, ...]]:

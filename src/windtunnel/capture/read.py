@@ -19,6 +19,15 @@ def read_trace(paths: Sequence[Path]) -> Trace:
         SpecError: no path, one path twice, or files of several formats.
         InputFileError: a file cannot be read, or not replayed.
     """
+    try:
+        return _read(paths)
+    except MemoryError as error:
+        raise InputFileError(
+            paths[0], "does not fit in memory", "record fewer steps, or explain fewer ranks"
+        ) from error
+
+
+def _read(paths: Sequence[Path]) -> Trace:
     if not paths:
         raise SpecError("traces", "", _GIVE)
     for path in paths:
@@ -62,6 +71,7 @@ def _json(paths: Sequence[Path]) -> Trace:
 
         return chakra_trace([nodes_of(read_json_trace(path)) for path in paths])
     ranks: dict[int, RankOps] = {}
+    worlds: dict[int, int] = {}
     for number, path in enumerate(paths):
         if number > 0:
             trace = read_json_trace(path)  # one after the other: each may take gigabytes
@@ -72,9 +82,18 @@ def _json(paths: Sequence[Path]) -> Trace:
         rank = number if rank is None else rank
         if rank in ranks:
             raise InputFileError(path, f"is of rank {rank}, as is {ranks[rank].path}", "give one trace per rank")
+        info = trace.top.get("distributedInfo")
+        world = info.get("world_size") if isinstance(info, dict) else None
+        if isinstance(world, int) and not isinstance(world, bool):
+            worlds.setdefault(world, rank)
         ranks[rank] = kineto_ops(trace, rank)
         if not said and len(paths) > 1:
             ranks[rank].notes.append("the file does not say its rank: numbered in the order given")
+    if len(worlds) > 1:
+        differing = ", ".join(f"rank {rank} is of {world}" for world, rank in sorted(worlds.items())[:3])
+        next(iter(ranks.values())).notes.append(
+            f"the files say different numbers of ranks ({differing}): are they of one job?"
+        )
     return joined("Kineto", list(ranks.values()))
 
 

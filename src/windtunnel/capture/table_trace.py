@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.capture.clocks import clock_offsets
-from windtunnel.capture.operation_table import COMMUNICATION, KINDS, OperationTable, read_operation_table
+from windtunnel.capture.operation_table import COMMUNICATION, KINDS, OPTIMIZER, OperationTable, read_operation_table
 from windtunnel.capture.pipeline_order import STREAMS, Pattern, find_pattern
 from windtunnel.capture.trace import Trace
 from windtunnel.graph.program import Graph, OpKind
 
 _SKEW_S = 0.05  # clocks that differ by more are put right; by less, the ends of a rendezvous differ anyway
+_UNTRUSTED = 0.1
 _KIND_SHOWN = {
     "forward-send": "forward-pp-comm",
     "forward-recv": "forward-pp-comm",
@@ -76,26 +77,54 @@ def _aligned(table: OperationTable, pattern: Pattern, notes: list[str]) -> NDArr
         n_replicas * table.n_stages,
     )
     skewed = np.abs(np.nan_to_num(ahead)) > _SKEW_S
-    if skewed.any():
+    put_right = np.asarray(table.start_s - np.where(skewed, ahead, 0.0)[worker])
+    before = _apart(rendezvous, table.start_s + table.duration_s)
+    after = _apart(rendezvous, put_right + table.duration_s)
+    if skewed.any() and after < 0.5 * before:
         at = int(np.nanargmax(np.abs(ahead)))
         notes.append(
             f"clocks of {np.count_nonzero(skewed)} of {len(ahead)} workers put right, by what their common "
             f"communication ends at: replica {table.replicas[at // table.n_stages]} stage {at % table.n_stages} "
             f"was {ahead[at]:+.3f} s off"
         )
-    return np.asarray(table.start_s - np.where(skewed, ahead, 0.0)[worker])
+    else:
+        put_right, after = table.start_s, before
+    if after > _UNTRUSTED:
+        notes.append(
+            f"{after:.0%} of the common communication ends more than {_SKEW_S * 1e3:.0f} ms apart on its members, "
+            "which no constant offset of their clocks explains: clocks that drift or jump make transfers wrong"
+        )
+    return put_right
+
+
+def _apart(rendezvous: NDArray[np.int64], end_s: NDArray[np.float64]) -> float:
+    """Share of the rendezvous whose members end further apart than clocks may differ."""
+    tied = rendezvous >= 0
+    number, end = rendezvous[tied], end_s[tied]
+    n = int(number.max(initial=-1)) + 1
+    if not n:
+        return 0.0
+    first, last = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(first, number, end)
+    np.maximum.at(last, number, end)
+    members = np.bincount(number, minlength=n) > 1
+    return float((last - first > _SKEW_S)[members].mean()) if members.any() else 0.0
 
 
 def _usual_order(table: OperationTable, notes: list[str]) -> tuple[int, int]:
-    """A (step, replica) whose computes ran in the order in which most did: the pattern for all."""
+    """The (step, replica) that is the pattern for all: the first, as in the study, unless its computes alone ran in
+    such an order while others agree on another.
+    """
     n_steps, n_replicas, _ = table.start_s.shape
     orders = [
         np.argsort(table.start_s[:, :, mine], axis=2, kind="stable")
         for mine in (np.flatnonzero((table.stage == s) & (table.kind < 2)) for s in range(table.n_stages))
     ]
     joined = np.concatenate(orders, axis=2).reshape(n_steps * n_replicas, -1)
-    _, first, counts = np.unique(joined, axis=0, return_index=True, return_counts=True)
-    best = int(np.lexsort((first, -counts))[0])
+    _, first, inverse, counts = np.unique(joined, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    best = int(inverse.reshape(-1)[0])
+    if counts[best] == 1:
+        best = int(np.lexsort((first, -counts))[0])
     differing = len(joined) - int(counts[best])
     if differing:
         notes.append(
@@ -168,6 +197,8 @@ def _trace(table: OperationTable, pattern: Pattern, start_s: NDArray[np.float64]
         measured_ns=np.rint((end.reshape(n_steps, -1).max(1) - start.reshape(n_steps, -1).min(1)) * 1e9).astype(
             np.int64
         ),
+        worker_rank=table.rank.reshape(-1),
+        ends_step=tiled(kind) == KINDS.index(OPTIMIZER),
         forward_backward_correlation=_correlation(table),
         notes=tuple(notes),
     )

@@ -33,6 +33,8 @@ class Trace:
     stage: NDArray[np.int32]  # [w] pipeline stage, -1 where the trace does not say
     steps: tuple[int, ...]  # [s] as the trace numbers them
     measured_ns: NDArray[np.int64]  # [s] first start to last end in the trace
+    worker_rank: NDArray[np.int64]  # [w] global rank; of equally slow workers the lowest is named first
+    ends_step: NDArray[np.bool_] | None = None  # [n] ops with which an ideal step ends; None: with the last of all
     forward_backward_correlation: float | None = None  # of the two times of a micro-batch; None where not known
     notes: tuple[str, ...] = ()  # what was left out, repaired or not matched, with counts and the first example
 
@@ -40,5 +42,5 @@ class Trace:
         n, w = self.graph.n_ops, len(self.worker_names)
         for name in ("duration_ns", "peers", "is_communication", "worker", "step"):
             assert len(getattr(self, name)) == n, f"Trace.{name} has no entry per op"
-        assert len(self.replica) == len(self.stage) == w
+        assert len(self.replica) == len(self.stage) == len(self.worker_rank) == w
         assert len(self.steps) == len(self.measured_ns) > 0

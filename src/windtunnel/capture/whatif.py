@@ -3,6 +3,9 @@
 Ideal: every op takes the mean of its peers, or the median if it is communication, whose outliers are someone else's
 fault. Then, with T(...) the mean step time of a replay: S = T(measured) / T(ideal), and for any set X of ops
 S_X = T(ideal, but X measured) / T(ideal) and saved by X = T(measured) - T(measured, but X ideal).
+
+T(measured) and what is saved count to the end of the last op of a step; T(ideal) and S_X to the end of its last
+optimizer, where the trace names that, as in the study: operation tables hold ops that were never launched.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.explanation import Explanation, Part
+from windtunnel.capture.explanation import Asked, Explanation, Part
 from windtunnel.capture.trace import Trace
 from windtunnel.capture.verdict import verdict
+from windtunnel.capture.without import chosen_ops
 from windtunnel.engine.replay import replay
 from windtunnel.errors import InputFileError, ScheduleError
 
 _LARGEST_NS = 4e18  # a replay sums durations in 63 bits
 _UNEXPLAINED = 0.1  # of the measured time
+_WORKERS_SHOWN = 16
 _SLOWEST_PERCENT = 3  # of the workers, rounded up: "a few"
 
 
@@ -46,44 +51,52 @@ class Replays:
         self.measured = trace.duration_ns
         self.ideal = ideal_durations(trace)
 
-    def steps_ns(self, durations: NDArray[np.int64]) -> NDArray[np.float64]:
-        """float64[steps]: end of the last op of every step."""
+    def steps_ns(self, durations: NDArray[np.int64], to_optimizer: bool = False) -> NDArray[np.float64]:
+        """float64[steps]: end of the last op of every step, or of its last optimizer."""
         end = replay(self.trace.graph, durations).end_ns
+        step, closing = self.trace.step, self.trace.ends_step
+        if to_optimizer and closing is not None:
+            step, end = step[closing], end[closing]
         last = np.zeros(len(self.trace.steps), np.int64)
-        np.maximum.at(last, self.trace.step, end)
+        np.maximum.at(last, step, end)
         return last.astype(np.float64)
 
     def alone(self, chosen: NDArray[np.bool_]) -> float:
         """Mean step time with only the chosen ops as measured."""
-        return float(self.steps_ns(np.where(chosen, self.measured, self.ideal)).mean())
+        return float(self.steps_ns(np.where(chosen, self.measured, self.ideal), to_optimizer=True).mean())
 
     def without(self, chosen: NDArray[np.bool_]) -> float:
         """Mean step time with only the chosen ops ideal."""
         return float(self.steps_ns(np.where(chosen, self.ideal, self.measured)).mean())
 
 
-def explain(trace: Trace, files: Sequence[str] = ()) -> Explanation:
-    """Replay `trace` with and without each of its parts.
+def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()) -> Explanation:
+    """Replay `trace` with and without each of its parts, and without all of those named in `without` ("stage=3").
 
     Raises:
         InputFileError: ops of the trace wait for each other in a circle.
+        SpecError, UnknownNameError: `without` names no part of the trace.
     """
     where = files[0] if files else trace.source
     if float(trace.duration_ns.sum(dtype=np.float64)) > _LARGEST_NS:
         raise InputFileError(where, "its durations sum to centuries", "give times in the unit of the format")
     replays = Replays(trace)
     try:
-        measured, ideal = replays.steps_ns(replays.measured), replays.steps_ns(replays.ideal)
+        measured, ideal = replays.steps_ns(replays.measured), replays.steps_ns(replays.ideal, to_optimizer=True)
     except ScheduleError as error:
         said = f"its ops wait for each other in a circle ({error})"
         raise InputFileError(where, said, "the order in the trace is damaged") from error
     replayed_ns, ideal_ns = float(measured.mean()), float(ideal.mean())
-    lost_ns = replayed_ns - ideal_ns
+    lost_ns = replayed_ns - float(replays.steps_ns(replays.ideal).mean())
+    wanted = chosen_ops(trace, without)
+
+    def share(saved: float) -> float | None:
+        return saved / lost_ns if abs(lost_ns) >= 1 else None
 
     def part(name: str, chosen: NDArray[np.bool_]) -> Part:
         saved = replayed_ns - replays.without(chosen)
         slowdown = replays.alone(chosen) / ideal_ns if ideal_ns > 0 else 1.0
-        return Part(name, slowdown, round(saved), saved / lost_ns if abs(lost_ns) >= 1 else None)
+        return Part(name, slowdown, round(saved), share(saved))
 
     def parts(names: Sequence[str], of_op: NDArray[np.int32], values: Sequence[int]) -> list[Part]:
         found = [part(name, of_op == value) for name, value in zip(names, values, strict=True)]
@@ -97,10 +110,24 @@ def explain(trace: Trace, files: Sequence[str] = ()) -> Explanation:
     used = [int(c) for c in np.unique(trace.graph.category)]
     by_kind = parts([categories[c] for c in used], trace.graph.category.astype(np.int32), used)
     scores = _worker_scores(trace, replays, by_replica, by_stage, ideal_ns)
-    ranked = sorted(range(len(scores)), key=lambda w: (-scores[w], w))
+    ranked = sorted(range(len(scores)), key=lambda w: (-scores[w], int(trace.worker_rank[w]), w))
+    names = trace.worker_names
     slowest = ranked[: -(-len(ranked) * _SLOWEST_PERCENT // 100)]
-    slowest_workers = part(_listed([trace.worker_names[w] for w in slowest]), np.isin(trace.worker, slowest))
+    slowest_workers = part(_listed([names[w] for w in slowest]), np.isin(trace.worker, slowest))
     last_stage = part(str(stages[-1]), stage_of == stages[-1]) if len(stages) > 1 else None
+    shown = ranked[:_WORKERS_SHOWN] if len(ranked) > 1 else []
+    by_worker = parts([names[w] for w in shown], trace.worker, shown)
+    asked = None
+    if without:
+        mended_ns = replays.without(wanted)
+        asked = Asked(
+            tuple(without),
+            int(wanted.sum()),
+            round(mended_ns),
+            round(replayed_ns - mended_ns),
+            share(replayed_ns - mended_ns),
+            mended_ns / ideal_ns if ideal_ns > 0 else 1.0,
+        )
     slowdown = replayed_ns / ideal_ns if ideal_ns > 0 else 1.0
     per_step = np.divide(measured, ideal, out=np.ones_like(measured), where=ideal > 0)
     return Explanation(
@@ -116,10 +143,13 @@ def explain(trace: Trace, files: Sequence[str] = ()) -> Explanation:
         by_replica=tuple(by_replica),
         by_stage=tuple(by_stage),
         by_kind=tuple(by_kind),
-        worker_slowdown={trace.worker_names[w]: scores[w] for w in ranked},
+        by_worker=tuple(by_worker),
+        worker_slowdown={names[w]: scores[w] for w in ranked},
+        worker_place={names[w]: (int(trace.replica[w]), int(trace.stage[w])) for w in ranked},
         slowest_workers=slowest_workers,
         last_stage=last_stage,
         step_slowdown=dict(zip(trace.steps, per_step.tolist(), strict=True)),
+        step_measured_ns=dict(zip(trace.steps, trace.measured_ns.tolist(), strict=True)),
         verdict=verdict(
             slowdown,
             slowest_workers,
@@ -130,6 +160,7 @@ def explain(trace: Trace, files: Sequence[str] = ()) -> Explanation:
             has_peers=len(np.unique(trace.peers)) < trace.graph.n_ops,
         ),
         forward_backward_correlation=trace.forward_backward_correlation,
+        asked=asked,
         notes=(*trace.notes, *_gap(trace, replayed_ns)),
     )
 

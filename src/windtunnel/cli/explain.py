@@ -10,6 +10,16 @@ from cyclopts import Parameter
 
 def explain(
     *traces: Path,
+    without: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            consume_multiple=False,
+            help="Step time if this were ideal: worker=12, stage=3, replica=8, step=40 or op=backward-compute; "
+            "repeatable, all together.",
+        ),
+    ] = (),
+    report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the explanation as JSON.")] = False,
 ) -> None:
     """Say why a real job is slower than it should be: which worker, stage or kind of op, and what mending it gives.
@@ -21,12 +31,18 @@ def explain(
     """
     from windtunnel.capture.read import read_trace
     from windtunnel.capture.whatif import explain as explained
-    from windtunnel.cli.output import print_json, stdout, working
+    from windtunnel.cli.output import note, print_json, stdout, working
     from windtunnel.report.explain_console import print_explanation
 
     with working("reading the trace"):
-        explanation = explained(read_trace(traces), [str(path) for path in traces])
+        explanation = explained(read_trace(traces), [str(path) for path in traces], without)
+    if report is not None:
+        from windtunnel.report.explain_html import write_explanation
+
+        write_explanation(explanation, report)
     if json:
         print_json(explanation.to_dict())
     else:
         print_explanation(explanation, stdout())
+    if report is not None:
+        note(f"wrote {report}")

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.capture.explanation import Explanation, Part
+from windtunnel.capture.explanation import Asked, Explanation, Part
 from windtunnel.report import figures
 from windtunnel.report.console import NARROW, WIDE, heading
 from windtunnel.report.figures import plain
@@ -32,9 +32,13 @@ def render_explanation(explanation: Explanation, width: int | None = None) -> Re
     columns = min(max(width or 80, NARROW), WIDE)
     parts: list[RenderableType] = [Text(), *_head(explanation), Text(), _headline(explanation)]
     parts += [Text(), Text(plain(explanation.verdict))]
+    if explanation.asked is not None:
+        parts += _asked(explanation.asked, explanation.replayed_ns)
+    by_place = bool(explanation.by_stage or explanation.by_replica)
     for title, found in (
         ("By stage", explanation.by_stage),
         ("By replica", explanation.by_replica),
+        ("By worker", () if by_place else explanation.by_worker),
         ("By kind of op", explanation.by_kind),
     ):
         if len(found) > 1:
@@ -81,6 +85,16 @@ def _headline(explanation: Explanation) -> Table:
     return grid
 
 
+def _asked(asked: Asked, replayed_ns: int) -> list[RenderableType]:
+    said = (
+        f"{figures.duration(asked.step_time_ns)} instead of {figures.duration(replayed_ns)}: {_less(asked.saved_ns)}"
+        + (f", {asked.share:.1%} of the loss" if asked.share is not None and asked.saved_ns > 0 else "")
+        + f"; a slowdown of {asked.slowdown:.3f} remains"
+    )
+    words = " and ".join(plain(part) for part in asked.parts)
+    return [*heading(f"If {words} were ideal"), Text(said)]
+
+
 def _parts(found: Sequence[Part], columns: int) -> Table:
     shown = found[:_SHOWN]
     labels = [plain(one.name) for one in shown]
@@ -107,7 +121,12 @@ def _ratios(values: Mapping[str, float] | Mapping[int, float], prefix: str) -> T
 
 
 def _gain(part: Part) -> str:
-    return f"{_time(part.saved_ns)} less" + (f", {part.share:.1%} of the loss" if part.share is not None else "")
+    share = f", {part.share:.1%} of the loss" if part.share is not None and part.saved_ns > 0 else ""
+    return _less(part.saved_ns) + share
+
+
+def _less(saved_ns: int) -> str:
+    return f"{figures.duration(abs(saved_ns))} {'more' if saved_ns < 0 else 'less'}"
 
 
 def _time(saved_ns: int) -> str:

@@ -54,6 +54,7 @@ def job(
     clock_s: Callable[[int, int], float] = lambda replica, stage: 0.0,
     n_chunks: int = 1,
     overlap: bool = False,
+    scatters_late: bool = False,
 ) -> list[Row]:
     """Rows of a job whose computes take `seconds(kind, step, replica, stage, micro-batch)`."""
     rows: list[Row] = []
@@ -64,7 +65,7 @@ def job(
             found, last = _pipeline(step, replica, n_stages, n_micro, n_chunks, seconds, overlap)
             mine += found
             ends.append(last)
-        mine += _tail(step, n_replicas, n_stages, n_chunks, ends, overlap)
+        mine += _tail(step, n_replicas, n_stages, n_chunks, ends, overlap, scatters_late)
         for row in mine:
             row["start_ts"] += clock_s(row["dp_rank"], row["stage"])
         rows += mine
@@ -135,7 +136,13 @@ def _pipeline(
 
 
 def _tail(
-    step: int, n_replicas: int, n_stages: int, n_chunks: int, ends: list[dict[tuple[int, int], float]], overlap: bool
+    step: int,
+    n_replicas: int,
+    n_stages: int,
+    n_chunks: int,
+    ends: list[dict[tuple[int, int], float]],
+    overlap: bool,
+    scatters_late: bool,
 ) -> list[Row]:
     rows: list[Row] = []
     free: dict[tuple[int, int], float] = {}
@@ -171,11 +178,57 @@ def _tail(
             begin = free[replica, stage]
             rows.append(_row(step, replica, stage, "separate-grads-all-reduce", 0, begin, met - begin))
             free[replica, stage] = met
+    for stage in range(n_stages) if scatters_late else ():
+        for seq in range(n_chunks):
+            met = max(free[replica, stage] for replica in range(n_replicas)) + SCATTER_S
+            for replica in range(n_replicas):
+                begin = free[replica, stage]
+                rows.append(_row(step, replica, stage, "grads-reduce-scatter", seq, begin, met - begin, mc=seq))
+                free[replica, stage] = met
     clipped = max(free.values()) + CLIP_S
     for (replica, stage), begin in free.items():
         rows.append(_row(step, replica, stage, "optimizer-clip-main-grad", 0, begin, clipped - begin))
         rows.append(_row(step, replica, stage, "optimizer", 0, clipped, OPTIMIZER_S))
     return rows
+
+
+def with_idle_sends(rows: list[Row], random: Any) -> list[Row]:
+    """Also with sends and receives that were recorded but never launched: before the first compute, after the last."""
+    found = [dict(row) for row in rows]
+    first = min(row["step"] for row in rows)
+    for stage in sorted({row["stage"] for row in rows}):
+        for way in ("forward", "backward"):
+            mine = [row for row in found if row["stage"] == stage and row["optype"].startswith(way)]
+            sends = [row for row in mine if row["optype"] == f"{way}-send"]
+            receives = [row for row in mine if row["optype"] == f"{way}-recv"]
+            for kind, ops in (("send", sends), ("recv", receives)):
+                if not ops or random.random() < 0.5:
+                    continue
+                early = kind == "send"
+                for row in ops:
+                    row["seq_id"] += early
+                last = max(row["seq_id"] for row in ops)
+                for replica, step in sorted({(row["dp_rank"], row["step"]) for row in rows}):
+                    computes = [
+                        row
+                        for row in mine
+                        if row["optype"] == f"{way}-compute" and (row["dp_rank"], row["step"]) == (replica, step)
+                    ]
+                    at = 0.0 if early else max(row["start_ts"] for row in computes) + 0.01
+                    # The first step decides which are idle; elsewhere they may last as long as they like.
+                    longest = 0.01 if early and step == first else 2.0
+                    found.append(
+                        _row(
+                            step,
+                            replica,
+                            stage,
+                            f"{way}-{kind}",
+                            0 if early else last + 1,
+                            at,
+                            random.uniform(0, longest),
+                        )
+                    )
+    return found
 
 
 def _row(

@@ -194,7 +194,7 @@ def test_what_is_missing_is_said(tmp_path: Path, change: Any, words: str) -> Non
     [
         (lambda rows: [r for r in rows if r["stage"] != 1], "no op of stage 1"),
         (lambda rows: [r for r in rows if r["optype"] != "optimizer"], "no 'optimizer' op"),
-        (lambda rows: [{k: v for k, v in r.items() if k != "gmc"} for r in rows], "no column 'gmc'"),
+        (lambda rows: [{k: v for k, v in r.items() if k != "start_ts"} for r in rows], "no column 'start_ts'"),
         (lambda rows: [{**r, "duration": float("nan")} for r in rows], "no duration"),
         (lambda rows: [{**r, "duration": -1.0} for r in rows], "before they start"),
         (lambda rows: [{**r, "duration": 1e300} for r in rows], "spans"),
