@@ -1,10 +1,13 @@
 """Speed of the replay, as ratios against a plain-Python twin (lists, no arrays): `python benchmarks/replay.py`.
 
 The graph is a pipeline of ranks, each with a host, a compute and two communication streams, joined by rendezvous.
+Then a whole job that nothing folds, every op with a duration of its own, and the same job folded:
+`python benchmarks/replay.py --ops 40000000` takes 4 GiB and half a minute, and leaves out the fold.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -14,6 +17,8 @@ import numpy as np
 
 from windtunnel.engine import Slowdown, critical_path, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
+from windtunnel.graph.fold import fold, refine
+from windtunnel.graph.footprint import GIB, graph_bytes, replay_bytes
 
 CLASS_OF_KIND = {OpKind.HOST: 0, OpKind.COMPUTE: 1, OpKind.COLLECTIVE: 2, OpKind.SEND: 2, OpKind.RECV: 2}
 FACTOR = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.2], [0.0, 0.3, 0.0]])
@@ -39,6 +44,84 @@ def pipeline(ranks: int, micro_batches: int, layers: int) -> tuple[Graph, np.nda
             if rank + 1 < ranks:
                 b.op(OpKind.SEND, peer, duration_ns=900, category="pp", after=got, rendezvous=(rank + 1, batch))
     return b.build(), b.duration_ns()
+
+
+TENSOR, STAGES, MICRO_BATCHES, LAYERS = 4, 8, 32, 4
+OPS_PER_PASS = 1 + 4 * LAYERS
+OPS_PER_RANK = 2 * MICRO_BATCHES * OPS_PER_PASS + 1
+NOTHING = -(10**9)
+FOLD_AT_MOST = 10_000_000  # ops; beyond, folding itself takes more memory than this benchmark should
+
+
+def order_1f1b(stage: int) -> np.ndarray:
+    """int64[2 micro-batches]: the passes of a stage in order, forward of m as m, backward as micro-batches + m."""
+    warm_up = min(STAGES - 1 - stage, MICRO_BATCHES)
+    forward, backward = np.arange(MICRO_BATCHES), MICRO_BATCHES + np.arange(MICRO_BATCHES)
+    steady = MICRO_BATCHES - warm_up
+    pairs = np.stack([forward[warm_up:], backward[:steady]], axis=1).ravel()
+    return np.concatenate([forward[:warm_up], pairs, backward[steady:]])
+
+
+def job(replicas: int) -> Graph:
+    """Every rank of a 1F1B job as a program of its own: tensor x pipeline x data parallel, [replica, stage, tensor].
+
+    A pass is a transfer from the stage before, then for each of its layers twice a kernel and an all-reduce over the
+    tensor-parallel group; at the end one all-reduce over the replicas.
+    """
+    shape = (replicas, STAGES, TENSOR)
+    ranks = replicas * STAGES * TENSOR
+    n = ranks * OPS_PER_RANK
+    assert n < 2**31
+    slots = np.stack([order_1f1b(stage) for stage in range(STAGES)])
+    slot_of = np.argsort(slots, axis=1)
+    # One rank's ops, in order: place in the pass, and the whole step.
+    place = np.append(np.tile(np.arange(OPS_PER_PASS), 2 * MICRO_BATCHES), OPS_PER_PASS)
+    reduces = (place > 0) & (place % 2 == 0)
+    stream = np.where(place == 0, 2, np.where(reduces, 1, 0))
+    stream[-1] = 3
+    kind = np.where(place == 0, OpKind.SEND, np.where(reduces, OpKind.COLLECTIVE, OpKind.COMPUTE))
+    kind[-1] = OpKind.COLLECTIVE
+    # What each op of a stage waits for: the op before it in its pass, or the last of the pass that feeds it.
+    waits = np.tile(np.arange(OPS_PER_RANK) - 1, (STAGES, 1)).astype(np.int64)
+    for stage in range(STAGES):
+        for slot, which in enumerate(slots[stage]):
+            backward = which >= MICRO_BATCHES
+            source = stage + (1 if backward else -1)
+            turn = backward and source == STAGES
+            if turn:
+                source, which = stage, which - MICRO_BATCHES
+            elif source < 0:
+                source, which = stage, slots[stage][slot - 1] if slot else -1
+            last = (slot_of[source, which] + 1) * OPS_PER_PASS - 1
+            hop = (source - stage) * TENSOR * OPS_PER_RANK + last
+            waits[stage, slot * OPS_PER_PASS] = NOTHING if which < 0 else hop
+    begins = (np.arange(ranks, dtype=np.int32) * OPS_PER_RANK).reshape(*shape, 1)
+    dep_idx = np.ascontiguousarray(np.broadcast_to(waits[:, None, :], (*shape, OPS_PER_RANK)), dtype=np.int32)
+    counts = np.broadcast_to((waits != NOTHING)[:, None, :], (*shape, OPS_PER_RANK))
+    dep_ptr = np.zeros(n + 1, np.int64)
+    np.cumsum(counts.reshape(-1), out=dep_ptr[1:])
+    dep_idx += begins
+    dep_idx = dep_idx.reshape(-1)[counts.reshape(-1)]
+    # A rendezvous is named by its first member.
+    rendezvous = np.full((*shape, OPS_PER_RANK), -1, np.int32)
+    at = np.flatnonzero(reduces[:-1]).astype(np.int32)
+    rendezvous[..., at] = begins[:, :, :1] + at
+    rendezvous[..., -1] = begins[:1, ..., 0] + (OPS_PER_RANK - 1)
+    streams = np.add.outer(np.arange(ranks, dtype=np.int32) * 4, stream.astype(np.int32))
+    return Graph(
+        kind=np.tile(kind.astype(np.uint8), ranks),
+        stream=streams.reshape(-1),
+        stream_rank=np.repeat(np.arange(ranks, dtype=np.int32), 4),
+        dep_ptr=dep_ptr,
+        dep_idx=dep_idx,
+        rendezvous=rendezvous.reshape(-1),
+        label=np.zeros(n, np.int32),
+        category=np.tile(stream.astype(np.uint8), ranks),
+        flops=np.zeros(n),
+        bytes=np.zeros(n),
+        multiplicity=np.ones(ranks, np.int64),
+        categories=("compute", "tp", "pp", "dp"),
+    )
 
 
 def plain_python(graph: Graph, duration: list[int]) -> list[int]:
@@ -102,8 +185,76 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return best
 
 
+def whole_job(ops: int) -> None:
+    """Replay a job that nothing folds; then fold it with equal durations per stage, and with one slow rank."""
+    replicas = max(1, round(ops / (OPS_PER_RANK * STAGES * TENSOR)))
+    graph = job(replicas)
+    n = graph.n_ops
+    rng = np.random.default_rng(0)
+    by_place = rng.integers(1_000, 100_000, (STAGES, 1, OPS_PER_RANK))
+    smooth = np.broadcast_to(by_place, (replicas, STAGES, TENSOR, OPS_PER_RANK)).reshape(-1)
+    noisy = smooth + rng.integers(0, 5_000, n, dtype=np.int32)
+    needed = graph_bytes(n, len(graph.dep_idx), graph.n_streams)
+    whole = needed + replay_bytes(n, graph.n_streams)
+    print(
+        f"{n:,} ops, {len(graph.dep_idx):,} dependencies, {graph.n_programs:,} ranks: "
+        f"graph {needed / GIB:.2f} GiB, with all that a replay takes {whole / GIB:.2f} GiB"
+    )
+    for name, duration in (("equal durations", smooth), ("every op its own", noisy)):
+        taken = seconds(lambda d=duration: replay(graph, d), 2)
+        print(f"  replay, {name:18s} {taken:8.3f} s {n / taken / 1e6:8.2f} Mops/s on one core")
+    if n > FOLD_AT_MOST:
+        return
+    slow = smooth.reshape(graph.n_programs, -1).copy()
+    slow[0] += slow[0] // 5
+    for name, duration in (("equal durations", smooth), ("one slow rank", slow.ravel()), ("every op its own", noisy)):
+        taken = seconds(lambda d=duration: fold(graph, d), 1)
+        folded = fold(graph, duration)
+        fast = seconds(lambda f=folded: replay(f.graph, f.duration_ns), 3)
+        line = replay(graph, duration)
+        assert np.array_equal(folded.unfold(replay(folded.graph, folded.duration_ns).end_ns), line.end_ns)
+        programs = f"{folded.graph.n_programs:,} programs"
+        print(f"  fold, {name:20s} {taken:8.3f} s to {programs}, replayed in {fast * 1e3:.3f} ms")
+
+
+def partitions() -> None:
+    """Classes of 98,304 ranks, some of them slow."""
+    tensor, context, data, stages = 8, 2, 384, 16
+    ranks = np.arange(tensor * context * data * stages).reshape(stages, data, context, tensor)
+    families = [
+        ranks.reshape(-1, tensor),
+        ranks.swapaxes(2, 3).reshape(-1, context),
+        ranks.transpose(0, 2, 3, 1).reshape(-1, data),
+        ranks.transpose(0, 3, 1, 2).reshape(-1, data * context),
+        ranks.reshape(-1, 8 * context * tensor),  # experts over eight replicas
+        ranks.transpose(1, 2, 3, 0).reshape(-1, stages),
+    ]
+    positions = [None] * 5 + [np.arange(stages)]
+    print(f"refine, {ranks.size:,} ranks in {len(families)} families of communicators")
+    for slow in (0, 1, 10, 100, ranks.size // 100):
+        colour = np.zeros(ranks.size, np.int64)
+        colour[np.random.default_rng(0).choice(ranks.size, slow, replace=False)] = 1
+        taken = seconds(lambda c=colour: refine(c, families, positions), 2)
+        classes = int(refine(colour, families, positions).max()) + 1
+        print(f"  {slow:5d} slow {taken:8.3f} s to {classes:,} classes")
+
+
 def main() -> None:
-    """Print one table per graph size, and what a fresh process pays."""
+    """Print one table per graph size, the whole job, and what a fresh process pays."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--ops", type=int, default=2_000_000, help="size of the whole job (default 2,000,000)")
+    arguments = parser.parse_args()
+    small_graphs()
+    partitions()
+    whole_job(arguments.ops)
+    program = "from windtunnel.engine import kernels"
+    fresh = seconds(lambda: subprocess.run([sys.executable, "-c", program], check=True), 3)
+    floor = seconds(lambda: subprocess.run([sys.executable, "-c", "import numba"], check=True), 3)
+    print(f"fresh process until the kernels are loaded: {fresh:.2f} s, of which `import numba`: {floor:.2f} s")
+
+
+def small_graphs() -> None:
+    """Against plain Python."""
     for ranks, micro_batches, layers in ((1, 10, 25), (16, 16, 39), (16, 96, 156)):
         graph, duration = pipeline(ranks, micro_batches, layers)
         classes = np.array([CLASS_OF_KIND[OpKind(k)] for k in graph.kind.tolist()], dtype=np.uint8)
@@ -126,10 +277,6 @@ def main() -> None:
             print(
                 f"  {name:18s} {taken * 1e3:10.3f} ms {n / taken / 1e6:8.2f} Mops/s {plain / taken:8.1f}x plain Python"
             )
-    program = "from windtunnel.engine import kernels"
-    fresh = seconds(lambda: subprocess.run([sys.executable, "-c", program], check=True), 3)
-    floor = seconds(lambda: subprocess.run([sys.executable, "-c", "import numba"], check=True), 3)
-    print(f"fresh process until the kernels are loaded: {fresh:.2f} s, of which `import numba`: {floor:.2f} s")
 
 
 if __name__ == "__main__":

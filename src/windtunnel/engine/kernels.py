@@ -87,17 +87,19 @@ def replay_fixed(
 
     start = max(end of the previous op of the stream, ends of the dependencies, readiness of the last member of the
     rendezvous). `start` and `end` hold -1 where an op never runs. Returns the number of ops that ran, or MALFORMED.
+
+    On large graphs the time goes into fetching from memory what belongs to an op. So an op that has not ended yet keeps
+    in `end` who waits for it, as -2 - stream; a rendezvous keeps its state in one place; and starts come last.
     """
     n = len(stream)
     if _is_malformed(n, n_streams, stream, dep_ptr, dep_idx, rendezvous, duration):
         return MALFORMED
     head, following = _queues(stream, n_streams)
-    missing = _group_sizes(rendezvous)
-    arrived = np.full(len(missing), -1, np.int32)  # rendezvous -> its member that arrived last
-    earlier = np.empty(n if len(missing) else 0, np.int32)  # member -> the one that arrived before it
-    latest = np.zeros(len(missing), np.int64)
-    waiters = np.full(n, -1, np.int32)  # op -> first stream that waits for its end
-    start[:] = -1
+    sizes = _group_sizes(rendezvous)
+    group = np.empty((len(sizes), 2), np.int32)  # members still missing, and the one that arrived last
+    group[:, 0] = sizes
+    group[:, 1] = -1
+    earlier = np.empty(n if len(sizes) else 0, np.int32)  # member -> the one that arrived before it
     end[:] = -1
     next_waiter = np.empty(n_streams, np.int32)
     cursor = np.full(n_streams, -1, np.int64)  # dependency at which a blocked head goes on; -1: from its first
@@ -125,35 +127,37 @@ def replay_fixed(
                     t = e
                 k += 1
             if k < last:
-                d = dep_idx[k]
-                next_waiter[s] = waiters[d]
-                waiters[d] = s
+                next_waiter[s] = -2 - end[dep_idx[k]]
+                end[dep_idx[k]] = -2 - s
                 break
             k = -1
             g = rendezvous[i]
             if g < 0:
-                start[i] = t
+                w = -2 - end[i]
                 t += duration[i]
                 end[i] = t
                 ran += 1
-                w = waiters[i]
                 while w >= 0:
                     pending[n_pending] = w
                     n_pending += 1
                     w = next_waiter[w]
                 i = following[i]
                 continue
-            latest[g] = max(latest[g], t)
-            earlier[i] = arrived[g]
-            arrived[g] = i
-            missing[g] -= 1
-            if missing[g] > 0:
+            ready[s] = t
+            earlier[i] = group[g, 1]
+            group[g, 1] = i
+            group[g, 0] -= 1
+            if group[g, 0] > 0:
                 break  # the last member to arrive will move this stream on
-            m = arrived[g]
+            m = i
+            while m >= 0:
+                t = max(t, ready[stream[m]])
+                m = earlier[m]
+            m = i
             while m >= 0:
                 q = stream[m]
-                start[m] = latest[g]
-                end[m] = latest[g] + duration[m]
+                w = -2 - end[m]
+                end[m] = t + duration[m]
                 ran += 1
                 ready[q] = end[m]
                 head[q] = following[m]
@@ -161,7 +165,6 @@ def replay_fixed(
                 if q != s:
                     pending[n_pending] = q
                     n_pending += 1
-                w = waiters[m]
                 while w >= 0:
                     pending[n_pending] = w
                     n_pending += 1
@@ -172,6 +175,12 @@ def replay_fixed(
         head[s] = i
         ready[s] = t
         cursor[s] = k
+    for i in range(n):
+        if end[i] < 0:
+            end[i] = -1
+            start[i] = -1
+        else:
+            start[i] = end[i] - duration[i]
     return ran
 
 
