@@ -4,6 +4,11 @@ A change is an arrival or a departure of one flow. Three networks of 2,048 GPUs:
 each hop a flow, every NIC busy 60 % of the time; the same collectives of scattered jobs on a 4:1 oversubscribed fat
 tree, where rings meet on uplinks; and the worst case for a local method, single flows between random GPUs over 8 full
 uplinks, one change per instant. Best of five, whole call.
+
+Then the same inside the replay of a graph, where an op that ends lets the next one start: layers of experts on 64
+programs, an all-to-all and an all-reduce on each NIC, with and without interference of compute; and steps of scattered
+jobs, compute then all-reduce, all of which meet on full uplinks. Each also with links so wide that none is ever full,
+against the replay without links.
 """
 
 from __future__ import annotations
@@ -11,12 +16,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.cost.paths import flows_of
+from windtunnel.cost.paths import demand, flows_of
+from windtunnel.engine import Sharing, Slowdown, replay, sharing_of
 from windtunnel.engine.flows import plainly_replayed, replay_flows
+from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.hardware.topology import Topology, paths, topology_of
 
@@ -94,6 +102,64 @@ def scattered(n: int) -> Case:
     return Case(arrival, size, ptr, idx, topology.capacity_bytes_per_s)
 
 
+class Step(NamedTuple):
+    """What `replay` takes."""
+
+    graph: Graph
+    duration_ns: np.ndarray
+    slowdown: Slowdown | None
+    sharing: Sharing
+
+
+def expert_layers(programs: int, layers: int, interferes: bool) -> Step:
+    """Each layer: compute, all-to-all, compute; beside it an all-reduce. Alone they take 0.9 and 0.8 of one NIC."""
+    rng, builder = np.random.default_rng(0), GraphBuilder()
+    demand_of, kind_class = [], []
+    for program in range(programs):
+        compute, expert, data = (builder.stream(program, name) for name in ("compute", "expert", "data"))
+        for _ in range(layers):
+            first, exchange, reduce = rng.integers(1_000, 50_000, 3).tolist()
+            a = builder.op(OpKind.COMPUTE, compute, duration_ns=first)
+            b = builder.op(OpKind.COLLECTIVE, expert, duration_ns=exchange, after=[a])
+            builder.op(OpKind.COLLECTIVE, data, duration_ns=reduce, after=[a])
+            builder.op(OpKind.COMPUTE, compute, duration_ns=first, after=[b])
+            demand_of += [-1, 2 * program, 2 * program + 1, -1]
+            kind_class += [1, 2, 2, 1]
+    n = 2 * programs
+    nics = np.repeat(2 * np.arange(programs), 2)
+    sharing = Sharing(
+        demand_of=np.array(demand_of, np.int32),
+        link_ptr=2 * np.arange(n + 1),
+        link_idx=np.stack([nics, nics + 1], axis=1).ravel().astype(np.int32),
+        use=np.tile([45e9, 45e9, 40e9, 40e9], programs),
+        weight=np.ones(n),
+        capacity=np.full(n, 50e9),
+    )
+    factor = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.2], [0.0, 0.1, 0.0]])
+    slowdown = Slowdown(np.array(kind_class, np.uint8), factor) if interferes else None
+    return Step(builder.build(), builder.duration_ns(), slowdown, sharing)
+
+
+def scattered_jobs(steps: int, ratio: float) -> Step:
+    """32 jobs of 64 GPUs scattered over pods of 256, fat tree: compute 1 to 4 times as long as the all-reduce after."""
+    cluster = cluster_with(
+        parse_cluster(f"h100-sxm:{GPUS}"), rail_optimised=False, oversubscription=ratio, gpus_per_pod=256
+    )
+    topology, rng, builder = topology_of(cluster), np.random.default_rng(1), GraphBuilder()
+    nodes = rng.permutation(GPUS // 8).reshape(32, 8)
+    groups = [sorted(int(node) * 8 + gpu for node in job for gpu in range(8)) for job in nodes]
+    demands = [demand(flows_of("all_reduce", 400e6, group, topology), topology) for group in groups]
+    for job, one in enumerate(demands):
+        stream = builder.stream(job, "step")
+        for size in rng.uniform(0.5, 1.5, steps).tolist():
+            builder.op(OpKind.COMPUTE, stream, duration_ns=round(one.seconds * 1e9 * rng.uniform(1, 4)))
+            builder.op(OpKind.COLLECTIVE, stream, duration_ns=round(one.seconds * 1e9 * size))
+    demand_of = np.full((32, steps, 2), -1)
+    demand_of[:, :, 1] = np.arange(32)[:, None]
+    sharing = sharing_of(demand_of.ravel(), demands, topology.capacity_bytes_per_s)
+    return Step(builder.build(), builder.duration_ns(), None, sharing)
+
+
 def seconds(call: Callable[[], object], repeats: int) -> float:
     """Best of `repeats`."""
     best = float("inf")
@@ -137,6 +203,24 @@ def main() -> None:
         print(
             f"{name:20s} {case.n:9,} flows {used:6,} links {taken:7.3f} s {rate / 1e6:6.2f} M changes/s "
             f"{plain_seconds(case, sample) * rate:9,.0f}x plain Python"
+        )
+    print("\ninside the replay of a graph")
+    steps = {
+        "layers on NICs": expert_layers(64, int(2_000 * scale), False),
+        "... interfering": expert_layers(64, int(2_000 * scale), True),
+        "jobs, fat tree 2:1": scattered_jobs(int(3_000 * scale), 2.0),
+        "jobs, fat tree 4:1": scattered_jobs(int(3_000 * scale), 4.0),
+    }
+    for name, step in steps.items():
+        wide = step._replace(sharing=replace(step.sharing, capacity=step.sharing.capacity * 1e3))
+        plain = replay(*step[:3])
+        assert np.array_equal(replay(*wide).end_ns, plain.end_ns)
+        longer = replay(*step).makespan_ns / plain.makespan_ns
+        taken, free, without = (seconds(lambda a=a: replay(*a), 5) for a in (step, wide, step[:3]))
+        n_flows = int((step.sharing.demand_of >= 0).sum())
+        print(
+            f"{name:20s} {n_flows:9,} flows {taken:7.3f} s {2 * n_flows / taken / 1e6:6.2f} M changes/s; step "
+            f"{longer:.2f}x as long; wide links: {free * 1e3:.0f} ms, no links: {without * 1e3:.0f} ms"
         )
 
 

@@ -4,7 +4,8 @@
 
 Collectives side by side on H100 nodes, 400 Gb/s per GPU: an all-to-all of experts and an all-reduce of gradients on
 one rail and on two; two jobs whose rings meet on the uplinks of a fat tree; and what hashing flows to uplinks (ECMP)
-adds to that. Each line says how much longer a collective takes than alone.
+adds to that. Each line says how much longer a collective takes than alone. Last a backward pass of four layers of
+experts, in which the gradients of a layer travel beside the tokens of the next: how much of that the step feels.
 """
 
 from __future__ import annotations
@@ -15,25 +16,24 @@ import numpy as np
 
 from windtunnel import parse_cluster
 from windtunnel.cost.collectives import collective, group_of
-from windtunnel.cost.paths import Demand, demand, flows_of, side_by_side
-from windtunnel.engine.flows import replay_flows
+from windtunnel.cost.paths import Demand, demand, flows_of
+from windtunnel.engine import replay, sharing_of
+from windtunnel.graph import GraphBuilder, OpKind
 from windtunnel.hardware import Cluster, cluster_with
 from windtunnel.hardware.topology import Topology, topology_of
 
 MIB = 1 << 20
 
 
-def ends(demands: Sequence[Demand], topology: Topology) -> list[int]:
-    """When each ends, in ns, if all start at once."""
-    found = side_by_side(demands, topology)
-    network = (found.link_ptr, found.link_idx, found.capacity, found.weight, found.use)
-    return [int(end) for end in replay_flows(np.zeros(len(demands), np.int64), found.work_s, *network)]
-
-
 def slowdowns(demands: Sequence[Demand], topology: Topology) -> list[float]:
-    """Time side by side over time alone."""
-    alone = [ends([one], topology)[0] for one in demands]
-    return [together / single for together, single in zip(ends(demands, topology), alone, strict=True)]
+    """Time over time alone, if all start at once: a graph of one op for each, on programs of their own."""
+    builder = GraphBuilder()
+    for program, one in enumerate(demands):
+        builder.op(OpKind.COLLECTIVE, builder.stream(program, "links"), duration_ns=round(one.seconds * 1e9))
+    alone = builder.duration_ns()
+    shared = sharing_of(range(len(demands)), demands, topology.capacity_bytes_per_s)
+    together = replay(builder.build(), alone, sharing=shared).end_ns
+    return [float(found) for found in together / alone]
 
 
 def on_rails(cluster: Cluster) -> tuple[list[float], list[float], list[float]]:
@@ -53,6 +53,32 @@ def on_rails(cluster: Cluster) -> tuple[list[float], list[float], list[float]]:
         slowdowns(priced, topology),
         slowdowns([ideal, demand(gradients[1], topology)], topology),
     )
+
+
+def backward_ms(tokens: Demand, gradients: Demand, topology: Topology) -> float:
+    """A backward pass of four layers: combine, compute of as long, dispatch; then the layer's gradients beside it."""
+    builder = GraphBuilder()
+    compute, expert, data = (builder.stream(0, name) for name in ("compute", "expert", "data"))
+    demand_of: list[int] = []
+    last: list[int] = []
+    for _ in range(4):
+        ns = round(tokens.seconds * 1e9)
+        combine = builder.op(OpKind.COLLECTIVE, expert, duration_ns=ns, after=last)
+        experts = builder.op(OpKind.COMPUTE, compute, duration_ns=ns, after=[combine])
+        last = [builder.op(OpKind.COLLECTIVE, expert, duration_ns=ns, after=[experts])]
+        builder.op(OpKind.COLLECTIVE, data, duration_ns=round(gradients.seconds * 1e9), after=[experts])
+        demand_of += [0, -1, 0, 1]
+    shared = sharing_of(demand_of, [tokens, gradients], topology.capacity_bytes_per_s)
+    return replay(builder.build(), builder.duration_ns(), sharing=shared).makespan_ns / 1e6
+
+
+def backward_on_rails(cluster: Cluster) -> list[float]:
+    """The backward pass in milliseconds: gradients on a rail of their own, and on that of the tokens."""
+    topology = topology_of(cluster)
+    tokens = demand(flows_of("all_to_all", 64 * MIB, range(0, 128, 8), topology), topology)
+    rails = [range(rail, 128, 8) for rail in (1, 0)]
+    gradients = [demand(flows_of("all_reduce", 64 * MIB, ranks, topology), topology) for ranks in rails]
+    return [backward_ms(tokens, one, topology) for one in gradients]
 
 
 def two_jobs(cluster: Cluster, ratio: float, seed: int | None = None) -> list[float]:
@@ -78,6 +104,11 @@ def main() -> None:
     hashed = [max(two_jobs(cluster, 1.0, seed)) for seed in range(50)]
     median, worst = float(np.median(hashed)), max(hashed)
     print(f"  1:1, flows hashed to uplinks   median {median:.2f}x, worst of 50 seeds {worst:.2f}x")
+
+    apart, same = backward_on_rails(cluster)
+    print("\nbackward pass of four layers         step")
+    print(f"  gradients on a rail of their own {apart:6.2f} ms")
+    print(f"  gradients on the tokens' rail    {same:6.2f} ms, {same / apart:.2f}x")
 
     print(
         f"\none NIC shared costs {shared[0]:.2f}x, separate rails {separate[0]:.2f}x, "

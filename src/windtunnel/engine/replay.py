@@ -9,6 +9,8 @@ An op of duration d ends when the integral of its rate reaches d, so interferenc
 (Proteus and Echo model it so). Class b counts once, however many of its ops run; class a itself counts if another of
 its ops runs. Members of a rendezvous go at the lowest rate among those of them that still run: with equal durations
 they end together. The two passes give the same integers when every factor is zero.
+
+With sharing ops also slow each other on links, on whatever GPU they run: `engine/sharing.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.sharing import Contenders, Sharing, SpeedLog, contenders
 from windtunnel.engine.timeline import Timeline
 from windtunnel.errors import ScheduleError
 from windtunnel.graph.deadlock import explain_deadlock
@@ -44,23 +47,30 @@ class Slowdown:
         assert int(self.kind_class.max(initial=0)) < k, "an interference class without a factor"
 
 
-def replay(graph: Graph, duration_ns: NDArray[np.int64], slowdown: Slowdown | None = None) -> Timeline:
+def replay(
+    graph: Graph, duration_ns: NDArray[np.int64], slowdown: Slowdown | None = None, sharing: Sharing | None = None
+) -> Timeline:
     """Start and end of every op, in integer nanoseconds from 0.
 
-    `duration_ns`: int64[n], each op alone on its device. Raises ScheduleError if ops can never start, and names them.
+    `duration_ns`: int64[n], each op alone on its device and its links. `slowdown`: who slows whom on one GPU.
+    `sharing`: who takes what of which links; it costs nothing where no link can be too narrow.
+
+    Raises:
+        ScheduleError: ops can never start; names them.
+        SpecError: `sharing` contradicts itself.
     """
     from windtunnel.engine import kernels  # numba takes 0.2 s to import; only a replay needs it
 
-    n = graph.n_ops
-    durations = np.ascontiguousarray(duration_ns, dtype=np.int64)
-    assert len(durations) == n == len(graph.stream) == len(graph.rendezvous) == len(graph.dep_ptr) - 1
-    start, end = np.empty(n, np.int64), np.empty(n, np.int64)
+    durations = _checked(graph, duration_ns, slowdown, sharing)
+    found = None if sharing is None else contenders(graph, durations, sharing)
+    if found is not None:
+        return _shared(graph, durations, slowdown, found, False)[0]
+    start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
     if slowdown is None:
         ran = kernels.replay_fixed(
             graph.stream, graph.n_streams, graph.dep_ptr, graph.dep_idx, graph.rendezvous, durations, start, end
         )
     else:
-        assert len(slowdown.kind_class) == n
         ran = kernels.replay_rated(
             graph.stream,
             graph.stream_rank,
@@ -74,11 +84,74 @@ def replay(graph: Graph, duration_ns: NDArray[np.int64], slowdown: Slowdown | No
             start,
             end,
         )
+    return _timeline(graph, durations, ran, start, end)
+
+
+def replay_logged(
+    graph: Graph, duration_ns: NDArray[np.int64], slowdown: Slowdown | None, sharing: Sharing
+) -> tuple[Timeline, SpeedLog]:
+    """`replay` with sharing, and every change of a flow's speed in the order of time: what a link carried when.
+
+    Follows all flows, also those that no other can slow, so it takes longer. Raises as `replay` does.
+    """
+    durations = _checked(graph, duration_ns, slowdown, sharing)
+    found = contenders(graph, durations, sharing, all_links=True)
+    if found is None:
+        nothing = np.zeros(0, np.int64)
+        return replay(graph, durations, slowdown), SpeedLog(nothing, nothing, np.zeros(0))
+    timeline, log = _shared(graph, durations, slowdown, found, True)
+    return timeline, SpeedLog(log[:, 0].astype(np.int64), log[:, 1].astype(np.int64), log[:, 2])
+
+
+def _checked(
+    graph: Graph, duration_ns: NDArray[np.int64], slowdown: Slowdown | None, sharing: Sharing | None
+) -> NDArray[np.int64]:
+    n = graph.n_ops
+    durations = np.ascontiguousarray(duration_ns, dtype=np.int64)
+    assert len(durations) == n == len(graph.stream) == len(graph.rendezvous) == len(graph.dep_ptr) - 1
+    assert slowdown is None or len(slowdown.kind_class) == n
+    assert sharing is None or len(sharing.demand_of) == n
+    return durations
+
+
+def _shared(
+    graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None, found: Contenders, logs: bool
+) -> tuple[Timeline, NDArray[np.float64]]:
+    from windtunnel.engine import shared_kernels
+
+    start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
+    if slowdown is None or not slowdown.factor.any():
+        slowdown = Slowdown(np.zeros(graph.n_ops, np.uint8), np.zeros((1, 1)))
+    ran, log = shared_kernels.replay_shared(
+        graph.stream,
+        graph.stream_rank,
+        graph.n_programs,
+        graph.dep_ptr,
+        graph.dep_idx,
+        graph.rendezvous,
+        durations,
+        slowdown.kind_class,
+        slowdown.factor,
+        found.flow,
+        found.network,
+        start,
+        end,
+        logs,
+    )
+    return _timeline(graph, durations, ran, start, end), log
+
+
+def _timeline(
+    graph: Graph, durations: NDArray[np.int64], ran: int, start: NDArray[np.int64], end: NDArray[np.int64]
+) -> Timeline:
+    """What a kernel found, or why it refused."""
+    from windtunnel.engine import kernels
+
     if ran == kernels.MALFORMED:
         graph.validate()
         negative = np.flatnonzero(durations < 0)
         assert len(negative), "a kernel refused a valid graph"
         raise AssertionError(f"negative duration {durations[negative[0]]} ns of {graph.name(int(negative[0]))}")
-    if ran != n:
+    if ran != graph.n_ops:
         raise ScheduleError(explain_deadlock(graph, end >= 0))
     return Timeline(start, end)

@@ -1,0 +1,268 @@
+"""Which ops of a graph share links, and what they take of them.
+
+    speed(op) = min(what interference on its GPU allows, its max-min fair share of every link it uses) <= 1
+    for every link: sum over the ops that run of use x speed <= capacity
+
+A demand is what an op takes of links at full speed; many ops may have the same. From its start to its end the op is one
+flow with that demand, and all members of a rendezvous are one flow together, which goes at one speed and is gone when
+the last of them ends. What interference keeps a flow from taking is left to others.
+
+Most links can never be too narrow: a stream runs one op at a time, so no more can meet on a link than the largest
+demand of each stream. `contenders` leaves those links out, and with them every op that uses no other; where none is
+left the plain replay serves. The two give the same nanoseconds where no link is ever full. Of links that always are in
+use to the same part of their capacity, as the NICs of a ring are, one is followed for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel.engine.flows import Paths, network_of
+from windtunnel.errors import SpecError
+from windtunnel.graph.program import Graph
+
+if TYPE_CHECKING:
+    from windtunnel.engine.flow_kernels import Network
+
+SLACK = 1e-12  # by which sums of uses may miss a capacity and still equal it
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class OnLinks(Protocol):
+    """A demand as `cost.paths.demand` makes it."""
+
+    @property
+    def link(self) -> NDArray[np.int32]:
+        """Links it uses."""
+
+    @property
+    def use_bytes_per_s(self) -> Floats:
+        """Of each, at speed 1."""
+
+    @property
+    def weight(self) -> float:
+        """Its share of a full link is in proportion to weight x use."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """What each op takes of which links while it runs.
+
+    Where a program stands for m ranks that all use a link, give m times the use and the same weight: their flows get
+    what m flows would. On a link of which each rank has its own, give one rank's.
+    """
+
+    demand_of: NDArray[np.int32]  # [n] demand of each op; -1: none. Members of a rendezvous that give one give the same
+    link_ptr: Ints  # [demands + 1] CSR: demand d uses link_idx[link_ptr[d]:link_ptr[d + 1]]
+    link_idx: NDArray[np.int32]  # [entries] each link once per demand
+    use: Floats  # [entries] capacity taken at speed 1
+    weight: Floats  # [demands]
+    capacity: Floats  # [links]
+
+    def __post_init__(self) -> None:
+        """Raises SpecError for a use, weight or capacity that is not positive and finite, and for an unknown link."""
+        for name, dtype in _DTYPES.items():
+            array = getattr(self, name)
+            assert array.dtype == dtype, f"Sharing.{name} must be {np.dtype(dtype)}, not {array.dtype}"
+        assert self.link_ptr[0] == 0
+        assert self.link_ptr[-1] == len(self.link_idx) == len(self.use), "CSR: the last pointer counts the entries"
+        assert np.all(np.diff(self.link_ptr) >= 0)
+        assert len(self.weight) == self.n_demands, "one weight per demand"
+        for name in ("use", "weight", "capacity"):
+            array = getattr(self, name)
+            _refuse(name, array, np.isfinite(array) & (array > 0.0), "must be above zero and finite")
+        n, link = len(self.capacity), self.link_idx
+        _refuse("link_idx", link, (link >= 0) & (link < n), f"links are numbered from 0 to {n - 1}")
+        n, demand = self.n_demands, self.demand_of
+        _refuse("demand_of", demand, (demand >= -1) & (demand < n), f"must be -1, or from 0 to {n - 1}")
+
+    @property
+    def n_demands(self) -> int:
+        """Different demands."""
+        return len(self.link_ptr) - 1
+
+
+class Contenders(NamedTuple):
+    """The ops that may have to share, as flows on the links that may be too narrow."""
+
+    flow: NDArray[np.int32]  # [n] -1: none. Ops of one flow never run at once, but for members of a rendezvous
+    network: Network  # these links, then one of each flow's own with capacity 1
+
+
+class SpeedLog(NamedTuple):
+    """Every change of a speed: from `time_ns` on, the flow of `op` (of a rendezvous: any member) goes at `speed`."""
+
+    time_ns: Ints
+    op: Ints
+    speed: Floats  # 1: as alone; 0: it has ended
+
+
+def sharing_of(demand_of: ArrayLike, demands: Sequence[OnLinks], capacity: ArrayLike) -> Sharing:
+    """Ops with `demands` of `cost.paths` on the links of a `Topology` (its `capacity_bytes_per_s`)."""
+    empty = np.zeros(0)
+    return Sharing(
+        demand_of=np.ascontiguousarray(demand_of, np.int32),
+        link_ptr=np.cumsum([0, *(len(one.link) for one in demands)], dtype=np.int64),
+        link_idx=np.concatenate([empty, *(one.link for one in demands)]).astype(np.int32),
+        use=np.concatenate([empty, *(one.use_bytes_per_s for one in demands)]),
+        weight=np.array([one.weight for one in demands], np.float64),
+        capacity=np.array(capacity, np.float64),
+    )
+
+
+def contenders(
+    graph: Graph, duration_ns: NDArray[np.int64], sharing: Sharing, *, all_links: bool = False
+) -> Contenders | None:
+    """The flows that may have to share; None if no link can be too narrow. `all_links`: leave none out.
+
+    Raises SpecError where two members of a rendezvous give different demands, or a demand names a link twice.
+    """
+    if graph.n_ops and not 0 <= int(graph.stream.min()) <= int(graph.stream.max()) < graph.n_streams:
+        graph.validate()
+    demand, lead = _by_rendezvous(graph, duration_ns, sharing.demand_of)
+    lengths = np.diff(sharing.link_ptr)
+    has = np.flatnonzero((demand >= 0) & (duration_ns[lead] > 0))
+    has = has[lengths[demand[has]] > 0]
+    # A flow is there exactly while its lead runs, so those of one demand and one lead's stream never meet.
+    key = demand[has].astype(np.int64) * graph.n_streams + graph.stream[lead[has]]
+    pairs, flow_of = _numbered(key, sharing.n_demands * graph.n_streams)
+    demands, streams = pairs // max(1, graph.n_streams), pairs % max(1, graph.n_streams)
+    narrow = np.ones(len(sharing.capacity), np.bool_)
+    if not all_links:
+        narrow = _most(demands, streams, sharing) > sharing.capacity * (1.0 + SLACK)
+        narrow &= ~_repeats(narrow, demands, sharing)
+    shared = narrow[sharing.link_idx]
+    n_shared = np.add.reduceat(np.append(shared, False).astype(np.int64), sharing.link_ptr[:-1]) * (lengths > 0)
+    kept = n_shared[demands] > 0
+    if not kept.any():
+        return None
+    new_flow = np.where(kept, np.cumsum(kept) - 1, -1)
+    flow = np.full(graph.n_ops, -1, np.int32)
+    flow[has] = new_flow[flow_of]
+    return Contenders(flow, _network(demands[kept], narrow, shared, n_shared, sharing))
+
+
+_DTYPES = {
+    "demand_of": np.int32,
+    "link_ptr": np.int64,
+    "link_idx": np.int32,
+    "use": np.float64,
+    "weight": np.float64,
+    "capacity": np.float64,
+}
+
+
+def _by_rendezvous(graph: Graph, duration_ns: Ints, demand_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], Ints]:
+    """The demand of each op, be it a partner's, and its lead: the partner that takes longest, so ends last."""
+    lead = np.arange(graph.n_ops)
+    ops = np.flatnonzero(graph.rendezvous >= 0)
+    if not len(ops):
+        return demand_of, lead
+    group = graph.rendezvous[ops]
+    order = np.lexsort((ops, -duration_ns[ops], group))
+    first = np.flatnonzero(np.diff(group[order], prepend=-1))
+    common = np.maximum.reduceat(demand_of[ops][order], first)
+    place = np.cumsum(np.diff(group[order], prepend=-1) != 0) - 1
+    sorted_ops = ops[order]
+    given = demand_of[sorted_ops]
+    wrong = (given >= 0) & (given != common[place])
+    if wrong.any():
+        op = int(sorted_ops[wrong].min())
+        remedy = f"a partner in its rendezvous gives {int(common[place][sorted_ops == op][0])}; they are one flow"
+        raise SpecError(f"demand_of[{op}]", int(demand_of[op]), f"{remedy}, so give the same, or -1: {graph.name(op)}")
+    demand = demand_of.copy()
+    demand[sorted_ops] = common[place]
+    lead[sorted_ops] = sorted_ops[first][place]
+    return demand, lead
+
+
+def _numbered(key: Ints, n: int) -> tuple[Ints, Ints]:
+    """The different keys in ascending order, and which of them each is; `n`: they are below it."""
+    if n > 8 * len(key) + 1024:
+        return np.unique(key, return_inverse=True)
+    seen = np.zeros(n, np.bool_)
+    seen[key] = True
+    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[key]
+
+
+def _entries(demands: Ints, link_ptr: Ints) -> tuple[Ints, Ints]:
+    """The entries of these demands one after the other, and which of `demands` each is of."""
+    lengths = np.diff(link_ptr)[demands]
+    of = np.repeat(np.arange(len(demands)), lengths)
+    begins = np.cumsum(lengths) - lengths
+    return np.arange(len(of)) - begins[of] + link_ptr[demands][of], of
+
+
+def _most(demands: Ints, streams: Ints, sharing: Sharing) -> Floats:
+    """[links] the most that can be asked of each at once: of every stream its largest demand."""
+    entry, of = _entries(demands, sharing.link_ptr)
+    n_links = len(sharing.capacity)
+    if not len(entry):
+        return np.zeros(n_links)
+    key = streams[of] * n_links + sharing.link_idx[entry]
+    order = np.argsort(key, kind="stable")
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    largest = np.maximum.reduceat(sharing.use[entry][order], first)
+    return np.bincount(key[order][first] % n_links, largest, minlength=n_links).astype(np.float64)
+
+
+def _repeats(narrow: NDArray[np.bool_], demands: Ints, sharing: Sharing) -> NDArray[np.bool_]:
+    """[links] narrow ones of which every demand takes the same part as of an earlier one."""
+    used = np.unique(demands)
+    entry, of = _entries(used, sharing.link_ptr)
+    entry, of = entry[narrow[sharing.link_idx[entry]]], of[narrow[sharing.link_idx[entry]]]
+    repeats = np.zeros(len(narrow), np.bool_)
+    order = np.argsort(sharing.link_idx[entry], kind="stable")  # by link, then by demand
+    entry, of = entry[order], of[order]
+    link = sharing.link_idx[entry]
+    if not len(link):
+        return repeats
+    mantissa, exponent = np.frexp(sharing.use[entry] / sharing.capacity[link])
+    part = np.rint(np.ldexp(mantissa, 40)).astype(np.int64) * 4096 + exponent  # its last digits are rounding
+    first = np.flatnonzero(np.diff(link, prepend=-1))
+    lengths = np.diff(np.append(first, len(link)))
+    mixed = (part.astype(np.uint64) ^ (of.astype(np.uint64) << np.uint64(40))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    _, model, of_model = np.unique(np.add.reduceat(mixed, first), return_index=True, return_inverse=True)
+    model = model[of_model]  # of links with the same sum the first: the same, unless sums collide
+    same = (model != np.arange(len(first))) & (lengths[model] == lengths)
+    place = np.arange(len(link)) - np.repeat(first, lengths)
+    at = np.where(np.repeat(same, lengths), np.repeat(first[model], lengths) + place, np.arange(len(link)))
+    equal = (of[at] == of) & (part[at] == part)
+    same &= np.logical_and.reduceat(equal, first)
+    repeats[link[first[same]]] = True
+    return repeats
+
+
+def _network(
+    demands: Ints, narrow: NDArray[np.bool_], shared: NDArray[np.bool_], n_shared: Ints, sharing: Sharing
+) -> Network:
+    """Flows with these demands on the narrow links, each with a link of its own."""
+    n, n_links = len(demands), int(narrow.sum())
+    entry, of = _entries(demands, sharing.link_ptr)
+    entry, of = entry[shared[entry]], of[shared[entry]]
+    ptr = np.zeros(n + 1, np.int64)
+    np.cumsum(n_shared[demands] + 1, out=ptr[1:])
+    idx, use = np.empty(ptr[-1], np.int32), np.ones(ptr[-1])
+    own = ptr[1:] - 1
+    idx[own] = n_links + np.arange(n)
+    rest = np.ones(len(idx), np.bool_)
+    rest[own] = False
+    idx[rest] = (np.cumsum(narrow) - 1)[sharing.link_idx[entry]]
+    use[rest] = sharing.use[entry]
+    capacity = np.concatenate([sharing.capacity[narrow], np.ones(n)])
+    return network_of(capacity, Paths(ptr, idx, use, sharing.weight[demands]))
+
+
+def _refuse(name: str, array: NDArray[Any], good: NDArray[np.bool_], remedy: str) -> None:
+    bad = ~good
+    if bad.any():
+        where = int(np.flatnonzero(bad)[0])
+        raise SpecError(f"Sharing.{name}[{where}]", array[where].item(), remedy)
