@@ -101,7 +101,7 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Waiting for the last member of one communicator, or of all alike."""
+    """Waiting for the last member of one communicator, or of all alike, beyond that of an undisturbed step."""
 
     communicator: str  # "dp of stage 3", "pp 2 to 3", "tp of stage 0"
     mean_ns: int  # over its members
@@ -147,7 +147,7 @@ class StageReport:
     breakdown_ns: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The answer to one `predict`.
 
@@ -184,6 +184,10 @@ class Result:
     disturbed: Disturbed | None = None
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
     schema: str = SCHEMA
+
+    def __repr__(self) -> str:
+        figures = f"{self.step_time_s:.4g} s, MFU {self.mfu:.1%}, {self.n_gpus} GPUs"
+        return f"Result({self.status}, {figures}, {self.content_hash})"
 
     @property
     def step_time_s(self) -> float:

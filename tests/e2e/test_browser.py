@@ -43,7 +43,7 @@ def _chromium(tmp_path: Path, page: Path, *options: str) -> tuple[str, list[str]
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.parametrize("name", ["sample", "infeasible", "bare", "hostile"])
+@pytest.mark.parametrize("name", ["sample", "disturbed", "infeasible", "bare", "hostile"])
 def test_the_report_opens_and_draws_everything(name: str, tmp_path: Path) -> None:
     result = getattr(_samples(), name)()
     page = tmp_path / "report.html"
@@ -52,12 +52,19 @@ def test_the_report_opens_and_draws_everything(name: str, tmp_path: Path) -> Non
     assert complaints == []
     assert dom.count("<figure") == len([stage for stage in result.memory if stage.timeline])
     if result.excerpt:
-        canvas = re.search(r"<canvas[^>]*>", dom)
+        canvas = re.search(r'id="timeline".*?(<canvas[^>]*>)', dom, re.DOTALL)
         assert canvas is not None
-        assert f'data-bars="{len(result.excerpt)}"' in canvas[0]
-        assert f'data-drawn="{len(result.excerpt)}"' in canvas[0]
+        assert f'data-bars="{len(result.excerpt)}"' in canvas[1]
+        assert f'data-drawn="{len(result.excerpt)}"' in canvas[1]
     else:
         assert "<canvas" not in dom
+    painted = dict(re.findall(r'<canvas id="(heat-[a-z]+)"[^>]*data-drawn="(\d+)"', dom))
+    marked = dict(re.findall(r'<canvas id="(heat-[a-z]+)"[^>]*data-marked="(\d+)"', dom))
+    if result.disturbed:
+        assert painted == {"heat-hosts": "8192", "heat-stages": str(16 * 32)}
+        assert marked == {"heat-hosts": "1", "heat-stages": "1"}
+    else:
+        assert painted == {}
     shown = len(result.breakdown_ns) + sum(len(stage.breakdown_ns) for stage in result.stages)
     section = re.search(r'<section class="card" id="breakdown">.*?</section>', dom, re.DOTALL)
     assert len(re.findall(r'class="seg ', section[0] if section else "")) == shown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,9 +15,11 @@ from windtunnel.errors import SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import transformer
 from windtunnel.training import predict, read_plan
-from windtunnel.training.disturbances import cell_factors, parse_disturbances
+from windtunnel.training.disturbances import cell_factors, parse_disturbances, placed
+from windtunnel.training.disturbed import DisturbedStep, disturb, uneven_fabric
 from windtunnel.training.layout import resolve
 from windtunnel.training.lower import lower
+from windtunnel.training.op_noise import pass_factors
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.replicas import unfold
@@ -48,10 +52,22 @@ def lowered(name: str, gpus: int = 64):
     return layout, pieces, pricer, lower(layout, pieces, table, pricer)
 
 
+def others(stages):
+    factor = st.sampled_from([1.05, 1.4])
+    return (
+        st.builds("stage={}:{}".format, st.integers(0, stages - 1), factor)
+        | st.builds("thermal={}:{}:60".format, st.integers(0, 63), factor)
+        | st.builds("random=10%:{}".format, factor)
+        | st.builds("lost=node{}.nic{}".format, st.integers(0, 7), st.integers(0, 3))
+        | st.builds("uplink=leaf{}:{}".format, st.integers(0, 63), st.sampled_from([0.1, 0.5]))
+    )
+
+
 def run(parts, slow, fold=True, seed=0):
     layout, pieces, pricer, step = parts
-    asked = parse_disturbances(slow, layout.cluster, seed=seed)
-    unfolded = unfold(step, layout, pieces, pricer, *cell_factors(layout, asked.slow), fold=fold)
+    asked = placed(parse_disturbances(slow, layout.cluster, seed=seed), layout)
+    shared = uneven_fabric(layout, asked.slow)
+    unfolded = unfold(step, layout, pieces, pricer, *cell_factors(layout, asked.slow), shared, fold=fold)
     factors = np.array(pricer.training.slowdown_factors())
     timeline = replay(unfolded.graph, unfolded.duration_ns, Slowdown(unfolded.interference, factors))
     return unfolded, timeline
@@ -63,7 +79,7 @@ def test_folded_equals_unfolded(name, data):
     parts = lowered(name)
     gpus = st.builds("gpu={}:{}".format, st.integers(0, 63), st.sampled_from([1.1, 1.5, 3.0]))
     links = st.builds("link=node{}.nic{}:{}".format, st.integers(0, 7), st.integers(0, 7), st.sampled_from([0.25, 0.5]))
-    slow = data.draw(st.lists(gpus | links, max_size=4))
+    slow = data.draw(st.lists(gpus | links | others(parts[0].plan.pp), max_size=4))
     folded, short = run(parts, slow)
     naive, long = run(parts, slow, fold=False)
     assert short.makespan_ns == long.makespan_ns
@@ -140,10 +156,155 @@ def test_blame_of_a_single_disturbance_is_its_whole_cost():
     assert rough.to_json() == predict(MODEL, "h100-sxm:64", plan, slow=["gpu=5:1.3"]).to_json()
 
 
+FIXED = [
+    "gpu=9:1.3", "stage=1:1.1", "thermal=33:1.2:60", "random=10%:1.1", "link=node5.nic1:0.3", "lost=node2.nic0",
+    "uplink=leaf9:0.25",
+]  # fmt: skip
+
+
+@given(chosen=st.lists(st.sampled_from(FIXED), unique=True), more=st.sampled_from(FIXED))
+def test_one_more_disturbance_never_makes_a_step_faster(chosen, more):
+    parts = lowered("1f1b")
+    assert run(parts, [*chosen, more])[1].makespan_ns >= run(parts, chosen)[1].makespan_ns
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["gpu=64:1.2", "gpu=1:0.5", "gpu=x:2", "link=node9.nic0:0.5", "link=node1.nic1:0", "random=0%:1.2", "gpu=1", ""],
+    ("weak", "strong"),
+    [
+        ("gpu=9:1.1", "gpu=9:1.5"),
+        ("stage=2:1.1", "stage=2:1.5"),
+        ("thermal=9:1.1:60", "thermal=9:1.5:60"),
+        ("random=5%:1.1", "random=5%:1.5"),
+        ("link=node5.nic1:0.5", "link=node5.nic1:0.2"),
+    ],
 )
-def test_bad_disturbances_name_the_remedy(text):
-    with pytest.raises(SpecError, match="slow"):
-        parse_disturbances([text], parse_cluster("h100-sxm:64"))
+def test_the_step_grows_with_the_factor(weak, strong):
+    parts = lowered("1f1b")
+    calm, light, heavy = (run(parts, slow)[1].makespan_ns for slow in ([], [weak], [strong]))
+    assert calm < light < heavy
+
+
+def test_a_lost_nic_slows_both_gpus_of_the_other_as_half_a_link_would():
+    parts = lowered("1f1b")
+    factors = [
+        cell_factors(parts[0], parse_disturbances(slow, parts[0].cluster).slow)[1]
+        for slow in (
+            ["lost=node2.nic0"],
+            ["link=node2.nic0:0.5", "link=node2.nic1:0.5"],
+            ["lost=node2.nic0", "link=node2.nic0:0.1"],  # how fast the lost one was no longer matters
+            ["lost=node2.nic0", "link=node2.nic1:0.5"],  # the other carries both at half its rate
+            ["lost=node2.nic0", "lost=node2.nic1"],  # 2 takes over for 0, 3 and so on for the next
+        )
+    ]
+    assert (factors[0] == factors[1]).all()
+    assert (factors[0] == factors[2]).all()
+    assert factors[0].max() == 2.0
+    assert factors[3].max() == 4.0
+    assert factors[4].max() == 3.0
+
+
+def sampled(parts, slow, samples=40, seed=0, **more):
+    """Step times with these disturbances, sample by sample: blame against nothing at all."""
+    layout, pieces, pricer, step = parts
+    factors = np.array(pricer.training.slowdown_factors())
+    calm = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors)).makespan_ns
+    asked = parse_disturbances(slow, layout.cluster, samples=samples, seed=seed, **more)
+    final, told = disturb(step, layout, pieces, pricer, calm, asked)
+    parts = placed(asked, layout).parts
+    job = DisturbedStep(step, layout, pieces, pricer, calm, parts, seed, partial(uneven_fabric, layout), {})
+    return job.samples(samples).whole, final, told, calm
+
+
+def test_thermal_heats_up_to_a_constant():
+    parts = lowered("1f1b")
+    hot = run(parts, ["gpu=9:20"])[1].makespan_ns
+    at_once, *_ = sampled(parts, ["thermal=9:20:1us"], 20)
+    assert (abs(at_once[1:] - hot) <= 1).all()
+    slowly, _, told, calm = sampled(parts, ["thermal=9:20:4"], 400)  # a step is a ninth of a second
+    assert abs(slowly[0] - calm) <= 0.001 * calm  # the first step is a cold one
+    assert (np.diff(slowly) >= -1).all()
+    assert abs(slowly[-1] - hot) < 0.001 * (hot - calm)
+    assert told.samples.p5_ns < 0.9 * told.samples.p50_ns
+    assert run(parts, ["thermal=9:20:7"])[1].makespan_ns == hot  # without samples: when it is hot
+
+
+def test_a_pause_that_never_comes_changes_nothing_and_a_sure_one_costs_its_length():
+    parts = lowered("no pipeline")
+    never, final, told, calm = sampled(parts, ["pause=0%:200ms"])
+    assert (abs(never - calm) <= 1).all()
+    assert final == calm
+    assert told.blame[0].without_p5_p50_p95_ns == (0, 0, 0)
+    rare, *_ = sampled(parts, ["pause=0.2%:200ms"], 400)
+    late = rare - calm
+    assert ((late <= 1) | (late > 150e6)).all()
+    # 64 ranks at 0.2 % each: a step is paused with probability 1 - 0.998 ** 64 = 0.12.
+    assert 0.05 < (late > 1).mean() < 0.2
+
+
+def test_jitter_of_zero_changes_nothing():
+    parts = lowered("1f1b")
+    quiet, _, _, calm = sampled(parts, ["noise=0%"])
+    assert (abs(quiet - calm) <= 1).all()
+
+
+def test_op_noise_grows_with_the_ranks_that_wait_for_each_other_and_with_sigma():
+    means = []
+    for tp in (1, 2, 4):
+        fields = {"global_batch": 128, "seq_len": 512, "tp": tp}
+        layout = resolve(MODEL, parse_cluster("h100-sxm:64"), read_plan(fields))
+        pieces, pricer = pieces_of(layout), Pricer(layout)
+        step = lower(layout, pieces, schedule("1f1b", 1, layout.micro_batches, 1), pricer)
+        means.append(float(pass_factors(layout, step.segments, 0.1, 0).mean()))
+    assert means == sorted(means)
+    assert means[0] == pytest.approx(1.0, abs=0.01)  # nobody to wait for: noise evens out
+    assert means[2] > means[0] + 0.01
+    sigmas = [float(pass_factors(layout, step.segments, sigma, 0).mean()) for sigma in (0.0, 0.02, 0.1, 0.3)]
+    assert sigmas[0] == 1.0
+    assert sigmas == sorted(set(sigmas))
+
+
+RANDOM = ["pause=1%:30ms", "noise=3%", "thermal=9:1.3:1"]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "fsdp", "dualpipe-v"])
+def test_samples_do_not_depend_on_how_many_are_asked_but_on_the_seed(name):
+    parts = lowered(name)
+    few = sampled(parts, RANDOM, 10, jitter="2%")[0]
+    many = sampled(parts, RANDOM, 150, jitter="2%")[0]
+    assert (few == many[:10]).all()
+    assert (sampled(parts, RANDOM, 10, jitter="2%", seed=1)[0] != few).any()
+
+
+def test_what_others_draw_does_not_change_when_one_is_mended():
+    parts = lowered("1f1b")
+    assert (sampled(parts, ["noise=3%", "pause=1%:30ms"])[0] >= sampled(parts, ["noise=3%"])[0] - 1).all()
+    both, _, told, _ = sampled(parts, ["gpu=9:1.0", "pause=1%:30ms"], jitter="2%")
+    assert (both == sampled(parts, ["pause=1%:30ms"], jitter="2%")[0]).all()
+    mended = {one.what: one.without_p5_p50_p95_ns for one in told.blame}
+    assert mended["gpu=9:1.0"] == (0, 0, 0)
+    assert min(mended["pause=1%:30ms"]) >= 0
+
+
+def test_blame_of_samples_is_in_order_and_headline_is_the_median():
+    found, final, told, _ = sampled(lowered("1f1b"), ["gpu=9:1.3", "pause=1%:30ms"], 100, jitter="5%")
+    assert final == told.samples.p50_ns == int(np.percentile(found, 50))
+    assert {one.what for one in told.blame} == {"gpu=9:1.3", "pause=1%:30ms", "jitter 5%"}
+    for one in told.blame:
+        low, middle, high = one.without_p5_p50_p95_ns
+        assert low <= middle <= high
+        assert middle == one.without_ns
+    assert sum(told.replica_classes) == 8
+
+
+def test_the_same_question_gives_the_same_bytes_and_says_how_to_ask_it_again():
+    plan = {"pp": 4, "tp": 2, "global_batch": 128, "seq_len": 512}
+    asked = {"slow": ["gpu=5:1.3", "pause=0.5%:20ms"], "jitter": "2%", "samples": 30, "seed": 7}
+    one, two = (predict(MODEL, "h100-sxm:64", plan, **asked) for _ in range(2))
+    assert one.to_json() == two.to_json()
+    flags = "--slow gpu=5:1.3 --slow pause=0.5%:20ms --jitter 0.02 --samples 30 --seed 7"
+    assert one.reproduce.endswith(flags)
+
+
+def test_a_stage_that_is_not_there_is_refused():
+    with pytest.raises(SpecError, match="numbered 0 to 3"):
+        run(lowered("1f1b"), ["stage=4:1.1"])

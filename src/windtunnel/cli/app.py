@@ -18,6 +18,7 @@ from windtunnel.cli.plan_flags import switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
+from windtunnel.cli.whatif import whatif
 from windtunnel.errors import UserError
 
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -34,7 +35,7 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, validate, compare, explain, version):
+    for verb in (predict, whatif, compare, explain, validate, version):
         app.command(verb)
     return app
 

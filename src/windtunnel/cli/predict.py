@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from windtunnel.cli.plan_flags import PlanFlags
+
+if TYPE_CHECKING:
+    from windtunnel.result import Result
 
 INFEASIBLE = 3
 
@@ -26,11 +30,25 @@ def predict(
     slow: Annotated[
         tuple[str, ...],
         Parameter(
-            negative="", help="Something slow: gpu=1037:1.15, link=node12.nic3:0.5 or random=1%:1.2; repeatable."
+            negative="",
+            help="A disturbance, or a YAML file with a list of them; repeatable. gpu=1037:1.15, random=1%:1.2,"
+            " stage=3:1.05, thermal=1037:1.2:300, link=node12.nic3:0.5, lost=node12.nic3, uplink=leaf2:0.5, ecmp=7,"
+            " pause=0.5%:200ms, noise=2%.",
         ),
     ] = (),
-    jitter: Annotated[str, Parameter(help="Relative standard deviation of a pass, e.g. 2%.")] = "0",
-    samples: Annotated[int, Parameter(help="Steps to sample under jitter (default 200).")] = 0,
+    router_load: Annotated[
+        str | None,
+        Parameter(
+            help="Popularity of experts: CSV with expert,tokens or layer,expert,tokens or step,layer,expert,tokens, or"
+            " a power law zipf:EXPONENT."
+        ),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        Parameter(help="CSV with length,count of the documents that sequences are packed from; no attention between."),
+    ] = None,
+    jitter: Annotated[str, Parameter(help="Relative standard deviation of each pass, e.g. 2%.")] = "0",
+    samples: Annotated[int, Parameter(help="Steps to sample where something is random (default 200).")] = 0,
     seed: Annotated[int, Parameter(help="Seed of what is drawn at random.")] = 0,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
@@ -47,11 +65,21 @@ def predict(
         Name of a shipped model, e.g. llama-3.1-405b, or the path of a Hugging Face config.json.
     """
     from windtunnel.cli.output import note, print_json, stdout, working
-    from windtunnel.cli.question import Question
 
-    question = Question.asked(model, cluster, plan, flags.given(), set)
     with working("predicting"):
-        result = question.answer(slow=slow, jitter=jitter, samples=samples, seed=seed)
+        result = answered(
+            model,
+            cluster=cluster,
+            plan=plan,
+            flags=flags,
+            set=set,
+            slow=slow,
+            router_load=router_load,
+            lengths=lengths,
+            jitter=jitter,
+            samples=samples,
+            seed=seed,
+        )
     written = []
     if report is not None:
         from windtunnel.report.html import write_html
@@ -78,3 +106,19 @@ def predict(
     for path in written:
         note(f"wrote {path}")
     return INFEASIBLE if check and result.status == "infeasible" else 0
+
+
+def answered(
+    model: str,
+    /,
+    *,
+    cluster: str,
+    plan: Path | None = None,
+    flags: PlanFlags = PlanFlags(),  # noqa: B008 - frozen
+    set: Sequence[str] = (),
+    **others: Any,
+) -> Result:
+    """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
+    from windtunnel.cli.question import Question
+
+    return Question.asked(model, cluster, plan, flags.given(), set).answer(**others)

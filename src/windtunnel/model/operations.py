@@ -58,6 +58,7 @@ class Operation:
     low_precision: bool = False  # runs in the plan's GEMM format
     variant: str = ""  # which kernel, where there are several: attention's
     kernels: int = 1  # launches, forward
+    skew: float = 1.0  # of a transfer: bytes of its busiest rank, which set the time, over the mean
     before: Transfer | None = None  # on the input, forward
     after: Transfer | None = None  # on the output, forward
     before_backward: Transfer | None = None  # on the output's gradient
@@ -93,12 +94,16 @@ class Shard:
         return self.tokens / self.tp if self.sequence_parallel else float(self.tokens)
 
 
-def layer_operations(layer: Layer, model: Model, shard: Shard) -> tuple[Operation, ...]:
-    """The ops of one layer in forward order."""
+def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0) -> tuple[Operation, ...]:
+    """The ops of one layer in forward order.
+
+    `load`: how many times the mean the experts of this rank are given, where the router is uneven. Shapes and bytes
+    are then this rank's; FLOPs and transfers' `bytes_total` stay the mean over the ranks that share the experts.
+    """
     ops = [_norm("norm_1", model, shard), *_attention(layer.attention, model, shard), _add("residual_1", model, shard)]
     if layer.norms > 1 and not layer.parallel_block:
         ops.append(_norm("norm_2", model, shard))
-    ops += _feed_forward(layer.feed_forward, model, shard)
+    ops += _feed_forward(layer.feed_forward, model, shard, load)
     ops.append(_add("residual_2", model, shard))
     return tuple(ops)
 
@@ -333,10 +338,10 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
     ]
 
 
-def _feed_forward(block: FeedForward, model: Model, shard: Shard) -> list[Operation]:
+def _feed_forward(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
     if block.kind == "dense":
         return _dense(block.size, block, model, shard, "mlp")
-    ops = _experts(block, model, shard)
+    ops = _experts(block, model, shard, load)
     if block.shared_size:
         ops += _dense(block.shared_size, block, model, shard, "shared")
     return ops
@@ -370,18 +375,20 @@ def _activation(name: str, part: str, elements: float, block: FeedForward, shard
     )
 
 
-def _experts(block: FeedForward, model: Model, shard: Shard) -> list[Operation]:
-    """Router, dispatch, experts, combine; tokens spread evenly over the experts."""
+def _experts(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
+    """Router, dispatch, experts, combine; this rank's experts get `load` times the mean number of tokens."""
     h, w = model.hidden_size, shard.activation_bytes
     local = shard.residual_tokens if shard.sequence_parallel else shard.tokens / shard.tp
     routed = local * block.experts_per_token  # tokens sent by this rank, and received when experts are balanced
-    arrived = routed * shard.etp  # the expert-tensor group sees each other's tokens
+    even = routed * shard.etp  # the expert-tensor group sees each other's tokens
+    arrived = even * load
     groups = block.experts // shard.ep
     f = block.size / shard.etp
     up = 2 if block.gated else 1
+    # Every rank sends as much as any other and receives by what its experts are given; combine is the reverse.
     exchange = Transfer("all_to_all", "ep", routed * h * w) if shard.ep > 1 else None
-    gather = Transfer("all_gather", "etp", arrived * h * w) if shard.etp > 1 else None
-    scatter = Transfer("reduce_scatter", "etp", arrived * h * w) if shard.etp > 1 else None
+    gather = Transfer("all_gather", "etp", even * h * w) if shard.etp > 1 else None
+    scatter = Transfer("reduce_scatter", "etp", even * h * w) if shard.etp > 1 else None
     router = Operation(
         "router",
         "router",
@@ -426,27 +433,28 @@ def _experts(block: FeedForward, model: Model, shard: Shard) -> list[Operation]:
     )
     ops = [router, permute]
     if exchange:
-        ops.append(_transfer("dispatch", exchange))
+        ops.append(_transfer("dispatch", exchange, load, load))
     if gather:
-        ops.append(_transfer("expert_gather", gather))
+        ops.append(_transfer("expert_gather", gather, load, load))
     if sort.forward_bytes:
         ops.append(sort)
     ops += [
-        _grouped("experts_up", groups, arrived / groups, up * f, h, shard),
+        _grouped("experts_up", groups, even / groups, up * f, h, shard, load),
         _activation("expert_activation", "moe_activation", arrived * f, block, shard),
-        _grouped("experts_down", groups, arrived / groups, h, f, shard),
+        _grouped("experts_down", groups, even / groups, h, f, shard, load),
     ]
     if sort.forward_bytes:
         ops.append(sort)
     if scatter:
-        ops.append(_transfer("expert_scatter", scatter))
+        ops.append(_transfer("expert_scatter", scatter, load, load))
     if exchange:
-        ops.append(_transfer("combine", exchange))
+        ops.append(_transfer("combine", exchange, load))  # each rank's own tokens come back
     return [*ops, unpermute]
 
 
-def _grouped(name: str, groups: int, m: float, n: float, k: float, shard: Shard) -> Operation:
-    low = shard.precision in CAST_BYTES
+def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Shard, load: float) -> Operation:
+    """GEMMs of this rank's experts. How its rows divide among them is left out: their tiles are worked off together."""
+    low, m = shard.precision in CAST_BYTES, even * load
     cast = CAST_BYTES[shard.precision] if low else 0.0
     kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
     return Operation(
@@ -454,7 +462,7 @@ def _grouped(name: str, groups: int, m: float, n: float, k: float, shard: Shard)
         "mlp",
         "grouped_gemm",
         shape=(groups, m, n, k),
-        flops=2.0 * groups * m * n * k,
+        flops=2.0 * groups * even * n * k,
         forward_bytes=cast * groups * m * k,
         backward_bytes=cast * groups * m * n,
         saved_bytes=groups * m * k * kept,
@@ -465,11 +473,13 @@ def _grouped(name: str, groups: int, m: float, n: float, k: float, shard: Shard)
     )
 
 
-def _transfer(name: str, transfer: Transfer) -> Operation:
+def _transfer(name: str, transfer: Transfer, skew: float = 1.0, arriving: float = 1.0) -> Operation:
+    """`arriving`: what this rank receives over what every rank sends on average."""
     return Operation(
         name,
         "moe_transfer" if transfer.group != "cp" else "attention",
         "transfer",
         before=transfer,
-        output_bytes=transfer.bytes_total,
+        output_bytes=transfer.bytes_total * arriving,
+        skew=skew,
     )

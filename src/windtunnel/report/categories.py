@@ -82,7 +82,8 @@ class Category:
 
 
 def label_of(key: str) -> str:
-    """`exposed_nvlink` -> `exposed NVLink`."""
+    """`exposed_nvlink` -> `exposed NVLink`; the one collective of all ranks is named by what it is for."""
+    key = re.sub(r"\bworld \(scale-(out|up)\)", "gradient norm", key)
     return " ".join(_ACRONYMS.get(word.lower(), word) for word in key.replace("_", " ").split())
 
 

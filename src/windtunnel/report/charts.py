@@ -18,7 +18,7 @@ from windtunnel.units import format_bytes, format_percent
 
 _PATH_W, _PATH_H = 1000, 100
 # Passes of a pipeline are told apart by shade: all are compute.
-_PASSES = {
+PASSES = {
     "forward": Category("forward", "forward", "compute-1"),
     "backward": Category("backward", "backward", "compute-0"),
     "weight": Category("weight", "weight gradient", "compute-2"),
@@ -181,7 +181,7 @@ def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[st
     )
     first = min((op.start_ns for op in ops), default=0)
     painted = [_painted(op, categories) for op in ops]
-    reading_order = [*_PASSES, *categories]
+    reading_order = [*PASSES, *categories]
     used = sorted(set(painted), key=lambda category: reading_order.index(category.key))
     colour_at = {category: i for i, category in enumerate(used)}
     labels = sorted({op.label for op in ops})
@@ -212,7 +212,7 @@ def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
     words = re.findall(r"[a-z]+", op.label.lower())
     if not words or words[0] not in ("forward", "backward", "weight"):
         return category
-    return _PASSES["weight" if "weight" in words else words[0]]
+    return PASSES["weight" if "weight" in words else words[0]]
 
 
 def _nice_steps(top: float, wanted: int) -> list[int]:

@@ -21,6 +21,7 @@ from windtunnel.report import figures
 from windtunnel.report.categories import SOURCES, label_of, source_categories, time_categories
 from windtunnel.report.disturbed_lines import disturbed_lines
 from windtunnel.report.figures import plain
+from windtunnel.report.limit_groups import limit_groups
 from windtunnel.report.memory_parts import memory_parts
 from windtunnel.report.printing import bar, print_trimmed
 from windtunnel.report.spec_words import layout, model_name, title
@@ -226,10 +227,12 @@ def _limits(result: Result) -> list[RenderableType]:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", no_wrap=True, style="bold")
     grid.add_column(ratio=1)
-    for limit in result.limits:
-        without = figures.duration(limit.step_time_s_without * 1e9)
-        first = Text.assemble((plain(label_of(limit.what)), "bold"), (f", without it {without}", "dim"))
-        grid.add_row(format_percent(limit.share), Text("\n").join([first, Text(plain(limit.change))]))
+    for group, limits in limit_groups(result.limits):
+        grid.add_row("", Text(group, style="dim italic"))
+        for limit in limits:
+            without = figures.duration(limit.step_time_s_without * 1e9)
+            first = Text.assemble((plain(label_of(limit.what)), "bold"), (f", without it {without}", "dim"))
+            grid.add_row(format_percent(limit.share), Text("\n").join([first, Text(plain(limit.change))]))
     return [*heading("What limits it, and what would change that"), grid]
 
 

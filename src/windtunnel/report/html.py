@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.report import charts, figures
 from windtunnel.report.categories import SOURCES, label_of, source_categories, time_categories
 from windtunnel.report.console import command_lines
+from windtunnel.report.disturbed_page import disturbed_view
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
+from windtunnel.report.heatmap import heat_data
+from windtunnel.report.limit_groups import limit_groups
 from windtunnel.report.spec_words import flatten, gpu_name, layout, model_name, shown
 from windtunnel.result import Result
 from windtunnel.units import format_bytes, format_count, format_percent
@@ -54,6 +57,7 @@ def _template() -> Template:
 
 def _view(result: Result) -> dict[str, Any]:
     categories = time_categories(_time_keys(result))
+    heat = heat_data(result)
     return {
         "model": model_name(result),
         "where": f"{result.n_gpus:,} × {gpu_name(result)}",
@@ -76,7 +80,13 @@ def _view(result: Result) -> dict[str, Any]:
         "defaults": [plain(text) for text in result.defaults],
         "reproduce": command_lines(plain(result.reproduce), 96),
         "simulated": f"{result.n_ops:,} ops of {result.n_classes:,} rank classes stand for {result.n_gpus:,} GPUs",
-        "data": {"timeline": charts.timeline_data(result, categories), "curves": charts.curve_data(result)},
+        "disturbed": disturbed_view(result, categories),
+        "heat": heat,
+        "data": {
+            "timeline": charts.timeline_data(result, categories),
+            "curves": charts.curve_data(result),
+            **({"heat": heat} if heat else {}),
+        },
     }
 
 
@@ -144,13 +154,19 @@ def _limits(result: Result) -> list[dict[str, Any]]:
     longest = max((limit.share for limit in result.limits), default=0.0) or 1.0
     return [
         {
-            "what": plain(label_of(limit.what)),
-            "share": format_percent(limit.share),
-            "width": f"{max(limit.share, 0.0) / longest * 100:.2f}",
-            "change": plain(limit.change),
-            "without": figures.duration(limit.step_time_s_without * 1e9),
+            "title": title,
+            "rows": [
+                {
+                    "what": plain(label_of(limit.what)),
+                    "share": format_percent(limit.share),
+                    "width": f"{max(limit.share, 0.0) / longest * 100:.2f}",
+                    "change": plain(limit.change),
+                    "without": figures.duration(limit.step_time_s_without * 1e9),
+                }
+                for limit in limits
+            ],
         }
-        for limit in result.limits
+        for title, limits in limit_groups(result.limits)
     ]
 
 

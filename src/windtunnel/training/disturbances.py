@@ -1,39 +1,32 @@
-"""Disturbances: what makes some GPUs, links or moments unlike the others.
-
-    gpu=1037:1.15          GPU 1037 computes 1.15 times as long
-    link=node12.nic3:0.5   NIC 3 of node 12 has half its bandwidth
-    random=1%:1.2          1 % of the GPUs, drawn with the seed, compute 1.2 times as long
+"""Disturbances: what makes some GPUs, links or moments unlike the others, and which cells feel it.
 
 A tensor-parallel group waits for its slowest member at every collective, so one slow GPU slows its whole *cell*: the
 ranks that share a pipeline stage and a replica. Experts spread over replicas, and sharded parameters, tie more cells
 together: those wait for each other layer by layer.
+
+A lost NIC's traffic goes through the neighbour on its node, which then carries twice as much: both GPUs' traffic across
+nodes takes twice as long. How fast the lost NIC was no longer matters, so losing a bad one may even help.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster
+from windtunnel.training.disturbance_words import Slow, read_slow, share_of, takers
 from windtunnel.training.layout import Layout
 
-FORMS = "use gpu=NUMBER:FACTOR, link=nodeN.nicM:SHARE or random=SHARE%:FACTOR"
+__all__ = ["Disturbances", "Slow", "cell_factors", "parse_disturbances", "placed", "tied_replicas"]
 
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """One disturbance. `factor` >= 1 multiplies time: of compute, or of what passes the links of these GPUs."""
-
-    text: str  # as it was given
-    gpus: tuple[int, ...]
-    factor: float
-    link: bool
+SAMPLES = 200  # where something random is asked for without saying how many
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,105 +34,112 @@ class Disturbances:
     """All disturbances of one prediction."""
 
     slow: tuple[Slow, ...] = ()
-    jitter: float = 0.0  # relative standard deviation of one pass
+    jitter: float = 0.0  # relative standard deviation of one pass of a cell
     samples: int = 0
     seed: int = 0
+
+    @property
+    def parts(self) -> tuple[Slow, ...]:
+        """All of them one by one, jitter last."""
+        if not self.jitter:
+            return self.slow
+        text = f"jitter {100.0 * self.jitter:g}%"
+        return (*self.slow, Slow(text, (), 1.0, link=False, kind="jitter", share=self.jitter))
+
+    @property
+    def uplinks(self) -> tuple[Slow, ...]:
+        """Those of uplinks: `leaf`, `uplink` (-1: all of the leaf) and the `share` that is left."""
+        return tuple(one for one in self.slow if one.kind == "uplink")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the step differs from sample to sample."""
+        return any(one.random or (one.kind == "thermal" and self.samples > 0) for one in self.parts)
 
     def words(self) -> str:
         """The flags that ask for these disturbances, with a blank ahead; empty where there are none."""
         flags = [f" --slow {shlex.quote(one.text)}" for one in self.slow]
         if self.jitter:
-            flags.append(f" --jitter {self.jitter:g} --samples {self.samples}")
+            flags.append(f" --jitter {self.jitter:g}")
+        if self.sampled:
+            flags.append(f" --samples {self.samples}")
         if self.seed and flags:
             flags.append(f" --seed {self.seed}")
         return "".join(flags)
-
-    def without(self, number: int) -> Disturbances:
-        """The same less one."""
-        return Disturbances(self.slow[:number] + self.slow[number + 1 :], 0.0, 0, self.seed)
-
-    def only(self, number: int) -> Disturbances:
-        """That one alone."""
-        return Disturbances((self.slow[number],), 0.0, 0, self.seed)
 
 
 def parse_disturbances(
     slow: Sequence[str], cluster: Cluster, *, jitter: str | float = 0.0, samples: int = 0, seed: int = 0
 ) -> Disturbances:
-    """Disturbances from the words of the command line. Raises SpecError on what names no GPU or no sensible factor."""
-    parsed = tuple(_slow(text, cluster, seed) for text in slow)
-    noise = _share("jitter", jitter)
+    """Disturbances from the words of the command line, or from files of them.
+
+    Raises SpecError on what names no GPU, link or sensible amount, InputFileError on a file that cannot be read as a
+    list of such words.
+    """
     if not 0 <= samples <= 1_000_000:
         raise SpecError("samples", samples, "give a number from 0 to 1,000,000")
     if not 0 <= seed < 2**63:
         raise SpecError("seed", seed, "give a number from 0 to 2^63 - 1")
+    noise = share_of("jitter", jitter)
     if noise > 1.0:
         raise SpecError("jitter", jitter, "give a relative standard deviation of at most 100 %")
-    return Disturbances(parsed, noise, samples or (200 if noise else 0), seed)
+    found = Disturbances(read_slow(slow, cluster, seed), noise, samples, seed)
+    return replace(found, samples=SAMPLES) if found.sampled and not samples else found
 
 
-def _slow(text: str, cluster: Cluster, seed: int) -> Slow:
-    found = re.fullmatch(r"(gpu|link|random)=([^:]+):([0-9.]+)", text.strip())
-    if not found:
-        raise SpecError("slow", text, FORMS)
-    kind, where, amount = found.groups()
-    try:
-        value = float(amount)
-    except ValueError:
-        raise SpecError("slow", text, FORMS) from None
-    if kind == "link":
-        if not 0.001 <= value <= 1.0:
-            raise SpecError("slow", text, "a link keeps a share of its bandwidth from 0.001 to 1")
-        return Slow(text, (_nic(text, where, cluster),), 1.0 / value, link=True)
-    if not 1.0 <= value <= 1000.0:
-        raise SpecError("slow", text, "a slow GPU's time is multiplied by a factor from 1 to 1000")
-    if kind == "random":
-        share = _share("slow", where)
-        if not 0.0 < share <= 1.0:
-            raise SpecError("slow", text, "give a share of the GPUs above 0 and up to 100 %")
-        count = max(1, round(share * cluster.n_gpus))
-        drawn = np.random.default_rng((seed, 0x510)).choice(cluster.n_gpus, count, replace=False)
-        return Slow(text, tuple(int(gpu) for gpu in np.sort(drawn)), value, link=False)
-    if not (where.isascii() and where.isdigit() and len(where) < 12) or int(where) >= cluster.n_gpus:
-        raise SpecError("slow", text, f"GPUs are numbered 0 to {cluster.n_gpus - 1}")
-    return Slow(text, (int(where),), value, link=False)
+def placed(disturbances: Disturbances, layout: Layout) -> Disturbances:
+    """The same with the GPUs of uneven stages. Raises SpecError on a stage that the pipeline lacks."""
+    stages = layout.plan.pp
+    gpus = layout.cluster.n_gpus // stages
+    slow = []
+    for one in disturbances.slow:
+        if one.kind == "stage":
+            if one.stage >= stages:
+                raise SpecError("slow", one.text, f"pipeline stages are numbered 0 to {stages - 1}; see --pp")
+            one = replace(one, gpus=tuple(range(one.stage * gpus, (one.stage + 1) * gpus)))
+        slow.append(one)
+    return replace(disturbances, slow=tuple(slow))
 
 
-def _nic(text: str, where: str, cluster: Cluster) -> int:
-    found = re.fullmatch(r"node(\d{1,9})\.nic(\d{1,9})", where)
-    nodes, nics = cluster.n_nodes, min(cluster.gpus_per_node, cluster.n_gpus)
-    if not found or int(found[1]) >= nodes or int(found[2]) >= nics:
-        raise SpecError("slow", text, f"nodes are numbered 0 to {nodes - 1} and each one's NICs 0 to {nics - 1}")
-    return int(found[1]) * cluster.gpus_per_node + int(found[2])
+def cell_factors(layout: Layout, slow: Sequence[Slow]) -> tuple[Floats, Floats]:
+    """Factors on compute and on NICs of each cell, float64[replicas, stages]; 1 where nothing is slow.
 
-
-def _share(field: str, value: str | float) -> float:
-    text = str(value).strip()
-    try:
-        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-    except ValueError:
-        raise SpecError(field, value, "give a number such as 0.02 or 2%") from None
-    if not 0.0 <= number < 1e6:
-        raise SpecError(field, value, "give a number such as 0.02 or 2%")
-    return number
-
-
-def cell_factors(layout: Layout, slow: Sequence[Slow]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Factors on compute and on links of each cell, float64[replicas, stages]; 1 where nothing is slow."""
+    What changes with time counts with what it comes to in the end.
+    """
     stages, replicas = layout.plan.pp, layout.dp
-    cell = layout.plan.tp * layout.plan.cp
     compute, links = np.ones((replicas, stages)), np.ones((replicas, stages))
     for one in slow:
-        gpus = np.array(one.gpus, np.int64)
-        stage, within = np.divmod(gpus, cell * replicas)
-        # Two slow GPUs of one cell do not add up: the cell waits for the slower.
-        np.maximum.at(links if one.link else compute, (within // cell, stage), one.factor)
+        if one.kind in ("gpu", "random", "thermal"):
+            # Two slow GPUs of one cell do not add up: the cell waits for the slower.
+            np.maximum.at(compute, cells_of(layout, one.gpus), one.factor)
+    for gpu, times in _link_times(slow, layout.cluster).items():
+        np.maximum.at(links, cells_of(layout, (gpu,)), times)
+    return in_step(layout, compute) * stage_times(layout, slow), in_step(layout, links)
+
+
+def in_step(layout: Layout, factors: Floats) -> Floats:
+    """Factors by cell, [replicas, stages], those that wait for each other at the pace of the slowest."""
     block = tied_replicas(layout)
-    if block > 1:
-        for factors in (compute, links):
-            grouped = factors.reshape(replicas // block, block, stages)
-            grouped[:] = grouped.max(axis=1, keepdims=True)
-    return compute, links
+    if block == 1:
+        return factors
+    grouped = factors.reshape(layout.dp // block, block, -1).max(axis=1)
+    return np.repeat(grouped, block, axis=0)
+
+
+def stage_times(layout: Layout, slow: Iterable[Slow]) -> Floats:
+    """float64[stages]: how much longer each stage computes because it has more to do than the others."""
+    times = np.ones(layout.plan.pp)
+    for one in slow:
+        if one.kind == "stage":
+            times[one.stage] *= one.factor  # more work on a slow GPU takes both times as long
+    return times
+
+
+def cells_of(layout: Layout, gpus: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Replica and stage of each GPU."""
+    cell = layout.plan.tp * layout.plan.cp
+    stage, within = np.divmod(np.array(gpus, np.int64), cell * layout.dp)
+    return within // cell, stage
 
 
 def tied_replicas(layout: Layout) -> int:
@@ -151,3 +151,24 @@ def tied_replicas(layout: Layout) -> int:
     if (plan.zero_stage or 0) >= 2:
         tied = max(tied, layout.shard_group // plan.cp)
     return tied if tied > 0 and layout.dp % tied == 0 else layout.dp
+
+
+def _link_times(slow: Iterable[Slow], cluster: Cluster) -> dict[int, float]:
+    """How many times as long each GPU's traffic across nodes takes, by GPU, where that is not once."""
+    slow = [one for one in slow if one.kind in ("link", "lost")]
+    own: dict[int, float] = {}
+    for one in slow:
+        if one.kind == "link":
+            own[one.gpus[0]] = max(own.get(one.gpus[0], 1.0), one.factor)
+    lost = {one.gpus[0] for one in slow if one.kind == "lost"}
+    per_node, nics = cluster.gpus_per_node, min(cluster.gpus_per_node, cluster.n_gpus)
+    carried: dict[int, list[int]] = {}  # by NIC that takes over: the GPUs whose own NIC is lost
+    for nic in sorted(lost):
+        first = nic // per_node * per_node
+        alive = [first + other for other in takers(nic - first, nics) if first + other not in lost]
+        carried.setdefault(alive[0], []).append(nic)
+    times = {nic: factor for nic, factor in own.items() if nic not in lost}
+    for taker, guests in carried.items():
+        for gpu in (taker, *guests):
+            times[gpu] = own.get(taker, 1.0) * (1 + len(guests))
+    return times

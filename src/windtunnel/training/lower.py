@@ -36,6 +36,7 @@ PHASE = {
     Kind.BACKWARD_INPUT: Phase.BACKWARD_INPUT,
     Kind.BACKWARD_WEIGHT: Phase.BACKWARD_WEIGHT,
 }
+PARTS = 1_000_000  # of a NIC, as shares are kept in whole numbers
 STREAMS = ("compute", "pp forward", "pp backward", "dp")
 COMPUTE, PP_FORWARD, PP_BACKWARD, DP = range(4)
 
@@ -55,6 +56,9 @@ class Step:
     schedule: Schedule
     optimizer: tuple[Price, ...]  # per program
     traffic_bytes: dict[str, float]  # per GPU and step, mean over programs, of what is not inside passes
+    nic_share: NDArray[np.float64]  # [ops] share of a GPU's NIC that each op takes while it runs
+    sender: NDArray[np.int64]  # [ops] of a send: the program that it comes from; -1 elsewhere
+    receiver: NDArray[np.int64]  # [ops] of a send: the program that it goes to; -1 elsewhere
 
 
 def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer) -> Step:
@@ -96,7 +100,8 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
     """A pass, remembered: it does not depend on how many replicas or micro-batches there are."""
     layout = pricer.layout
     # The model goes in by identity (and is kept alive): hashing every layer would cost more than the look-up saves.
-    key = (id(layout.model), layout.pass_key, piece.key, kind, pricer.slow_compute, pricer.slow_links)
+    pace = (pricer.slow_compute, pricer.slow_links, pricer.document_length)
+    key = (id(layout.model), layout.pass_key, piece.key, kind, pace)
     found = _PASSES.get(key)
     if found is None:
         found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, PHASE[kind]))
@@ -111,12 +116,16 @@ def slowed_passes(
     step: Step, pieces: tuple[Piece, ...], pricer: Pricer, compute: float, links: float
 ) -> NDArray[np.int64]:
     """int64[segments]: how long each pass takes on a cell with these factors on its compute and its links."""
-    slowed = pricer.slowed(compute, links)
+    return pass_durations(step, pieces, pricer.slowed(compute, links))
+
+
+def pass_durations(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:
+    """int64[segments]: how long each pass of a step takes at other prices."""
     durations = np.zeros(len(step.segments), np.int64)
     for stage, kind in zip(*np.nonzero(step.segment_of >= 0), strict=True):
         number = step.segment_of[stage, kind]
         if durations[number] == 0:
-            durations[number] = _pass(pieces[stage], Kind(int(kind)), slowed).duration_ns
+            durations[number] = _pass(pieces[stage], Kind(int(kind)), pricer).duration_ns
     return durations
 
 
@@ -178,6 +187,9 @@ class _Lowering:
             schedule=self.schedule,
             optimizer=tuple(self.optimizers),
             traffic_bytes={key: value / stages for key, value in self.traffic.items()},
+            nic_share=columns["nic"] / PARTS,
+            sender=columns["sender"],
+            receiver=columns["receiver"],
         )
 
     def _holders(self, stage: int) -> set[int]:
@@ -241,7 +253,8 @@ class _Lowering:
         stream: int = DP,
     ) -> int:
         """One collective, or several of equal size in a row that the timeline need not tell apart."""
-        price, tier = self.pricer.transfer(transfer._replace(bytes_total=transfer.bytes_total / messages))
+        message = transfer._replace(bytes_total=transfer.bytes_total / messages)
+        price, tier = self.pricer.transfer(message)
         op = self.ops.one(
             OpKind.COLLECTIVE,
             rank * len(STREAMS) + stream,
@@ -251,6 +264,7 @@ class _Lowering:
             (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0,
             rendezvous,
             transfer.bytes_total,
+            round(PARTS * self.pricer.nic_share(message)) if shared else 0,
         )
         if self.layout.group(transfer.group).size > 1:
             key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
@@ -301,6 +315,7 @@ class _Lowering:
         duration = whole * (place + 1) // split - whole * place // split
         is_send = place >= split
         hop_ns, hop = self._hops()
+        inside = np.array([round(PARTS * min(1.0, s.nic_share)) for s in self.segments], np.int64)[segment]
         stream = schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE
         columns: dict[str, Any] = {
             "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
@@ -309,6 +324,9 @@ class _Lowering:
             "category": np.where(is_send, hop[action], segment),
             "duration": np.where(is_send, hop_ns[action], duration),
             "class": np.where(is_send, 0, MATH),
+            "nic": np.where(is_send, 0, inside),
+            "sender": np.where(is_send, schedule.rank[action], -1),
+            "receiver": np.where(is_send, self.receiver[action], -1),
         }
         start = self.ops.add(total, columns)
         self.action_first = base[:-1] + start
@@ -329,6 +347,8 @@ class _Lowering:
                 "label": self._label("receive"),
                 "category": hop[sent],
                 "duration": hop_ns[sent],
+                "sender": schedule.rank[sent],
+                "receiver": self.receiver[sent],
             }
             at = self.ops.add(len(sent), columns, self._hop_bytes())
             arrivals = np.arange(at, at + len(sent))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-COLUMNS = ("kind", "stream", "label", "category", "duration", "class", "rendezvous")
+COLUMNS = ("kind", "stream", "label", "category", "duration", "class", "rendezvous", "nic", "sender", "receiver")
+ABSENT = {"rendezvous": -1, "sender": -1, "receiver": -1}  # what stands where nothing is given; 0 elsewhere
 
 
 class OpArrays:
@@ -29,7 +30,7 @@ class OpArrays:
         self._flush()
         first = self.n
         for name, parts in self._blocks.items():
-            value = np.asarray(columns.get(name, -1 if name == "rendezvous" else 0), dtype=np.int64)
+            value = np.asarray(columns.get(name, ABSENT.get(name, 0)), dtype=np.int64)
             parts.append(np.broadcast_to(value, (count,)))
         self._bytes.append(np.full(count, bytes_total))
         self.n += count
@@ -45,9 +46,10 @@ class OpArrays:
         interference: int,
         rendezvous: int,
         bytes_total: float = 0.0,
+        nic: int = 0,
     ) -> int:
         """Append one op; returns its index."""
-        self._singles.append((kind, stream, label, category, duration, interference, rendezvous))
+        self._singles.append((kind, stream, label, category, duration, interference, rendezvous, nic, -1, -1))
         self._single_bytes.append(bytes_total)
         self.n += 1
         return self.n - 1

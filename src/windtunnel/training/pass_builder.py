@@ -13,6 +13,7 @@ from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
 from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
+from windtunnel.training.nics import pass_sharing
 from windtunnel.training.pricing import Pricer, nanoseconds
 
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
@@ -29,6 +30,7 @@ class Segment:
     busy_s: dict[Source, float]  # busy seconds by source of price
     flops: float
     traffic_bytes: dict[str, float]
+    nic_share: float  # mean share of its GPU's NIC that a pass takes
     graph: Graph
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -41,6 +43,7 @@ class PassBuilder:
     pricer: Pricer
     builder: GraphBuilder = field(default_factory=GraphBuilder)
     classes: list[int] = field(default_factory=list)
+    nic_shares: dict[int, float] = field(default_factory=dict)  # op -> share of the NIC that it takes
     pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
     last: int = -1  # last op on the compute stream
     sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
@@ -64,6 +67,8 @@ class PassBuilder:
     ) -> int:
         """A kernel (or `share` of one) on the compute stream, launched by the host."""
         builder = self.builder
+        if category == "attention" and self.pricer.document_length is not None:
+            flops *= self.pricer.document_length / self.pricer.layout.plan.seq_len
         launch = builder.op(
             OpKind.HOST,
             builder.stream(0, "host"),
@@ -89,9 +94,11 @@ class PassBuilder:
         self.flops += flops * share
         return self.last
 
-    def transfer(self, name: str, transfer: Transfer, *, after: Sequence[int] = (), share: float = 1.0) -> int:
+    def transfer(
+        self, name: str, transfer: Transfer, *, after: Sequence[int] = (), share: float = 1.0, skew: float = 1.0
+    ) -> int:
         """A collective on the stream of its group."""
-        price, tier = self.pricer.transfer(transfer)
+        price, tier = self.pricer.transfer(transfer, skew)
         slower = self.pricer.slow_links if tier == "scale_out" else 1.0
         builder = self.builder
         kind = OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE
@@ -114,6 +121,8 @@ class PassBuilder:
             bytes=transfer.bytes_total * share,
         )
         self.classes.append(TIER_CLASS[tier])
+        if tier == "scale_out":
+            self.nic_shares[op] = self.pricer.nic_share(transfer)
         key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
         self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total * share
         self._account(price, share)
@@ -153,7 +162,8 @@ class PassBuilder:
         """Replay, and split the duration."""
         graph, durations = self.builder.build(), self.builder.duration_ns()
         factors = np.array(self.pricer.training.slowdown_factors())
-        timeline = replay(graph, durations, Slowdown(np.array(self.classes, dtype=np.uint8), factors))
+        slowdown = Slowdown(np.array(self.classes, dtype=np.uint8), factors)
+        timeline = replay(graph, durations, slowdown, pass_sharing(graph, self.nic_shares))
         total = int(timeline.end_ns.max(initial=0))
         parts = owned(exposed(timeline, graph), graph)[0] if graph.n_ops else {}
         busy = sum(self.busy.values())
@@ -165,6 +175,7 @@ class PassBuilder:
             busy_s=self.busy,
             flops=self.flops,
             traffic_bytes=self.traffic,
+            nic_share=sum(share * float(durations[op]) for op, share in self.nic_shares.items()) / max(1, total),
             graph=graph,
             start_ns=timeline.start_ns,
             end_ns=timeline.end_ns,

@@ -16,6 +16,7 @@ from windtunnel.training.allocations import Passes, Unit, string_together
 from windtunnel.training.keeping import Keeping, keeping, memory_document
 from windtunnel.training.layout import Layout
 from windtunnel.training.pricing import GRADIENT_BYTES
+from windtunnel.training.router_load import RouterLoad, rank_loads_of
 from windtunnel.training.segments import Block
 from windtunnel.training.tensors import Tape, write
 
@@ -52,28 +53,38 @@ def shard_of(layout: Layout) -> Shard:
     )
 
 
-def pieces_of(layout: Layout) -> tuple[Piece, ...]:
-    """The piece of each virtual stage, in chain order."""
+def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, ...]:
+    """The piece of each virtual stage, in chain order.
+
+    With an uneven router a pass is that of each layer's hottest expert rank, since all wait for it layer by layer, and
+    memory that of the rank whose layers together are given most (`training/router_load.py`).
+    """
     shard, model = shard_of(layout), layout.model
-    built: dict[int, tuple[Operation, ...]] = {}  # by identity: equal layers are nearly always one object
+    built: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are nearly always one object
     known: dict[tuple[object, ...], Piece] = {}
     tapes: dict[tuple[object, ...], Tape] = {}
     pieces = []
     last = len(layout.virtual_layers) - 1
     identities = {id(layer): number for number, layer in enumerate(reversed(model.layers))}
     recomputed, offloaded = _recomputed_layers(layout), layout.plan.offload_activations
+    loads = rank_loads_of(router, layout)
+
+    def operations_of(number: int, load: float) -> tuple[Operation, ...]:
+        layer = model.layers[number]
+        if (id(layer), load) not in built:
+            built[id(layer), load] = layer_operations(layer, model, shard, load)
+        return built[id(layer), load]
+
     for stage, numbers in enumerate(layout.virtual_layers):
         away = tuple(number < offloaded for number in numbers)
         kinds = tuple(identities[id(model.layers[number])] for number in numbers)
-        key = (kinds, stage == 0, stage == last, away)
+        key = (kinds, stage == 0, stage == last, away, tuple((loads.hottest[n], loads.fullest[n]) for n in numbers))
         if key not in known:
             layers = [model.layers[number] for number in numbers]
-            for layer in layers:
-                if id(layer) not in built:
-                    built[id(layer)] = layer_operations(layer, model, shard)
-            operations = [built[id(layer)] for layer in layers]
+            timed = [operations_of(number, loads.hottest[number]) for number in numbers]
+            kept = [operations_of(number, loads.fullest[number]) for number in numbers]
             known[key] = _piece(
-                layout, shard, layers, operations, key, stage == 0, stage == last, recomputed, away, tapes
+                layout, shard, layers, timed, kept, key, stage == 0, stage == last, recomputed, away, tapes
             )
         pieces.append(known[key])
     return tuple(pieces)
@@ -85,8 +96,9 @@ def _recomputed_layers(layout: Layout) -> int:
 
 
 def _piece(
-    layout: Layout, shard: Shard, layers: list[Layer], operations: list[tuple[Operation, ...]], key: tuple[object, ...],
-    first: bool, last: bool, recomputed: int, away: tuple[bool, ...], tapes: dict[tuple[object, ...], Tape],
+    layout: Layout, shard: Shard, layers: list[Layer], timed: list[tuple[Operation, ...]],
+    kept: list[tuple[Operation, ...]], key: tuple[object, ...], first: bool, last: bool, recomputed: int,
+    away: tuple[bool, ...], tapes: dict[tuple[object, ...], Tape],
 ) -> Piece:  # fmt: skip
     model, plan = layout.model, layout.plan
     blocks: list[Block] = []
@@ -95,7 +107,7 @@ def _piece(
         positions = model.learned_positions * model.hidden_size
         norm = model.norm_parameters * model.embedding_norm
         blocks.append(Block(embedding_operations(model, shard), vocabulary + positions + norm))
-    for number, (layer, ops) in enumerate(zip(layers, operations, strict=True)):
+    for number, (layer, ops) in enumerate(zip(layers, timed, strict=True)):
         dense, expert = layer_parameters(layout, layer)
         blocks.append(Block(ops, dense, expert, recompute=number < recomputed, offload=away[number]))
     if last:
@@ -108,8 +120,10 @@ def _piece(
     if keep.root_gathered and plan.zero_stage == 3:
         root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
     stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes
+    own = iter(kept)
+    held = [block if is_end(block) else replace(block, operations=next(own)) for block in blocks]
     passes = string_together(
-        _units(layout, shard, blocks, keep, tapes, ends if root else []),
+        _units(layout, shard, held, keep, tapes, ends if root else []),
         0 if first else int(stream),
         (plan.zero_stage or 0) >= 2,
     )

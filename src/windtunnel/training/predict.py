@@ -6,7 +6,9 @@ to the step; each rank class has its own in `Result.stages`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,15 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.price import Source
-from windtunnel.engine import Slowdown, Timeline, exposed, replay
+from windtunnel.engine import Timeline, exposed
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, StageReport
 from windtunnel.training.disturbances import parse_disturbances
 from windtunnel.training.disturbed import disturb, with_waiting
 from windtunnel.training.excerpt import excerpt_of
+from windtunnel.training.imbalance import busiest_experts, mean_document, packed, routed, with_router
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
-from windtunnel.training.lower import Step, lower
+from windtunnel.training.lower import Step
 from windtunnel.training.memory import memory_of
 from windtunnel.training.pass_builder import owned
 from windtunnel.training.pieces import pieces_of
@@ -32,12 +35,16 @@ from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, sum_to
 from windtunnel.training.reproduce import reproduce
+from windtunnel.training.router_load import parse_router_load
 from windtunnel.training.schedules import check, schedule
+from windtunnel.training.sequence_lengths import read_lengths
+from windtunnel.training.simulated import Simulated, simulate
 
 BUBBLE = "pipeline bubble"
 STRAGGLING = "waiting for the slowest rank"
 DISTURBED = "waiting for disturbed ranks"
 SLOWED = "slowed by overlap"
+EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
 Z95 = 1.645  # standard deviations from the mean to the 95th percentile
 SLOWER = 1.15  # the upper half of the band over the lower
 
@@ -51,32 +58,64 @@ def predict(
     jitter: float | str = 0.0,
     samples: int = 0,
     seed: int = 0,
+    router_load: str | Path | None = None,
+    lengths: str | Path | None = None,
 ) -> Result:
     """How long one optimizer step takes, where the time goes, and whether it fits.
 
     `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a
     YAML file or a Cluster; `plan`: a YAML file, a mapping or a Plan. `slow`: disturbances such as `gpu=1037:1.15` or
-    `link=node12.nic3:0.5`; `jitter`: relative standard deviation of a pass, sampled `samples` times. Raises UserError
-    on a spec that cannot be; a job that does not fit in memory is a Result whose status is "infeasible".
+    `link=node12.nic3:0.5` (docs/disturb.md); `jitter`: relative standard deviation of a pass, sampled `samples` times.
+    `router_load`: popularity of experts, `zipf:0.5` or a CSV file; `lengths`: a CSV histogram of the documents that
+    sequences are packed from. Raises UserError on a spec that cannot be; a job that does not fit in memory is a Result
+    whose status is "infeasible".
     """
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     layout = resolve(model, cluster, read_plan(plan))
-    pieces = pieces_of(layout)
+    asked = parse_disturbances(slow, cluster, jitter=jitter, samples=samples, seed=seed)
     pricer = Pricer(layout)
+    documents = None if lengths is None else read_lengths(lengths)
+    if documents is not None:
+        pricer = pricer.with_documents(mean_document(documents, layout, seed))
     chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
     check(chosen)
-    step = lower(layout, pieces, chosen, pricer)
-    factors = np.array(pricer.training.slowdown_factors())
-    timeline = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors))
-    memory = memory_of(layout, pieces, step, timeline.end_ns)
-    makespan, disturbed = timeline.makespan_ns, None
-    asked = parse_disturbances(slow, cluster, jitter=jitter, samples=samples, seed=seed)
-    if asked.slow or asked.jitter:
-        makespan, disturbed = disturb(step, layout, pieces, pricer, timeline.makespan_ns, asked)
-    command = reproduce(layout, *named) + asked.words()
-    return _result(layout, pricer, step, timeline, memory, command, makespan, disturbed)
+    even = base = simulate(layout, pieces_of(layout), chosen, pricer)
+    uneven = None
+    if router_load is not None:
+        loads = parse_router_load(str(router_load), model, seed=seed)
+        uneven = routed(loads, layout, lambda pieces: simulate(layout, pieces, chosen, pricer), seed)
+        base = uneven.simulated
+    disturbed = None
+    makespan = base.makespan_ns
+
+    def under_all(simulated: Simulated) -> tuple[int, Disturbed | None]:
+        if not (asked.parts or documents):
+            return simulated.makespan_ns, None
+        step, pieces = simulated.step, simulated.pieces
+        sources = {}
+        if documents is not None:
+            sources[f"lengths {lengths}"] = packed(documents, layout, step, pieces, pricer, seed)
+        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, asked, sources=sources)
+
+    makespan, disturbed = under_all(base)
+    if uneven is not None:
+        disturbed = with_router(
+            disturbed, uneven, layout, makespan, base.makespan_ns, even.makespan_ns, under_all(even)[0]
+        )
+    memory = memory_of(layout, base.pieces, base.step, base.timeline.end_ns)
+    extra = [f" --router-load {shlex.quote(str(router_load))}"] if router_load is not None else []
+    extra += [f" --lengths {shlex.quote(str(lengths))}"] if lengths is not None else []
+    words = asked.words()
+    if seed and extra and "--seed" not in words:
+        words += f" --seed {seed}"
+    command = reproduce(layout, *named) + "".join(extra) + words
+    result = _result(layout, pricer, base.step, base.timeline, memory, command, makespan, disturbed)
+    if uneven is None:
+        return result
+    warnings = tuple(busiest_experts(uneven.load, layout) if text == EVENLY else text for text in result.warnings)
+    return replace(result, warnings=warnings)
 
 
 def _result(
@@ -100,7 +139,9 @@ def _result(
     seconds = total / 1e9
     n = layout.cluster.n_gpus
     tokens = layout.tokens_per_step
-    flops = 3.0 * tokens * model.forward_flops_per_token(plan.seq_len, "full")
+    # Attention stays inside documents where sequences are packed from them, and only that is work.
+    document = pricer.document_length or plan.seq_len
+    flops = 3.0 * tokens * model.forward_flops_per_token(document, "full")
     executed = flops + recomputed_flops(layout, step)
     peak = gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
     capacity = gpu.usable_memory_bytes
@@ -130,7 +171,9 @@ def _result(
         tokens_per_s_per_gpu=tokens / seconds / n,
         mfu=flops / seconds / n / peak,
         hfu=executed / seconds / n / peak,
-        mfu_convention=f"6 N + 12 L a d s per token, attention counted in full, against dense {plan.precision} peak",
+        mfu_convention=f"6 N + 12 L a d s per token, attention counted in full"
+        f"{'' if document == plan.seq_len else f' inside documents (s = {document:,})'},"
+        f" against dense {plan.precision} peak",
         model_tflops_per_gpu=flops / seconds / n / 1e12,
         breakdown_ns=breakdown,
         stages=stages,
@@ -261,7 +304,7 @@ def _warnings(layout: Layout, provenance: Mapping[str, float]) -> tuple[str, ...
             f" {layout.cluster.gpu.name}"
         )
     if any(layer.feed_forward.kind == "moe" for layer in layout.model.layers):
-        warnings.append("experts are taken as evenly loaded")
+        warnings.append(EVENLY)
         if layout.replicas > 1:
             warnings.append("shard_group holds for dense parameters; experts are sharded over all their replicas")
     return tuple(warnings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from copy import copy
 
-from windtunnel.cost.collectives import collective, tier
+from windtunnel.cost.collectives import collective, explain, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price
 from windtunnel.cost.training import TrainingCosts, software, training_costs
@@ -52,7 +52,7 @@ class Pricer:
         self.document_length: int | None = None  # attention stays inside documents of so many tokens; None: sequences
         self.kernels: KernelCosts = kernel_costs(layout.cluster.gpu)
         self.training: TrainingCosts = training_costs(layout.cluster.gpu.generation)
-        self._transfers: dict[Transfer, tuple[Price, str]] = {}
+        self._transfers: dict[tuple[Transfer, float], tuple[Price, str]] = {}
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
@@ -135,17 +135,26 @@ class Pricer:
         """An element-wise kernel that moves so many bytes."""
         return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory * self._software)
 
-    def transfer(self, transfer: Transfer) -> tuple[Price, str]:
-        """A collective alone on its links, and the network tier that it uses."""
-        known = self._transfers.get(transfer)
+    def transfer(self, transfer: Transfer, skew: float = 1.0) -> tuple[Price, str]:
+        """A collective alone on its links, its busiest rank with `skew` times the bytes, and its network tier."""
+        known = self._transfers.get((transfer, skew))
         if known is None:
             group = self.layout.group(transfer.group)
-            busiest = int(transfer.bytes_total * transfer.skew)
-            price = collective(transfer.kind, busiest, group, self.layout.cluster)
+            price = collective(transfer.kind, int(transfer.bytes_total * skew), group, self.layout.cluster)
             if transfer.kind == "all_to_all" and transfer.group == "ep":
                 price = price.scaled(self._dispatch)
-            known = self._transfers[transfer] = (price, tier(group))
+            known = self._transfers[transfer, skew] = (price, tier(group))
         return known
+
+    def nic_share(self, transfer: Transfer) -> float:
+        """Share of a GPU's NIC that a collective takes while alone: 0 inside a node, less than 1 while small."""
+        group, bytes_total = self.layout.group(transfer.group), int(transfer.bytes_total)
+        if tier(group) != "scale_out" or not bytes_total:
+            return 0.0
+        _, _, latency_s, bandwidth_s = explain(transfer.kind, bytes_total, group, self.layout.cluster)
+
+        whole = latency_s + bandwidth_s
+        return bandwidth_s / whole if whole > 0.0 else 0.0
 
     def hop(self, bytes_total: float, *, far: bool) -> tuple[Price, str]:
         """A send between pipeline neighbours, inside a scale-up domain or across domains."""

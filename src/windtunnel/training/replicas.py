@@ -13,9 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.sharing import Sharing
 from windtunnel.graph import Graph, OpKind
+from windtunnel.graph.footprint import refuse_if_too_large
+from windtunnel.training.contention import LinkFactors
+from windtunnel.training.disturbances import in_step
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import DP, PP_BACKWARD, PP_FORWARD, STREAMS, Step, slowed_passes
+from windtunnel.training.lower import DP, STREAMS, Step, slowed_passes
+from windtunnel.training.nics import step_sharing
 from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import Pricer
 
@@ -29,6 +34,7 @@ class Unfolded:
     interference: NDArray[np.uint8]
     class_of: NDArray[np.int64]  # [replicas]
     sizes: NDArray[np.int64]  # [classes] replicas in each
+    sharing: Sharing | None  # of the NICs
 
 
 def unfold(
@@ -38,22 +44,32 @@ def unfold(
     pricer: Pricer,
     compute: NDArray[np.float64],
     links: NDArray[np.float64],
+    shared: LinkFactors | None = None,
     *,
     fold: bool = True,
 ) -> Unfolded:
     """Classes of replicas and their graph. `fold=False` gives every replica its own class: the naive twin.
 
-    `compute`, `links`: float64[replicas, stages], factors on each cell's compute and on its links.
+    `compute`, `links`: float64[replicas, stages], factors on each cell's compute and on its NICs. `shared`: on
+    what goes over links that cells share; what crosses both a slow NIC and a slow uplink takes the longer of the two.
     """
-    vectors = np.concatenate([compute, links], axis=1)
+    inside, hops, reduced = links, links, links.max(axis=0)
+    if shared is not None:
+        inside = np.maximum(links, in_step(layout, shared.inside))
+        hops = np.maximum(links, in_step(layout, shared.hops))
+        reduced = np.maximum(reduced, shared.reduced)
+    vectors = np.concatenate([compute, inside, hops], axis=1)
     if fold:
         kinds, class_of, sizes = np.unique(vectors, axis=0, return_inverse=True, return_counts=True)
     else:
         kinds, class_of, sizes = vectors, np.arange(len(vectors)), np.ones(len(vectors), np.int64)
     stages = layout.plan.pp
-    compute_k, links_k = kinds[:, :stages], kinds[:, stages:]
+    compute_k, inside_k, hops_k = kinds[:, :stages], kinds[:, stages : 2 * stages], kinds[:, 2 * stages :]
     base, n, k = step.graph, step.graph.n_ops, len(kinds)
-    duration = _durations(step, layout, pieces, pricer, compute_k, links_k, links.max(axis=0))
+    fewest = len(np.unique(vectors, axis=0)) if not fold else k
+    folded = None if fold else (fewest * stages, fewest * n)
+    refuse_if_too_large(k * n, k * len(base.dep_idx), k * base.n_streams, folded=folded)
+    duration = _durations(step, layout, pieces, pricer, compute_k, inside_k, hops_k, reduced)
     which = np.arange(k, dtype=np.int64)[:, None]
     graph = Graph(
         kind=np.tile(base.kind, k),
@@ -71,20 +87,32 @@ def unfold(
         categories=base.categories,
         stream_names=base.stream_names * k,
     )
-    return Unfolded(graph, duration, np.tile(step.interference, k), class_of.ravel(), sizes)
+    sharing = step_sharing(graph, np.tile(step.nic_share, k))
+    return Unfolded(graph, duration, np.tile(step.interference, k), class_of.ravel(), sizes, sharing)
+
+
+def meets_across(base: Graph) -> NDArray[np.bool_]:
+    """bool[n]: ops that start only when every replica may: data-parallel collectives and the gradient norm."""
+    reduced: NDArray[np.bool_] = base.stream % len(STREAMS) == DP
+    return reduced | _is_norm(base)
+
+
+def _is_norm(base: Graph) -> NDArray[np.bool_]:
+    norm: NDArray[np.bool_] = np.array([name == "gradient norm" for name in base.labels])[base.label]
+    return norm
 
 
 def _rendezvous(base: Graph, classes: int) -> NDArray[np.int32]:
     """Data-parallel collectives of one stage meet across classes; so does what already met across stages."""
     n = base.n_ops
     meets = np.full((classes, n), -1, np.int64)
-    across = base.stream % len(STREAMS) == DP
+    norm = _is_norm(base)
+    across = meets_across(base) & ~norm
     meets[:, across] = np.flatnonzero(across)
-    label = np.array([name == "gradient norm" for name in base.labels])[base.label]
-    if label.any():
-        meets[:, label] = np.flatnonzero(label)[0]
+    if norm.any():
+        meets[:, norm] = np.flatnonzero(norm)[0]
     # Tied embeddings are summed between the ends of one replica's pipeline.
-    within = (base.rendezvous >= 0) & ~label
+    within = (base.rendezvous >= 0) & ~norm
     if within.any():
         meets[:, within] = np.flatnonzero(within)[0] + n * np.arange(classes)[:, None]
     return meets.ravel().astype(np.int32)
@@ -97,10 +125,11 @@ def _durations(
     pricer: Pricer,
     compute: NDArray[np.float64],
     links: NDArray[np.float64],
+    hop_links: NDArray[np.float64],
     worst_link: NDArray[np.float64],
 ) -> NDArray[np.int64]:
     base = step.graph
-    classes, stages = compute.shape
+    classes = len(compute)
     durations = np.tile(step.duration_ns, (classes, 1))
     program = base.program
     passes = base.category < len(step.segments)
@@ -118,15 +147,13 @@ def _durations(
             last = (base.kind == OpKind.COMPUTE) & (program == stage) & ~passes  # the optimizer
             durations[k, last] = np.rint(step.duration_ns[last] * factors[0]).astype(np.int64)
     outside = np.array(["(scale-out)" in name for name in base.categories])[base.category]
-    stream = base.stream % len(STREAMS)
-    sender = (program + np.where(stream == PP_FORWARD, -1, 1)) % stages
-    hops = outside & (base.kind == OpKind.SEND)
-    arriving = (stream == PP_FORWARD) | (stream == PP_BACKWARD)
-    reduced = outside & (stream == DP)
+    hops = np.flatnonzero(outside & (base.kind == OpKind.SEND))
+    ends = step.sender[hops], step.receiver[hops]
+    reduced = outside & (base.stream % len(STREAMS) == DP)
     for k in range(classes):
-        if (links[k] > 1.0).any():
-            slower = np.where(arriving, np.maximum(links[k, program], links[k, sender]), links[k, program])
-            durations[k, hops] = np.rint(step.duration_ns[hops] * slower[hops]).astype(np.int64)
+        if (hop_links[k] > 1.0).any():
+            slower = np.maximum(hop_links[k, ends[0]], hop_links[k, ends[1]])
+            durations[k, hops] = np.rint(step.duration_ns[hops] * slower).astype(np.int64)
     if (worst_link > 1.0).any():  # a ring goes at the pace of its slowest link, for all replicas
         durations[:, reduced] = np.rint(step.duration_ns[reduced] * worst_link[program[reduced]]).astype(np.int64)
     return durations.ravel()

@@ -165,7 +165,7 @@ def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1
     name = prefix + op.name
     if op.kind == "transfer":
         assert op.before is not None
-        done = build.transfer(name, op.before)
+        done = build.transfer(name, op.before, skew=op.skew)
         if not build.hides_dispatch(op.before):
             build.pending.append(done)
         if op.name == "dispatch" and not plan.cuda_graphs and build.last >= 0:
@@ -260,7 +260,7 @@ def _backward_op(build: PassBuilder, op: Operation, *, weights: bool) -> None:
     name = f"{op.name} backward"
     if op.kind == "transfer":
         assert op.before is not None
-        done = build.transfer(name, op.before)
+        done = build.transfer(name, op.before, skew=op.skew)
         if not build.hides_dispatch(op.before):
             build.pending.append(done)
         return

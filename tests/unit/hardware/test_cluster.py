@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import SpecError
-from windtunnel.hardware import Cluster, Host, Link, cluster_names, cluster_with, gpu_names, parse_cluster, with_settings
+from windtunnel.hardware import (
+    Cluster,
+    Host,
+    Link,
+    cluster_names,
+    cluster_with,
+    gpu_names,
+    parse_cluster,
+    with_settings,
+)
 
 H100 = parse_cluster("h100-sxm:64")
 
@@ -91,7 +100,9 @@ def test_what_to_dict_writes_reads_back_the_same(name: str) -> None:
 
 def test_settings_change_one_number_and_what_follows_from_it() -> None:
     machine = parse_cluster("h100-sxm:16")
-    faster = with_settings(machine, {"gpu": {"flops": {"bf16": 2 * machine.gpu.peak_flops("bf16")}, "memory": "160 GB"}})
+    faster = with_settings(
+        machine, {"gpu": {"flops": {"bf16": 2 * machine.gpu.peak_flops("bf16")}, "memory": "160 GB"}}
+    )
     assert faster.gpu.kernel_scale.compute == pytest.approx(2.0)
     assert faster.gpu.usable_memory_bytes > machine.gpu.usable_memory_bytes
     assert faster.gpu.flops_per_s["fp8"] == machine.gpu.flops_per_s["fp8"]

@@ -28,5 +28,10 @@ def bare() -> Result:
 
 
 @pytest.fixture(scope="session")
+def disturbed() -> Result:
+    return sample_result.disturbed()
+
+
+@pytest.fixture(scope="session")
 def hostile(result: Result) -> Result:
     return sample_result.hostile()

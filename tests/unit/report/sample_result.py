@@ -8,7 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.report.figures import split_exactly
-from windtunnel.result import Infeasible, Interval, Limit, Result, StageMemory, StageReport
+from windtunnel.result import (
+    Blame,
+    Disturbed,
+    Infeasible,
+    Interval,
+    Limit,
+    PathPart,
+    RankClass,
+    Result,
+    Samples,
+    StageMemory,
+    StageReport,
+    Waiting,
+)
 
 GIB = 1 << 30
 PP, MICRO_BATCHES = 16, 48
@@ -244,6 +257,63 @@ def faster() -> Result:
     )
 
 
+SLOW, SLOW_RANK, DP = "gpu=1037:1.15", 1037, 32
+
+
+def disturbed() -> Result:
+    """The sample with one slow GPU: rank 1037, of stage 2 and replica 0."""
+    base, makespan = sample(), STEP_NS - 161_000_000
+    classes, runs = [], []
+    for stage in range(PP):
+        first = stage * 512
+        waits = makespan * (26 + stage) // 100
+        own = RankClass(16, first, stage, 0, makespan - waits, waits)
+        rest = RankClass(496, first + 16, stage, 1, makespan - waits + 7_000_001, waits - 7_000_001)
+        classes.append(own)
+        runs.append((len(classes) - 1, 16))
+        if stage == SLOW_RANK // 512:
+            classes[-1] = replace(own, ranks=15)
+            least = makespan * 9 // 100
+            classes.append(RankClass(1, SLOW_RANK, stage, 0, makespan - least, least, (SLOW,)))
+            before = SLOW_RANK - first
+            runs[-1:] = [(len(classes) - 2, before), (len(classes) - 1, 1), (len(classes) - 2, 15 - before)]
+        classes.append(rest)
+        runs.append((len(classes) - 1, 496))
+    way = [*range(PP), *range(PP - 2, 1, -1)]
+    fast, at, path = BACKWARD_NS // 2, 0, []
+    for number, stage in enumerate(way):
+        rank = SLOW_RANK if stage == 2 else stage * 512
+        end = makespan if number == len(way) - 1 else at + fast
+        path.append(PathPart(rank, stage, 0, "forward" if number < PP else "backward", at, end))
+        at = end
+    return replace(
+        base,
+        disturbed=Disturbed(
+            undisturbed_step_time_ns=STEP_NS * 92 // 100,
+            gpus_lost=655.4,
+            programs=32,
+            replica_classes=(1, 31),
+            blame=(
+                Blame(SLOW, STEP_NS // 15, STEP_NS // 16, 2, 0, (STEP_NS // 20, STEP_NS // 16, STEP_NS // 14)),
+                Blame("pause=1%:50ms", 12_345_678, 2_345_678, -1, -1),
+            ),
+            samples=Samples(0.02, 1000, 7, STEP_NS * 99 // 100, STEP_NS, STEP_NS * 102 // 100),
+            rank_classes=tuple(classes),
+            class_runs=tuple(runs),
+            critical_path=tuple(path),
+            waiting=(
+                Waiting("pp 1 to 0", 3_100_000_000, 3_900_000_000, 512),
+                Waiting("tp x cp of stage 2", 930_000_000, 992_000_000, SLOW_RANK),
+                *(
+                    Waiting(f"dp of stage {stage}", 700_000_000 - stage, 790_000_000, 512 * stage)
+                    for stage in range(PP)
+                ),
+                Waiting("gradient norm", 0, 0, -1),
+            ),
+        ),
+    )
+
+
 def infeasible() -> Result:
     """The sample with twice the micro-batch: stage 0 does not fit."""
     base = sample()
@@ -304,11 +374,23 @@ HOSTILE = "</script><script>alert(1)</script>[red]\x1b[31m{{ 7*7 }}\n\"'&"
 
 def hostile() -> Result:
     """Every text that can come from a user's file says something it should not."""
-    base = sample()
+    base = disturbed()
+    known = base.disturbed
+    assert known is not None
+    slow = replace(
+        known,
+        blame=(replace(known.blame[0], what=HOSTILE), *known.blame[1:]),
+        rank_classes=tuple(
+            replace(one, disturbed_by=(HOSTILE,)) if one.disturbed_by else one for one in known.rank_classes
+        ),
+        critical_path=(replace(known.critical_path[0], what=HOSTILE), *known.critical_path[1:]),
+        waiting=(replace(known.waiting[0], communicator=HOSTILE), *known.waiting[1:]),
+    )
     spec = {**base.spec, "model": {**base.spec["model"], "name": HOSTILE}, HOSTILE: HOSTILE}
     return replace(
         base,
         spec=spec,
+        disturbed=slow,
         warnings=(HOSTILE,),
         defaults=(HOSTILE,),
         mfu_convention=HOSTILE,

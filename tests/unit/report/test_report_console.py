@@ -21,7 +21,7 @@ def _printed(result: Result, width: int = 80, encoding: str = "utf-8", **options
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 200])
-@pytest.mark.parametrize("name", ["result", "infeasible", "bare", "hostile"])
+@pytest.mark.parametrize("name", ["result", "disturbed", "infeasible", "bare", "hostile"])
 def test_fits_the_width_without_trailing_blanks(name: str, width: int, request: pytest.FixtureRequest) -> None:
     lines = _printed(request.getfixturevalue(name), width).splitlines()
     assert max(map(cell_len, lines)) <= min(width, 100)

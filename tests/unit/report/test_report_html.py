@@ -12,7 +12,7 @@ import pytest
 from windtunnel.report.html import render_html, write_html
 from windtunnel.result import Result
 
-NAMES = ["result", "faster", "infeasible", "bare", "hostile"]
+NAMES = ["result", "disturbed", "faster", "infeasible", "bare", "hostile"]
 
 
 class Page(HTMLParser):

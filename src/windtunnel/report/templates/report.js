@@ -34,7 +34,9 @@
   document.addEventListener("pointerleave", hideTip);
   document.addEventListener("scroll", hideTip, { passive: true, capture: true });
 
-  const canvas = document.querySelector("canvas");
+  window.windtunnel = { showTip, hideTip, duration };  // for the scripts behind this one
+
+  const canvas = document.querySelector("#timeline canvas");
   if (canvas) timeline(canvas, data.timeline);
   const curves = document.querySelector(".curves");
   if (curves) memoryCurves(curves, data.curves);
