@@ -69,6 +69,24 @@ def test_predict_shows_saves_and_compares(tmp_path: Path) -> None:
     assert run("compare", folder.name[:8], str(other), cwd=tmp_path).stdout
 
 
+def test_whatif_asks_a_saved_run_again(tmp_path: Path) -> None:
+    even, slow = run(*PREDICT, "--json", cwd=tmp_path), run(*PREDICT, "--slow", "gpu=3:1.3", "--json", cwd=tmp_path)
+    (folder,) = [word for word in slow.stderr.split() if word.startswith("runs")]
+    done = run("whatif", folder, "--set", "slow.none", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["b"]["content_hash"] == json.loads(even.stdout)["content_hash"]
+    assert [(one["field"], one["b"]) for one in found["spec"]] == [("slow", None)]
+    screen = run("whatif", folder, "--set", "slow.none", "--no-save", cwd=tmp_path, COLUMNS="80")
+    assert "slow gpu=3:1.3 → none" in " ".join(screen.stdout.split())
+    assert max(map(len, screen.stdout.splitlines())) <= 80
+
+
+def test_samples_of_nothing_random_are_remarked_on(tmp_path: Path) -> None:
+    assert "--samples changes nothing" in run(*PREDICT, "--samples", "9", "--no-save", cwd=tmp_path).stderr
+    assert "--samples" not in run(*PREDICT, "--samples", "9", "--jitter", "1%", "--no-save", cwd=tmp_path).stderr
+
+
 def test_the_same_question_gives_the_same_bytes_and_python_agrees(tmp_path: Path) -> None:
     first, second = (run(*PREDICT, "--json", "--no-save", cwd=tmp_path) for _ in range(2))
     assert first.returncode == 0, first.stderr
@@ -125,6 +143,7 @@ def test_output_survives_a_plain_terminal_and_a_closed_pipe(tmp_path: Path) -> N
     [
         (["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--tpp", "2"], "--tp"),
         (["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--tp", "two"], "two"),
+        (["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--tp", "1.5"], "whole number"),
         (["predict", "llama-3-8b"], "--cluster"),
         (["predict", "llama-3-8b", "--cluster", "h100-sxm:8", "--seq", "4096"], "--global-batch"),
         (["predict", "llama-9-8b", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "64"], "llama"),
@@ -137,6 +156,18 @@ def test_output_survives_a_plain_terminal_and_a_closed_pipe(tmp_path: Path) -> N
         (["predict", "./none.json", "--cluster", "h100-sxm:8", "--global-batch", "8", "--seq", "64"], "none.json"),
         (["validate", "none.csv"], "none.csv"),
         (["compare", "none", "nor-this"], "none"),
+        (["whatif", "none", "--set", "slow.none"], "none"),
+        (["whatif"], "RUN"),
+        ([*PREDICT, "--slow", "gpu=16:1.2"], "0 to 15"),
+        ([*PREDICT, "--slow", "gpu=3"], "gpu=NUMBER:FACTOR"),
+        ([*PREDICT, "--slow", "stage=1:1.2"], "stages"),
+        ([*PREDICT, "--slow", "link=node2.nic0:0.5"], "0 to 1"),
+        ([*PREDICT, "--slow", "none.yaml"], "none.yaml"),
+        ([*PREDICT, "--slow", "pause=200%:1s"], "100 %"),
+        ([*PREDICT, "--jitter", "300%"], "100 %"),
+        ([*PREDICT, "--samples", "1.5"], "--samples"),
+        ([*PREDICT, "--router-load", "zipf:1"], "no experts"),
+        ([*PREDICT, "--lengths", "none.csv"], "length,count"),
         (["predcit"], "predict"),
     ],
 )

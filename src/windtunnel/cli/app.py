@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
-from windtunnel.cli.plan_flags import switches_spelled_out
+from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
@@ -30,6 +30,7 @@ def build() -> App:
         name="windtunnel",
         help="A wind tunnel for AI clusters: what a training step costs at any scale, how sure that is, and why.",
         version=version_line,
+        default_parameter=Parameter(show_default=False),  # `()` and `False` say nothing; texts name the others
         version_flags=["--version"],
         help_format="plaintext",
         result_action="return_value",
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
         words = switches_spelled_out(sys.argv[1:] if arguments is None else arguments)
+        check_whole_numbers(words)
         status = build()(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:

@@ -13,7 +13,7 @@ def compare(
     run_b: str,
     /,
     *,
-    out: Annotated[Path, Parameter(help="Where run folders are looked for by their hash.")] = Path("runs"),
+    out: Annotated[Path, Parameter(help="Where run folders are looked for by their hash (runs).")] = Path("runs"),
     json: Annotated[bool, Parameter(negative="", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Show where two runs differ, and what explains it.

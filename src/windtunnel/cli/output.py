@@ -51,7 +51,7 @@ def working(what: str) -> Iterator[None]:
 
     from rich.console import Console
 
-    status = Console(stderr=True).status(what)
+    status = Console(stderr=True).status(f"{what}; the engine is compiled first, once per machine" if cold() else what)
     timer = Timer(PATIENCE_S, status.start)
     timer.daemon = True
     timer.start()
@@ -61,6 +61,20 @@ def working(what: str) -> Iterator[None]:
         timer.cancel()
         timer.join()
         status.stop()
+
+
+def cold() -> bool:
+    """Whether compiled kernels are kept in none of the places where numba looks for them."""
+    import os
+    from pathlib import Path
+
+    import windtunnel
+
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    beside = Path(windtunnel.__file__).parent / "engine" / "__pycache__"
+    places = [Path(chosen)] if chosen else [beside, Path(caches) / "numba"]  # the second where the first is read-only
+    return not any(place.is_dir() and next(place.rglob("kernels.*.nbi"), None) for place in places)
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -103,6 +105,10 @@ class PlanFlags:
 SWITCHES = frozenset(
     "--" + field.name.replace("_", "-") for field in dataclasses.fields(PlanFlags) if "bool" in str(field.type)
 )
+WHOLE = frozenset(
+    {"--samples", "--seed", "--seq", "--vpp"}
+    | {"--" + field.name.replace("_", "-") for field in dataclasses.fields(PlanFlags) if "int |" in str(field.type)}
+)
 _ON, _OFF = ("on", "true", "yes"), ("off", "false", "no")
 
 
@@ -122,6 +128,16 @@ def switches_spelled_out(arguments: Sequence[str]) -> list[str]:
         else:
             spelled.append(name if value.lower() in ("", *_ON) else f"{name}={value}")
     return spelled
+
+
+def check_whole_numbers(arguments: Sequence[str]) -> None:
+    """Refuse `--tp 1.5`, which would be rounded. Raises SpecError."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    for flag, value in pairwise(words):
+        if flag in WHOLE and re.fullmatch(r"[+-]?\d*\.\d*", value):
+            from windtunnel.errors import SpecError
+
+            raise SpecError(flag, value, "give a whole number")
 
 
 def _counts(text: str) -> tuple[int, ...]:

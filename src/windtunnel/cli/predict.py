@@ -47,13 +47,13 @@ def predict(
         str | None,
         Parameter(help="CSV with length,count of the documents that sequences are packed from; no attention between."),
     ] = None,
-    jitter: Annotated[str, Parameter(help="Relative standard deviation of each pass, e.g. 2%.")] = "0",
+    jitter: Annotated[str, Parameter(help="Relative standard deviation of each pass, e.g. 2% (0).")] = "0",
     samples: Annotated[int, Parameter(help="Steps to sample where something is random (default 200).")] = 0,
-    seed: Annotated[int, Parameter(help="Seed of what is drawn at random.")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] = 0,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
-    out: Annotated[Path, Parameter(help="Where run folders go.")] = Path("runs"),
+    out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
     check: Annotated[bool, Parameter(negative="", help="Exit with status 3 if the job is infeasible.")] = False,
 ) -> int:
@@ -103,6 +103,8 @@ def predict(
         from windtunnel.report.console import print_result
 
         print_result(result, stdout())
+    if samples and (result.disturbed is None or result.disturbed.samples is None):
+        note("--samples changes nothing: nothing is random; add --jitter, --lengths, or --slow with noise or a pause")
     for path in written:
         note(f"wrote {path}")
     return INFEASIBLE if check and result.status == "infeasible" else 0

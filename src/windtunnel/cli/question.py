@@ -54,7 +54,10 @@ class Question:
             built = built.with_changes(**changes["model"])
         machine = parse_cluster(cluster)
         if changes["cluster"]:
-            machine = with_settings(machine, _nested(changes["cluster"]))
+            try:
+                machine = with_settings(machine, _nested(changes["cluster"]))
+            except SpecError as error:
+                raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
         try:
             settled = read_plan(fields)
         except (SpecError, UnknownNameError) as error:

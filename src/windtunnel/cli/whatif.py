@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
+from windtunnel.cli.plan_flags import switches_spelled_out
 from windtunnel.cli.predict import answered, predict
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import InputFileError, SpecError, UserError
 
 if TYPE_CHECKING:
     from windtunnel.result import Result
 
 DISTURBING = ("slow", "jitter", "samples", "router_load", "lengths")  # parameters of `predict` that `slow.none` drops
+BESIDE_SLOW = ("jitter", "router load", "lengths")  # disturbances with a flag of their own, as results name them
 
 
 def whatif(
@@ -33,7 +35,7 @@ def whatif(
     ] = (),
     slow: Annotated[tuple[str, ...], Parameter(negative="", help="Something more that is slow, as in predict.")] = (),
     json: Annotated[bool, Parameter(negative="", help="Print the comparison as JSON.")] = False,
-    out: Annotated[Path, Parameter(help="Where run folders are looked for and go.")] = Path("runs"),
+    out: Annotated[Path, Parameter(help="Where run folders are looked for and go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder of the new answer.")] = True,
 ) -> None:
     """Ask a saved run again with something changed, and show what that does.
@@ -50,15 +52,17 @@ def whatif(
     from windtunnel.report.run_folder import save as save_run
 
     if not set and not slow:
-        raise SpecError("--set", None, "say what is different, such as cluster.nic=800Gb/s or slow.none")
+        raise UserError("nothing is different: add --set, such as cluster.nic=800Gb/s or slow.none, or --slow")
     before = load(run, out)
+    arguments = arguments_of(before, run)
+    after_words = changed(arguments, set, slow)
     with working("predicting"):
-        arguments = changed(arguments_of(before, run), set, slow)
-        after = answered(arguments.pop("model"), **arguments)
+        after = answered(after_words.pop("model"), **after_words)
     comparison = compare(before, after)
-    if before.spec["version"] != after.spec["version"]:
+    made_by = before.spec.get("version")
+    if made_by != after.spec["version"]:
         note(
-            f"{run} was made by version {before.spec['version']}, this is {after.spec['version']}:"
+            f"{run} was made by version {made_by or 'unknown'}, this is {after.spec['version']}:"
             " not all that differs is the change"
         )
     if json:
@@ -70,34 +74,70 @@ def whatif(
 
 
 def arguments_of(result: Result, run: str) -> dict[str, Any]:
-    """The arguments of `predict` that gave a result. Raises InputFileError where its command cannot be read."""
-    words = shlex.split(result.reproduce)
-    if words[:2] != ["windtunnel", "predict"]:
-        raise InputFileError(run, "does not say by which `windtunnel predict` it was made", "predict it again")
-    app = App()
-    app.default(predict)
-    _, bound, _ = app.parse_args(words[2:], exit_on_error=False, print_error=False)
-    return dict(bound.arguments)
+    """The arguments of `predict` that gave a result.
+
+    Raises InputFileError where its command cannot be read, or names files that are not there.
+    """
+    try:
+        words = shlex.split(result.reproduce)
+        if words[:2] != ["windtunnel", "predict"]:
+            raise ValueError(words)
+        app = App()
+        app.default(predict)
+        spelled = switches_spelled_out(words[2:])
+        _, bound, _ = app.parse_args(spelled, exit_on_error=False, print_error=False)
+    except (ValueError, CycloptsError):
+        problem = "does not say by which `windtunnel predict` it was made"
+        raise InputFileError(run, problem, "predict it again") from None
+    arguments = dict(bound.arguments)
+    for path in _files(arguments):
+        if not path.exists():
+            problem = f"was predicted from {path}, which is not in {Path.cwd()}"
+            remedy = "run whatif where that file is; a model or cluster that was given in Python has to be saved there"
+            raise InputFileError(run, problem, remedy)
+    return arguments
 
 
-def changed(arguments: dict[str, Any], settings: Sequence[str], slow: Sequence[str]) -> dict[str, Any]:
+def changed(arguments: Mapping[str, Any], settings: Sequence[str], slow: Sequence[str]) -> dict[str, Any]:
     """`arguments` with what `--set` and `--slow` say. Raises SpecError for a `slow.` that means nothing here."""
     arguments = dict(arguments)
     kept = list(arguments.get("slow", ()))
     for text in settings:
-        key, _, value = text.partition("=")
-        if key == "slow.none":
+        key, _, value = (part.strip() for part in text.partition("="))
+        if key == "slow.none" and not value:
             for name in DISTURBING:
                 arguments.pop(name, None)
             kept = []
         elif key == "slow.without":
-            if value not in kept:
-                known = ", ".join(kept) or "nothing"
-                raise SpecError("--set slow.without", value, f"the run has {known} slow")
-            kept.remove(value)
-        elif key.startswith("slow."):
+            _mend(value, arguments, kept)
+        elif key.startswith("slow"):
             raise SpecError("--set", text, "use slow.none, slow.without=ONE, or add with --slow")
     arguments["slow"] = (*kept, *slow)
     others = tuple(text for text in settings if not text.startswith("slow."))
     arguments["set"] = (*arguments.get("set", ()), *others)
     return arguments
+
+
+def _mend(value: str, arguments: dict[str, Any], kept: list[str]) -> None:
+    """Take out one disturbance, named as it was asked for or as results print it."""
+    other = next((name for name in BESIDE_SLOW if value.replace("-", " ").replace("_", " ").startswith(name)), "")
+    parameter = other.replace(" ", "_")
+    if value in kept:
+        kept.remove(value)
+    elif parameter in arguments:
+        del arguments[parameter]
+    else:
+        known = ", ".join([*kept, *(name for name in BESIDE_SLOW if name.replace(" ", "_") in arguments)])
+        raise SpecError("--set slow.without", value, f"give one of {known}" if known else "the run has no disturbance")
+
+
+def _files(arguments: Mapping[str, Any]) -> list[Path]:
+    """Files that a prediction reads, as they are named in its command."""
+    model, cluster = arguments["model"], arguments["cluster"]
+    head, colon, count = cluster.rpartition(":")
+    machine = head if colon and count.isdigit() else cluster
+    named = [model] if model.startswith((".", "/")) or model.endswith(".json") else []
+    named += [machine] if machine.lower().endswith((".yaml", ".yml", ".json")) else []
+    named += [text for text in (arguments.get("router_load"),) if text and not text.startswith("zipf:")]
+    named += [text for text in (arguments.get("lengths"),) if text]
+    return [Path(name) for name in named]

@@ -66,6 +66,9 @@ _ACRONYMS = {
     )
 }
 
+# Slower work, too, where a stage is uneven, sequences are packed or something jitters.
+_LABELS = {"waiting for disturbed ranks": "lost to disturbances"}
+
 
 @dataclass(frozen=True, slots=True)
 class Category:
@@ -83,6 +86,8 @@ class Category:
 
 def label_of(key: str) -> str:
     """`exposed_nvlink` -> `exposed NVLink`; the one collective of all ranks is named by what it is for."""
+    if key in _LABELS:
+        return _LABELS[key]
     key = re.sub(r"\bworld \(scale-(out|up)\)", "gradient norm", key)
     return " ".join(_ACRONYMS.get(word.lower(), word) for word in key.replace("_", " ").split())
 

@@ -13,14 +13,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from windtunnel.report import figures
+from windtunnel.report.asked import DISTURBING, disturbing
 from windtunnel.report.categories import label_of
 from windtunnel.report.figures import plain
 from windtunnel.report.memory_parts import memory_parts
-from windtunnel.report.spec_words import flatten, shown, title
+from windtunnel.report.spec_words import difference_words, flatten, title
 from windtunnel.result import Result
+from windtunnel.units import format_bytes
 
 COMPARE_SCHEMA = "windtunnel.compare/1"
 _ABSENT = None
+_LINK_NAMES = ("cluster.scale_up.name", "cluster.scale_out.name")
+_COUNTED = ("active_parameters", "parameters")  # of the model: they follow from its shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def compare(a: Result, b: Result) -> Comparison:
     timed = a.step_time_ns > 0 and b.step_time_ns > 0
     causes = _minus(b.breakdown_ns, a.breakdown_ns) if timed else {}
     memory = _minus(_memory(b), _memory(a)) if a.memory and b.memory else {}
-    spec = _spec_differences(a.spec, b.spec)
+    spec = _differences(a, b)
     side_a, side_b = _side(a), _side(b)
     return Comparison(
         a=side_a,
@@ -118,12 +122,37 @@ def _minus(b: Mapping[str, int], a: Mapping[str, int]) -> dict[str, int]:
     return {key: b.get(key, 0) - a.get(key, 0) for key in sorted({*a, *b})}
 
 
-def _spec_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Difference, ...]:
+def _differences(a: Result, b: Result) -> tuple[Difference, ...]:
+    """What was asked differently: disturbances first, then the plan, names, and the numbers that follow from them."""
+    flat_a, flat_b = _flat(a), _flat(b)
+    pairs = [Difference(key, flat_a.get(key, _ABSENT), flat_b.get(key, _ABSENT)) for key in {*flat_a, *flat_b}]
+    differing = [pair for pair in pairs if pair.a != pair.b or isinstance(pair.a, bool) != isinstance(pair.b, bool)]
+    fields = {pair.field for pair in differing}
+    return tuple(sorted((pair for pair in differing if not _follows(pair.field, fields)), key=_order))
+
+
+def _flat(result: Result) -> dict[str, Any]:
     # Through JSON: a result read from its folder has lists where a fresh one may have tuples.
-    flat_a, flat_b = (flatten(json.loads(json.dumps(spec))) for spec in (a, b))
-    keys = sorted({*flat_a, *flat_b}, key=lambda key: (not key.startswith("plan."), key))
-    pairs = [Difference(key, flat_a.get(key, _ABSENT), flat_b.get(key, _ABSENT)) for key in keys]
-    return tuple(pair for pair in pairs if pair.a != pair.b or isinstance(pair.a, bool) != isinstance(pair.b, bool))
+    return {**disturbing(result.reproduce), **flatten(json.loads(json.dumps(result.spec)))}
+
+
+def _follows(field: str, differing: set[str]) -> bool:
+    """Whether a field says nothing beyond the others: a source, or a link's name beside its numbers."""
+    if "sources" in field.split("."):
+        return True
+    link = field.removesuffix("name")
+    return field in _LINK_NAMES and any(other.startswith(link) and other != field for other in differing)
+
+
+def _order(pair: Difference) -> tuple[int, str]:
+    last = pair.field.rpartition(".")[2]
+    if pair.field in DISTURBING:
+        return 0, f"{DISTURBING.index(pair.field)}"
+    if pair.field.startswith("plan."):
+        return 1, pair.field
+    if last in ("name", "n_gpus"):
+        return 2, pair.field
+    return (4 if last in _COUNTED else 3), pair.field
 
 
 def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple[Difference, ...]) -> list[str]:
@@ -131,12 +160,14 @@ def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple
     if causes is not None:
         step = b.step_time_ns - a.step_time_ns
         said.append(_time_words(a, step, causes))
-        if step and a.step_time_p5_ns <= b.step_time_p95_ns and b.step_time_p5_ns <= a.step_time_p95_ns:
+        overlapping = a.step_time_p5_ns <= b.step_time_p95_ns and b.step_time_p5_ns <= a.step_time_p95_ns
+        # Where only disturbances differ both are wrong by the same: their order is certain, whatever the bands.
+        if step and overlapping and not (spec and all(pair.field in DISTURBING for pair in spec)):
             said.append("The p5–p95 bands overlap, so the order of the two is not certain.")
         if a.tokens_per_step != b.tokens_per_step or a.n_gpus != b.n_gpus:
             said.append("Steps or clusters differ in size: compare tokens/s/GPU rather than step times.")
     if spec:
-        named = [f"{plain(pair.field)} {shown(pair.a)} → {shown(pair.b)}" for pair in spec[:3]]
+        named = [" ".join(difference_words(pair.field, pair.a, pair.b)) for pair in spec[:3]]
         rest = f" and {len(spec) - 3} more" if len(spec) > 3 else ""
         said.append(f"Asked differently: {', '.join(named)}{rest}.")
     else:
@@ -146,9 +177,14 @@ def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple
 
 def _fit_words(a: Result, b: Result) -> str:
     if a.status == b.status:
-        return "Neither A nor B fits."
+        needs = [(name, one.infeasible) for name, one in (("A", a), ("B", b)) if one.infeasible]
+        by = [f"{name} by {format_bytes(need.needed_bytes - need.capacity_bytes)}" for name, need in needs]
+        return f"Neither A nor B fits{': ' * bool(by)}{', '.join(by)}."
     bad, name, other = (b, "B", "A") if b.status == "infeasible" else (a, "A", "B")
-    reason = f": {plain(bad.infeasible.reason)}" if bad.infeasible else ""
+    reason = ""
+    if bad.infeasible:
+        over = format_bytes(bad.infeasible.needed_bytes - bad.infeasible.capacity_bytes)
+        reason = f": {plain(bad.infeasible.reason)}, {over} too much on stage {bad.infeasible.stage}"
     return f"{name} does not fit{reason}; {other} does."
 
 
@@ -174,7 +210,8 @@ def _time_words(a: Result, step: int, causes: Mapping[str, int]) -> str:
 
 
 def _listed(keys: list[str], causes: Mapping[str, int]) -> str:
-    return " and ".join(f"{plain(label_of(key))} {_signed(causes[key])}" for key in keys)
+    words = [f"{plain(label_of(key))} {_signed(causes[key])}" for key in keys]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _signed(ns: int) -> str:

@@ -16,7 +16,7 @@ from windtunnel.report.compare import Comparison, Difference, Side
 from windtunnel.report.console import NARROW, WIDE, heading
 from windtunnel.report.figures import plain
 from windtunnel.report.printing import print_trimmed
-from windtunnel.report.spec_words import shown
+from windtunnel.report.spec_words import difference_words
 from windtunnel.units import format_bytes, format_percent
 
 _SHOWN_FIELDS = 16
@@ -102,7 +102,8 @@ def _diverging(
     for key, label, amount in zip(categories, labels, amounts, strict=False):
         value = values[key]
         # Both halves in whole cells: a block that fills from the right exists for halves only.
-        blocks = "█" * max(1, round(abs(value) / longest * cells))
+        # What shows as zero gets no block.
+        blocks = "█" * max(any(digit in "123456789" for digit in amount), round(abs(value) / longest * cells))
         drawn = f"{blocks if value < 0 else '':>{cells}}│{blocks if value > 0 else ''}"
         table.add_row(Text(label), amount, Text(drawn, style="green" if value < 0 else "yellow"))
     table.add_row(Text(total, style="bold"), Text(amounts[-1], style="bold"), "")
@@ -113,7 +114,8 @@ def _fields(differences: Sequence[Difference]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     for pair in differences[:_SHOWN_FIELDS]:
-        grid.add_row(Text(plain(pair.field)), Text(f"{shown(pair.a)} → {shown(pair.b)}"))
+        field, change = difference_words(pair.field, pair.a, pair.b)
+        grid.add_row(Text(field), Text(change))
     if len(differences) > _SHOWN_FIELDS:
         grid.add_row(Text(f"... and {len(differences) - _SHOWN_FIELDS} more"), "")
     return grid

@@ -29,9 +29,9 @@ def disturbed_lines(disturbed: Disturbed, n_gpus: int, step_ns: int) -> list[Ren
     ]
     if disturbed.samples:
         lines.append(Text(samples_words(disturbed.samples)))
-    if disturbed.blame:
-        lines += [Text(), _blame(disturbed, step_ns)]
     ranks = Ranks(disturbed)
+    if disturbed.blame:
+        lines += [Text(), _blame(disturbed, ranks, step_ns)]
     if foremost(disturbed.waiting, 1):
         lines += [Text(), _waiting(disturbed, ranks)]
     path = path_words(disturbed, ranks)
@@ -44,10 +44,12 @@ def samples_words(drawn: Samples) -> str:
     """How the step spreads over the samples."""
     jitter = f"jitter {format_percent(drawn.jitter)}, " if drawn.jitter else ""
     low, middle, high = (figures.duration(ns) for ns in (drawn.p5_ns, drawn.p50_ns, drawn.p95_ns))
-    return f"{jitter}{drawn.count:,} samples, seed {drawn.seed}: p5 {low}, p50 {middle}, p95 {high}"
+    return (
+        f"{jitter}{drawn.count:,} steps sampled, seed {drawn.seed}: p5 {low}, p50 {middle}, p95 {high} by chance alone"
+    )
 
 
-def _blame(disturbed: Disturbed, step_ns: int) -> Table:
+def _blame(disturbed: Disturbed, ranks: Ranks, step_ns: int) -> Table:
     table = Table.grid(padding=(0, 2))
     spread = any(one.without_p5_p50_p95_ns for one in disturbed.blame)
     table.add_column(overflow="fold")
@@ -62,12 +64,12 @@ def _blame(disturbed: Disturbed, step_ns: int) -> Table:
             percent(one.alone_ns, disturbed.undisturbed_step_time_ns, "+"),
             percent(one.without_ns, step_ns, MINUS),
             *([band(one, step_ns)] if spread else []),
-            where_words(one.stage, one.replica),
+            where_words(one, ranks),
         ]
         table.add_row(*(Text(cell) for cell in cells))
     left = len(disturbed.blame) - BLAMED_MOST
     if left > 0:
-        table.add_row(Text(f"and {left:,} more, each for less", style="dim"))
+        table.add_row(Text(f"and {left:,} more, none for more", style="dim"))
     return table
 
 

@@ -34,7 +34,7 @@ def disturbed_view(result: Result, categories: Mapping[str, Category]) -> dict[s
         "base": figures.duration(disturbed.undisturbed_step_time_ns),
         "simulated": told_apart(disturbed, result.n_gpus),
         "samples": samples_words(disturbed.samples) if disturbed.samples else "",
-        "blame": _blame(disturbed, result.step_time_ns),
+        "blame": _blame(disturbed, ranks, result.step_time_ns),
         "more_blame": max(0, len(disturbed.blame) - BLAMED_MOST),
         "spread": any(one.without_p5_p50_p95_ns for one in disturbed.blame),
         "path": _path(disturbed, categories, ranks),
@@ -44,13 +44,13 @@ def disturbed_view(result: Result, categories: Mapping[str, Category]) -> dict[s
     }
 
 
-def _blame(disturbed: Disturbed, step_ns: int) -> list[dict[str, str]]:
+def _blame(disturbed: Disturbed, ranks: Ranks, step_ns: int) -> list[dict[str, str]]:
     shown = disturbed.blame[:BLAMED_MOST]
     most = max((max(one.alone_ns, one.without_ns) for one in shown), default=0) or 1
     return [
         {
             "what": plain(one.what),
-            "where": where_words(one.stage, one.replica),
+            "where": where_words(one, ranks),
             "alone": percent(one.alone_ns, disturbed.undisturbed_step_time_ns, "+"),
             "alone_width": f"{max(one.alone_ns, 0) / most * 100:.2f}",
             "mended": percent(one.without_ns, step_ns, MINUS),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from windtunnel.report.figures import plain
-from windtunnel.result import Disturbed, PathPart, RankClass, Waiting
+from windtunnel.result import Blame, Disturbed, PathPart, RankClass, Waiting
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 
@@ -36,6 +36,10 @@ class Ranks:
         found = self.class_of(rank)
         return tuple(plain(text) for text in found.disturbed_by) if found else ()
 
+    def count(self, text: str) -> int:
+        """How many ranks this disturbance befalls."""
+        return sum(one.ranks for one in self._classes if text in one.disturbed_by)
+
     def words(self, rank: int) -> str:
         """`GPU 1037 (gpu=1037:1.15)`: a rank and what disturbs it."""
         by = self.disturbances(rank)
@@ -49,9 +53,14 @@ def told_apart(disturbed: Disturbed, n_gpus: int) -> str:
     return f"{text}; {kinds:,} kind{'' if kinds == 1 else 's'} of ranks can be told apart" if kinds else text
 
 
-def where_words(stage: int, replica: int) -> str:
-    """Where a disturbance sits; empty when it is nowhere in particular."""
-    return f"stage {stage}, replica {replica}" if stage >= 0 and replica >= 0 else f"stage {stage}" * (stage >= 0)
+def where_words(one: Blame, ranks: Ranks) -> str:
+    """Where a disturbance sits, and on how many GPUs; empty when it is nowhere in particular."""
+    if one.stage < 0:
+        return ""
+    if one.replica < 0:
+        return f"stage {one.stage}"
+    n_gpus = ranks.count(one.what)
+    return f"{n_gpus:,} GPUs" if n_gpus > 1 else f"stage {one.stage}, replica {one.replica}"
 
 
 def kind_of(one: Waiting) -> str:

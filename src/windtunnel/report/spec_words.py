@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from windtunnel.report.asked import DISTURBING
 from windtunnel.report.figures import plain
 from windtunnel.result import Result
+from windtunnel.units import format_bytes, format_flops, format_rate, format_time
 
 _LAYOUT = ("tp", "pp", "virtual_stages", "cp", "ep", "dp")
+_UNITS: dict[str, Callable[[float], str]] = {  # endings of fields, and how such a number is written
+    "_bytes_per_s": format_rate,
+    "_bytes": format_bytes,
+    "_per_s": format_flops,
+    "_s": format_time,
+}
+_UNIT = re.compile(r"(_bytes_per_s|_bytes|(?<=flops)_per_s(?=\.|$)|_s)(?=\.\w+$|$)")
 _LAYOUT_NAMES = {"virtual_stages": "vpp"}
 
 
@@ -43,6 +53,28 @@ def shown(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return plain(", ".join(shown(item) for item in value)) or "-"
     return plain(value) or "-"
+
+
+def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
+    """A field and how it changes, as a person writes both: `slow`, `gpu=1037:1.15 → none`."""
+    name = plain(field)
+    write: Callable[[Any], str] = shown
+    measured = _UNIT.search(field)
+    if measured and all(value is None or _is_number(value) for value in (a, b)):
+        in_units = _UNITS[measured[1]]
+        if a is None or b is None or in_units(a) != in_units(b):  # else the difference is below what units show
+            name, write = plain(field.replace(measured[1], "", 1)), in_units
+    absent = "none" if field in DISTURBING else "-"
+    before, after = (absent if value in (None, []) else _short(write(value)) for value in (a, b))
+    return name, f"{before} → {after}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(text: str, most: int = 160) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def model_name(result: Result) -> str:

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.cli.app import main
-from windtunnel.cli.plan_flags import SWITCHES, PlanFlags, switches_spelled_out
+from windtunnel.cli.output import cold
+from windtunnel.cli.plan_flags import SWITCHES, PlanFlags, check_whole_numbers, switches_spelled_out
 from windtunnel.cli.question import Question
 from windtunnel.errors import UserError
 from windtunnel.training.plan import Plan, read_plan
@@ -207,3 +208,18 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Question, "asked", interrupted)
     assert main(["predict", "llama-3-8b", "--cluster", "h100-sxm:8"]) == 130
+
+
+@pytest.mark.parametrize("words", [["--tp", "1.5"], ["--samples=2.0"], ["--seq", ".5"], ["--seed", "1."]])
+def test_whole_numbers_are_not_rounded(words: list[str]) -> None:
+    with pytest.raises(UserError, match="whole number"):
+        check_whole_numbers(["predict", "model", *words])
+    check_whole_numbers(["predict", "qwen2.5", "--tp", "8", "--jitter", "0.5", "--plan", "2.5", "--slow", "noise=0.5"])
+
+
+def test_compiled_kernels_are_found_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert cold()
+    (tmp_path / "engine_1").mkdir()
+    (tmp_path / "engine_1" / "kernels.replay_fixed-1.py311.nbi").touch()
+    assert not cold()

@@ -43,8 +43,45 @@ def test_the_sentence_names_the_cause_and_the_change(result: Result, faster: Res
     assert "pipeline bubble −2.900 s" in text
     assert "plan.virtual_stages 1 → 4" in text
     assert "19.0 % more time" in compare(faster, result).explanation
-    assert "B does not fit: parameters alone do not fit; A does." in compare(result, bare).explanation
+    assert "B does not fit: parameters alone do not fit, 121 GiB too much on stage 3; A does." in (
+        compare(result, bare).explanation
+    )
+    assert "Neither A nor B fits: A by 121 GiB, B by 121 GiB." in compare(bare, bare).explanation
     assert "A does not fit" in compare(bare, result).explanation
+
+
+def test_disturbances_are_part_of_what_was_asked(result: Result) -> None:
+    from dataclasses import replace
+
+    slow = replace(result, reproduce=f"{result.reproduce} --slow gpu=3:1.2 --slow gpu=4:1.5 --jitter 0.02")
+    found = compare(slow, result)
+    assert [(one.field, one.a, one.b) for one in found.spec] == [
+        ("slow", ["gpu=3:1.2", "gpu=4:1.5"], None),
+        ("jitter", "0.02", None),
+    ]
+    assert "slow gpu=3:1.2, gpu=4:1.5 → none, jitter 0.02 → none." in found.explanation
+
+
+def test_sources_and_names_of_links_follow_from_their_numbers(result: Result) -> None:
+    from dataclasses import replace
+
+    def on(**link: object) -> Result:
+        cluster = {
+            "name": "ours",
+            "scale_out": {"name": "NDR", "bandwidth_bytes_per_s": 50e9, "latency_s": 3e-6, **link},
+        }
+        return replace(result, spec={**result.spec, "cluster": {**cluster, "sources": {"gpus": str(link)}}})
+
+    def said(**link: object) -> list[str]:
+        return [one.field for one in compare(on(), on(**link)).spec]
+
+    assert said(name="XDR", bandwidth_bytes_per_s=100e9) == ["cluster.scale_out.bandwidth_bytes_per_s"]
+    assert said(name="XDR") == ["cluster.scale_out.name"]
+    text = compare(on(), on(bandwidth_bytes_per_s=100e9)).explanation
+    assert "cluster.scale_out.bandwidth 50.0 GB/s → 100 GB/s" in text
+    # What units would round away is written out.
+    assert "50,000,000,000 → 50,000,000,001" in compare(on(), on(bandwidth_bytes_per_s=50e9 + 1)).explanation
+    assert "cluster.scale_out.latency 3.00 us → 4.00 us" in compare(on(), on(latency_s=4e-6)).explanation
 
 
 def test_overlapping_bands_are_said(result: Result) -> None:
