@@ -66,7 +66,9 @@ def empty_plans() -> list[Plan]:
     """A plan that says no more than it must, resolved by every framework."""
     model, cluster = load_model("llama-3-8b"), parse_cluster("h100-sxm:64")
     said = {"tp": 2, "pp": 2, "virtual_stages": 2, "global_batch": 64, "seq_len": 4096}
-    return [resolve(model, cluster, read_plan({**said, "framework": name})).plan for name in HABITS]
+    whole = {"pytorch": {"tp": 1}}  # shards no layer
+    plans = ({**said, **whole.get(name, {}), "framework": name} for name in HABITS)
+    return [resolve(model, cluster, read_plan(plan)).plan for plan in plans]
 
 
 def fields() -> str:

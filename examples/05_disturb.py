@@ -27,8 +27,8 @@ def main() -> None:
 
     print("disturbance               alone    mended  where")
     for one in found.blame:
-        alone, mended = one.alone_ns / 1e9, one.without_ns / 1e9
-        print(f"{one.what:22s} {alone:+7.3f} s {-mended:+7.3f} s  stage {one.stage}, replica {one.replica}")
+        alone, given_back = one.alone_ns / 1e9, one.without_ns / 1e9
+        print(f"{one.what:22s} {alone:+7.3f} s {-given_back:+7.3f} s  stage {one.stage}, replica {one.replica}")
 
     print("\nwaiting in                 mean  for")
     for wait in found.waiting[:4]:

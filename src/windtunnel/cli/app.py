@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
+from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
@@ -36,7 +37,7 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, whatif, compare, explain, validate, version):
+    for verb in (predict, whatif, compare, explain, validate, calibrate, version):
         app.command(verb)
     return app
 

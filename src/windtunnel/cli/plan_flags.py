@@ -28,7 +28,7 @@ class PlanFlags:
     """What is given here overrides the plan file; what is given nowhere follows the framework's habit."""
 
     framework: Annotated[
-        Literal["megatron", "torchtitan", "fsdp", "nanotron"] | None,
+        Literal["megatron", "torchtitan", "fsdp", "nanotron", "pytorch"] | None,
         _flag(LAYOUT, "Whose habits fill what the plan leaves open (megatron)."),
     ] = None
     release: Annotated[str | None, _flag(LAYOUT, "Software release, a calibration key, e.g. mlperf-v4.1.")] = None

@@ -3,6 +3,8 @@
     table     all ranks in one NVLink domain, a system that aiconfigurator-core timed, a group no larger than it timed:
               log-log interpolation in bytes, log interpolation in ranks. A link whose rate or latency differs from the
               timed one scales every point of the table by what the formula says of the two links.
+    measured  a calibrated cluster (`hardware.calibration`) that timed this collective on as many ranks: straight
+              lines in bytes, a line fitted through all sizes beyond them.
     formula   `nccl.chosen`: the algorithm and protocol that NCCL would run; inside a node, across nodes, on any GPU.
 
 Bytes follow nccl-tests: all-reduce, broadcast, reduce: the buffer; all-gather: the gathered output; reduce-scatter: the
@@ -18,12 +20,16 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from windtunnel.cost import nccl, nccl_tables
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.errors import SpecError
 from windtunnel.hardware.cluster import Cluster
+
+if TYPE_CHECKING:
+    from windtunnel.cost.measured_curve import MeasuredCurve
+    from windtunnel.hardware.calibration import Calibration
 
 KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "barrier"),
@@ -31,6 +37,7 @@ KINDS = (
 )
 ALGORITHMS = ("ring", "tree", "nvls", "nvls_tree", "pat", "direct", "deep_ep")
 SMALL_BYTES = 1 << 20  # below it latency rules, which differs more between machines
+BETWEEN_BAND = 0.19  # log half-width per factor e from the nearest timed size: every other size hidden, all systems
 WITHOUT_LATENCY_BYTES = float(1 << 50)  # a message this long tells the ratio of two bandwidths
 
 
@@ -105,14 +112,15 @@ def _priced(kind: str, bytes_total: float, group: Group, cluster: Cluster, algor
         return _Priced(FREE, ("none", "none", 0.0, 0.0))
     fabric = fabric_of(cluster)
     best = _fastest(kind, bytes_total, _shape(group, cluster), fabric, algorithm)
-    timed = None if algorithm else _from_table(kind, bytes_total, group, cluster)
+    timed = None if algorithm else _calibrated(kind, bytes_total, group, cluster)
+    timed = timed or (None if algorithm else _from_table(kind, bytes_total, group, cluster))
     seconds, source, spread = timed or (
         best.seconds,
         Source.FITTED if _is_fitted(fabric, group) else Source.ROOFLINE,
         _spread(fabric, group, bytes_total),
     )
     low, high = spread
-    scale = seconds / best.seconds
+    scale = seconds / best.seconds if best.seconds > 0.0 else 1.0
     split = (best.algorithm, best.protocol, best.latency_s * scale, best.bandwidth_s * scale)
     return _Priced(Price(seconds, seconds * low, seconds * high, source), split)
 
@@ -208,15 +216,25 @@ def _from_table(
     curves = [_adjusted(kind, n, cluster) for n in (below, above)]
     if curves[0] is None or curves[1] is None:
         return None
-    seconds, exact = _on_curve(*curves[0], bytes_total)
+    seconds, exact = on_curve(*curves[0], bytes_total)
     if above != below:
         weight = math.log(group.size / below) / math.log(above / below)
-        seconds = seconds ** (1 - weight) * _on_curve(*curves[1], bytes_total)[0] ** weight
+        seconds = seconds ** (1 - weight) * on_curve(*curves[1], bytes_total)[0] ** weight
     as_timed = _as_timed(cluster)
     source = (Source.MEASURED if exact and above == below else Source.INTERPOLATED) if as_timed else Source.FITTED
     bands = nccl.calibration()["bands"]["table"]
     low, high = bands["small" if bytes_total < SMALL_BYTES else "large"]
-    return seconds, source, (low, high)
+    extra = between_band(curves[0][0], bytes_total)
+    return seconds, source, (math.exp(-math.hypot(math.log(low), extra)), math.exp(math.hypot(math.log(high), extra)))
+
+
+def between_band(curve: nccl_tables.Curve, bytes_total: float) -> float:
+    """Log half-width that a band gains between two timed sizes: nothing at either, more the further they are apart."""
+    sizes = curve.bytes_total
+    place = bisect_right(sizes, bytes_total)
+    if place in (0, len(sizes)):
+        return 0.0
+    return BETWEEN_BAND * min(math.log(bytes_total / sizes[place - 1]), math.log(sizes[place] / bytes_total))
 
 
 @lru_cache(maxsize=4096)
@@ -280,7 +298,7 @@ def _adjusted(kind: str, n: int, cluster: Cluster) -> tuple[nccl_tables.Curve, f
     return nccl_tables.Curve(curve.bytes_total, tuple(seconds)), per_byte * ratio(WITHOUT_LATENCY_BYTES)
 
 
-def _on_curve(curve: nccl_tables.Curve, per_byte: float, bytes_total: float) -> tuple[float, bool]:
+def on_curve(curve: nccl_tables.Curve, per_byte: float, bytes_total: float) -> tuple[float, bool]:
     """Seconds at `bytes_total`, and whether that very size was timed.
 
     Below the smallest timed message time is flat (latency); above the largest it goes on at the last two points' rate.
@@ -296,6 +314,35 @@ def _on_curve(curve: nccl_tables.Curve, per_byte: float, bytes_total: float) -> 
     weight = math.log(bytes_total / sizes[place - 1]) / math.log(sizes[place] / sizes[place - 1])
     low, high = seconds[place - 1], seconds[place]
     return low * (high / low) ** weight, False
+
+
+# ------------------------------------------------------------------------------------------- measured on this device
+
+
+def _calibrated(
+    kind: str, bytes_total: float, group: Group, cluster: Cluster
+) -> tuple[float, Source, tuple[float, float]] | None:
+    if cluster.calibration is None:
+        return None
+    curve = _calibrated_curve(kind, group.size, cluster.calibration)
+    if curve is None:
+        return None
+    seconds, distance, band = curve.at(bytes_total)
+    source = Source.INTERPOLATED if distance == 0.0 else Source.FITTED
+    exact = distance == 0.0 and bytes_total in curve.bytes_total
+    return seconds, Source.MEASURED if exact else source, band
+
+
+@lru_cache(maxsize=256)
+def _calibrated_curve(kind: str, size: int, calibration: Calibration) -> MeasuredCurve | None:
+    """Of the backend that the device's own software would take, where several were timed."""
+    from windtunnel.cost.measured_curve import measured_curve
+
+    usual = "nccl" if calibration.kind == "cuda" else "gloo"
+    backends = sorted(backend for of, backend, ranks in calibration.collectives if (of, ranks) == (kind, size))
+    if not backends:
+        return None
+    return measured_curve(calibration.collectives[kind, usual if usual in backends else backends[0], size])
 
 
 def _is_fitted(fabric: nccl.Fabric, group: Group) -> bool:

@@ -18,7 +18,7 @@ Attention (context attention, causal, no prefix, no sliding window)
       the one with the fastest median is kept at each size: training runs the best of its generation.
     * batch and heads only matter by their product, so the axes are head_dim, s, and s x batch x heads.
 
-Both then become monotone (`interpolation`). Bands are the p5-p95 of log(single measurement / grid): once at nodes, once
+Both then become monotone (`interpolation`). Bands are the p4-p96 of log(single measurement / grid): once at nodes, once
 for shapes held out while the grid was filled from the others (half of all (n, k) pairs, or of all head counts).
 """
 

@@ -11,7 +11,7 @@ with the utilisation interpolated between measured kernels of the same system (`
 * FITTED: grouped GEMMs (dense GEMM of all rows, plus tile edges) and backward attention (factor on the forward).
 * ROOFLINE: no table, or further out.
 
-Bands: on a node the p5-p95 of single frameworks' measurements around the grid, between nodes that of held-out shapes,
+Bands: on a node the p4-p96 of single frameworks' measurements around the grid, between nodes that of held-out shapes,
 outside 10 % (attention 4 %) more per factor e.
 
 A GPU that borrows the tables of its sibling states how its rates differ (`Gpu.kernel_scale`): time is divided by the

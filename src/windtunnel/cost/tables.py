@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.interpolation import LogGrid
 
 PACKAGE = "aiconfigurator-core"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BAND_EDGES_S = (20e-6, 200e-6)  # kernels shorter, between and longer scatter differently: one band each
 
 
@@ -39,7 +39,7 @@ class Table:
 
     grid: LogGrid
     measured: frozenset[tuple[int, ...]]  # exact shapes in the table where the grid's nodes do not say it
-    node_band: tuple[tuple[float, float], ...]  # p5, p95 of log(measured / grid) on a node, by BAND_EDGES_S
+    node_band: tuple[tuple[float, float], ...]  # p4, p96 of log(measured / grid) on a node, by BAND_EDGES_S
     between_band: tuple[tuple[float, float], ...]  # the same for shapes that were held out: half way between nodes
 
 

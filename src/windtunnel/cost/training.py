@@ -16,10 +16,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windtunnel.hardware.calibration import Calibration
 
 # Interference classes of `engine.replay.Slowdown`: 0 is neither slowed nor slows.
 MATH, TRAFFIC, SCALE_UP, SCALE_OUT = 1, 2, 3, 4
@@ -54,6 +57,7 @@ class TrainingCosts:
     comm_by_compute: float
     jitter: float
     uncertainty: Mapping[str, float]  # relative standard deviation by part of a step
+    compiled_launch_s: float | None = None  # one kernel from torch.compile's code; None: not known
 
     def slowdown_factors(self) -> tuple[tuple[float, ...], ...]:
         """Square table for `Slowdown`: extra time of the row's class beside the column's."""
@@ -124,4 +128,40 @@ def training_costs(generation: str) -> TrainingCosts:
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],
         **data["slowdown"],
+    )
+
+
+# What of a step's parts stays unknown on a device whose own operations were measured: an estimate, not fitted. Waiting
+# and whatever has no kernel of its own is as unknown as elsewhere.
+_CALIBRATED_UNCERTAINTY: Mapping[str, float] = {
+    "gemm": 0.03,
+    "gemm_moe": 0.08,
+    "attention": 0.04,
+    "memory-bound": 0.08,
+    "optimizer": 0.10,
+    "host": 0.30,
+}
+
+
+def calibrated_training_costs(generation: str, calibration: Calibration) -> TrainingCosts:
+    """Constants of a device that was measured itself.
+
+    Its kernels were timed as they run, so every sustained factor is 1. Launches are its host's own; a slowdown by a
+    concurrent copy stands for that by a transfer where none by transfers was measured.
+    """
+    base, host, overlap = training_costs(generation), calibration.host, calibration.overlap
+    copying = overlap.get("compute_by_copy")
+    eager = host.get("launch_eager_s")
+    by_up = base.compute_by_scale_up if copying is None else copying
+    by_out = base.compute_by_scale_out if copying is None else copying
+    return replace(
+        base,
+        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+        launch_s=base.launch_s if eager is None else {**dict.fromkeys(base.launch_s, eager), "pytorch": eager},
+        graph_launch_s=host.get("launch_graph_s", base.graph_launch_s),
+        compiled_launch_s=host.get("launch_compiled_s"),
+        compute_by_scale_up=overlap.get("compute_by_scale_up", by_up),
+        compute_by_scale_out=overlap.get("compute_by_scale_out", by_out),
+        comm_by_compute=overlap.get("comm_by_compute", overlap.get("copy_by_compute", base.comm_by_compute)),
+        uncertainty={**base.uncertainty, **_CALIBRATED_UNCERTAINTY},
     )

@@ -99,10 +99,27 @@ def with_settings(cluster: Cluster, settings: Mapping[str, Any]) -> Cluster:
         gpu = get_gpu(spec.gpu)
     elif spec.gpu is not None:
         gpu = gpu_from(spec.gpu, cluster.gpu, Place().inside("gpu"))
+    if gpu is not None and cluster.calibration is not None and spec.calibration is None:
+        cluster = _still_calibrated(cluster, gpu)
     changed = cluster_from(settings, gpu, cluster, None if spec.n_gpus is not None else cluster.n_gpus, Place())
     if changed.n_gpus > _LARGEST_CLUSTER:
         raise SpecError("cluster.gpus", changed.n_gpus, f"more than {_LARGEST_CLUSTER} GPUs is not meant")
     return changed
+
+
+def _still_calibrated(cluster: Cluster, gpu: Gpu) -> Cluster:
+    """A calibrated cluster that is to get `gpu`: without its calibration if that is another device.
+
+    Raises:
+        SpecError: the same device at other rates; its measured times cannot follow them.
+    """
+    if gpu.name.removesuffix("-custom") != cluster.gpu.name.removesuffix("-custom"):
+        return cluster_with(cluster, calibration=None)
+    for name in ("flops_per_s", "memory_bandwidth_bytes_per_s", "kernel_scale"):
+        if getattr(gpu, name) != getattr(cluster.gpu, name):
+            remedy = "this device was calibrated, and measured times do not follow other rates; set memory only, or use"
+            raise SpecError(f"gpu.{name}", getattr(gpu, name), f"{remedy} a cluster without `calibration`")
+    return cluster
 
 
 def _from_file(path: str | os.PathLike[str], n_gpus: int | None) -> Cluster:

@@ -15,10 +15,13 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
 from windtunnel.hardware.gpu import Gpu, meant, one_of, positive
+
+if TYPE_CHECKING:  # numpy stays out of what does not need it
+    from windtunnel.hardware.calibration import Calibration
 
 PROTOCOLS = ("nvlink", "xgmi", "ici", "pcie", "infiniband", "roce", "efa", "ethernet")
 
@@ -97,6 +100,7 @@ class Cluster:
     rail_optimised: bool = True  # GPUs of the same local index meet at one leaf switch
     gpus_per_pod: int | None = None  # GPUs below the oversubscribed tier; None = those of one node
     nvlink_sharp: bool = False  # the switch reduces (NVLS)
+    calibration: Calibration | None = None  # what was measured on this very device; replaces catalogue prices
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +140,10 @@ class Cluster:
         """The resolved spec, ready for JSON; `parse_cluster` reads it back to an equal cluster."""
         nested = {name: getattr(self, name).to_dict() for name in ("gpu", "scale_up", "scale_out", "host")}
         plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        if self.calibration is not None:
+            from windtunnel.hardware.calibration import calibration_to_document
+
+            plain["calibration"] = calibration_to_document(self.calibration)
         return {**plain, **nested, "sources": dict(self.sources)}
 
 

@@ -150,6 +150,7 @@ class ClusterSchema(_Schema):
     rail_optimised: bool | None = None
     gpus_per_pod: _Count = None
     nvlink_sharp: bool | None = None
+    calibration: Any = None
     sources: Mapping[str, str] | None = None
 
 
@@ -256,9 +257,12 @@ def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
         SpecError: as `gpu_from`.
     """
     spec, written = validated(ClusterSchema, given, place)
-    changes = _given(spec, leave_out=("base", "aliases", "sources", "gpu", "scale_up", "scale_out", "host"))
+    read_apart = ("gpu", "scale_up", "scale_out", "host", "calibration")
+    changes = _given(spec, leave_out=("base", "aliases", "sources", *read_apart))
     if gpu is not None:
         changes["gpu"] = gpu
+    if spec.calibration is not None:
+        changes["calibration"] = _calibration_from(spec.calibration, place)
     for tier in ("scale_up", "scale_out"):
         if getattr(spec, tier) is not None:
             under = getattr(base, tier) if base else None
@@ -271,12 +275,18 @@ def cluster_from(given: object, gpu: Gpu | None, base: Cluster | None, n_gpus: i
         raise place.error("gpus", None, "say how many GPUs, such as `gpus: 64`")
     if base is not None and "gpus_per_node" in changes and base.scale_up_domain == base.gpus_per_node:
         changes.setdefault("scale_up_domain", changes["gpus_per_node"])
-    changed = [name for name in changes if name not in ("gpu", "n_gpus", *_NESTED)]
+    changed = [name for name in changes if name not in ("gpu", "n_gpus", "calibration", *_NESTED)]
     changed += [name for field in _NESTED for name in _changed_inside(field, getattr(spec, field))]
     changes["sources"] = _sources(base, spec.sources, changed, ClusterSchema.short, place)
     if base is None:
         changes.setdefault("name", "custom")
     return _built(Cluster, base, changes, place, written)
+
+
+def _calibration_from(given: object, place: Place) -> object:
+    from windtunnel.hardware.calibration import Calibration, calibration_from_document  # numpy: only where there is one
+
+    return given if isinstance(given, Calibration) else calibration_from_document(given, place.document)
 
 
 def _given(spec: _Schema, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -37,6 +37,16 @@ class Transfer(NamedTuple):
     bytes_total: float
 
 
+class Timed(NamedTuple):
+    """What a memory op is on a device that was measured itself (`hardware.calibration`), and how often it runs."""
+
+    op: str  # "rms_norm"
+    rows: float
+    width: float
+    forward: float = 1.0
+    backward: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One op of a layer, forward; its backward is derived by `training.segments`.
@@ -64,6 +74,14 @@ class Operation:
     before_backward: Transfer | None = None  # on the output's gradient
     regather: Transfer | None = None  # on the input again, for the weight gradient
     after_backward: Transfer | None = None  # on the input's gradient
+    timed: Timed | None = None  # what a calibrated device calls it; None: nothing that it measures
+    reads: tuple[str, ...] = ()  # ops whose outputs it takes, "" for the block's input; stated in plain PyTorch only
+    repeats: int = 0  # runs once per expert, in a loop of so many rounds; sizes are of all rounds together
+
+    @property
+    def backward_only(self) -> bool:
+        """Whether the forward pass knows nothing of it: gradients of a tensor with several readers are added."""
+        return self.kind == "memory" and self.forward_bytes == 0.0 and self.backward_bytes > 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,7 @@ class Shard:
     fused: bool = True
     attention_impl: str = "flash"  # flash | flash2 | triton | unfused
     activation_bytes: int = ACTIVATION_BYTES
+    fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
 
     @property
     def tokens(self) -> int:
@@ -126,6 +145,7 @@ def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
             output_bytes=size,
             after=after,
             before_backward=Transfer("all_gather", "tp", size) if after and shard.sequence_parallel else None,
+            timed=Timed("embedding", shard.tokens, h),
         ),
     )
 
@@ -149,6 +169,7 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Oper
             saved_bytes=4.0 * logits,
             output_bytes=2.0 * logits,
             kernels=3 if shard.fused else 8,
+            timed=Timed("cross_entropy", t, v),
         ),
     )
 
@@ -166,6 +187,7 @@ def _norm(name: str, model: Model, shard: Shard) -> Operation:
         saved_bytes=elements * w if one_kernel else elements * (w + 8),
         output_bytes=elements * w,
         kernels=1 if one_kernel else 6,
+        timed=Timed("rms_norm" if model.norm == "rmsnorm" else "layer_norm", shard.residual_tokens, model.hidden_size),
     )
 
 
@@ -183,6 +205,7 @@ def _add(name: str, model: Model, shard: Shard) -> Operation:
         backward_bytes=3 * w * elements,
         output_bytes=w * elements,
         saved_bytes=mask,
+        timed=Timed("add", shard.residual_tokens, model.hidden_size),
     )
 
 
@@ -264,6 +287,7 @@ def _attention(attention: Attention, model: Model, shard: Shard) -> list[Operati
                 backward_bytes=1.5 * passes * query_key,
                 output_bytes=query_key * w,
                 kernels=2 if shard.fused else 8,
+                timed=Timed("rope", t * (heads + kv_heads), d) if attention.position == "rope" else None,
             )
         )
     ops += _core_attention(attention, shard, heads, kv_heads)
@@ -325,6 +349,7 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
             backward_bytes=scores * (3 * w + 1),
             output_bytes=scores * w,
             kernels=2,
+            timed=Timed("softmax", scores / s, s),
         ),
         Operation(
             "context",
@@ -352,13 +377,13 @@ def _dense(size: int, block: FeedForward, model: Model, shard: Shard, prefix: st
     up = 2 if block.gated else 1
     return [
         _gemm(f"{prefix}_up", "mlp", t, up * f, h, shard, side="column"),
-        _activation("activation", "activation", t * f, block, shard),
+        _activation("activation", "activation", t, f, block, shard),
         _gemm(f"{prefix}_down", "mlp", t, h, f, shard, side="row"),
     ]
 
 
-def _activation(name: str, part: str, elements: float, block: FeedForward, shard: Shard) -> Operation:
-    w = shard.activation_bytes
+def _activation(name: str, part: str, rows: float, width: float, block: FeedForward, shard: Shard) -> Operation:
+    w, elements = shard.activation_bytes, rows * width
     inputs = 2 if block.gated else 1
     extra = 0.0 if shard.fused or not block.gated else 2.0 * w  # eager writes silu(gate) before multiplying
     # gpt-oss adds a bias per expert, clamps, gates and weighs: more than fused kernels for plain SwiGLU cover.
@@ -372,6 +397,7 @@ def _activation(name: str, part: str, elements: float, block: FeedForward, shard
         saved_bytes=elements * (inputs * w + extra / 2),
         output_bytes=elements * w,
         kernels=1 if shard.fused or not block.gated else 2,
+        timed=Timed("swiglu" if block.gated else "gelu", rows, width),
     )
 
 
@@ -411,6 +437,7 @@ def _experts(block: FeedForward, model: Model, shard: Shard, load: float) -> lis
         backward_bytes=2 * w * routed * h + padding,
         output_bytes=routed * h * w,
         kernels=4,
+        timed=Timed("gather_rows", routed, h),
     )
     sort = Operation(
         "sort_by_expert",
@@ -430,6 +457,7 @@ def _experts(block: FeedForward, model: Model, shard: Shard, load: float) -> lis
         saved_bytes=routed * h * w,
         output_bytes=local * h * w,
         kernels=3,
+        timed=Timed("scatter_add_rows", routed, h),
     )
     ops = [router, permute]
     if exchange:
@@ -440,7 +468,7 @@ def _experts(block: FeedForward, model: Model, shard: Shard, load: float) -> lis
         ops.append(sort)
     ops += [
         _grouped("experts_up", groups, even / groups, up * f, h, shard, load),
-        _activation("expert_activation", "moe_activation", arrived * f, block, shard),
+        _activation("expert_activation", "moe_activation", arrived, f, block, shard),
         _grouped("experts_down", groups, even / groups, h, f, shard, load),
     ]
     if sort.forward_bytes:

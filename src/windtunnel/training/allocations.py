@@ -10,7 +10,7 @@ of the first one, in the middle of what the activations left behind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,10 @@ class Passes:
     saved_bytes: int  # what stays from the forward to the backward pass
     forward_workspace_bytes: int  # the most that the forward pass holds beyond what stays
     backward_workspace_bytes: int  # the most that the backward pass holds beyond what the forward pass left
+    # Where gradients are made anew in every step, by the first micro-batch's backward pass:
+    gradient_bytes: int = 0  # all that it makes
+    peak_gradient_bytes: int = 0  # of these, when it holds the most
+    later_workspace_bytes: int = 0  # as `backward_workspace_bytes`, where gradients are there already
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,21 @@ class Unit:
     tape: Tape
     gathered: int
     reduced: int
+
+
+def with_gradients(units: list[Unit], later: list[Unit], received_bytes: int) -> Passes:
+    """Passes whose backward makes the gradients anew: `units` in the first micro-batch, `later` in all others."""
+    passes = string_together(units, received_bytes, False)
+    back = passes.backward
+    count = sum(len(unit.tape.weights) for unit in units)
+    weights = np.isin(back[:, 0], back[len(back) - count :, 0]) & (back[:, 1] > 0)  # the last events free them all
+    at = int(np.argmax(np.cumsum(back[:, 1]))) if len(back) else -1
+    return replace(
+        passes,
+        gradient_bytes=int(back[weights, 1].sum()),
+        peak_gradient_bytes=int(back[: at + 1, 1][weights[: at + 1]].sum()),
+        later_workspace_bytes=string_together(later, received_bytes, False).backward_workspace_bytes,
+    )
 
 
 def _highest(events: Events) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,8 @@ class LinkFactors:
     """How many times as long transfers across nodes take; 1 where nothing is in the way."""
 
     inside: Floats  # [replicas, stages] of a cell's passes: experts, sharded parameters, tensor and context parallelism
-    reduced: Floats  # [stages] of what all replicas of a stage do together: gradients and parameters
-    hops: Floats  # [replicas, stages] of the sends between a cell and the next stage's
+    reduced: Floats  # [stages] of what all replicas of a stage do together between passes: gradients and parameters
+    hops: Floats  # [replicas, stages] of the sends between a cell and the next stage's; the last's: the first stage's
 
     @classmethod
     def none(cls, layout: Layout) -> LinkFactors:
@@ -62,7 +63,7 @@ def uplink_factors(
     real = topology_of(layout.cluster, ecmp_seed=ecmp_seed, uplinks=uplinks if ecmp_seed is not None else None)
     real = slowed(real, weak)
     found = LinkFactors.none(layout)
-    sharded = (layout.plan.zero_stage or 0) >= 2
+    data_parallel = _data_parallel(layout)
     for name, groups in _families(layout).items():
         source, target, share, of = _hops_of(name, groups, layout.cluster.scale_up_domain)
         if not len(source):
@@ -70,17 +71,35 @@ def uplink_factors(
         times = [_slowest(topology, source, target, share, of, len(groups)) for topology in (even, real)]
         factor = np.maximum(1.0, times[1] / np.where(times[0] > 0.0, times[0], 1.0))
         factor[times[0] == 0.0] = 1.0
+        if name == "pp":  # one pair per rank, in rank order: a factor for each place between two stages
+            pairs = factor.reshape(-1, layout.dp, layout.plan.tp * layout.plan.cp).max(axis=2).T
+            np.maximum(found.hops[:, : pairs.shape[1]], pairs, out=found.hops[:, : pairs.shape[1]])
+            continue
         of_rank = np.ones(layout.cluster.n_gpus)
         np.maximum.at(of_rank, groups.ravel(), np.repeat(factor, groups.shape[1]))
         cells = of_rank.reshape(layout.plan.pp, layout.dp, -1).max(axis=2).T
-        if name == "pp":
-            # The group of a pair stands at both its ends; a send is felt at either.
-            np.maximum(found.hops, cells, out=found.hops)
-        elif name in ("dp", "edp", "replica") and not (sharded and name == "dp"):
-            np.maximum(found.reduced, cells.max(axis=0), out=found.reduced)
-        else:
+        if name not in data_parallel or data_parallel[name].inside:
             np.maximum(found.inside, cells, out=found.inside)
+        if name in data_parallel and data_parallel[name].between:
+            np.maximum(found.reduced, cells.max(axis=0), out=found.reduced)
     return found
+
+
+class _Where(NamedTuple):
+    """When a group is at work."""
+
+    inside: bool  # passes
+    between: bool  # them, in the step
+
+
+def _data_parallel(layout: Layout) -> dict[str, _Where]:
+    """From ZeRO-2 on gradients are reduced inside the backward passes; ZeRO-3 gathers parameters inside passes too.
+
+    Parameters that ZeRO-1 and -2 gather come between the steps, from the groups that shard them.
+    """
+    zero = layout.plan.zero_stage or 0
+    sharding, copies = _Where(zero >= 2, zero <= 2), _Where(zero >= 2, zero < 2)
+    return {"dp": sharding, "edp": sharding, "replica": copies}
 
 
 def _families(layout: Layout) -> dict[str, Ints]:
@@ -99,7 +118,10 @@ def _families(layout: Layout) -> dict[str, Ints]:
         "replica": by_shard.transpose(0, 2, 3, 1).reshape(-1, layout.replicas),
         "pp": np.stack([rank[:-dense], rank[dense:]], axis=1) if stages > 1 else rank[:, None],
     }
-    if plan.ep > 1:
+    if plan.virtual_stages > 1 and stages > 2:  # the last stage's chunk goes on at the first
+        families["pp"] = np.stack([rank, np.roll(rank, -dense)], axis=1)
+    if any(layer.feed_forward.kind == "moe" for layer in layout.model.layers):
+        families["etp"] = rank.reshape(-1, layout.etp)
         families["edp"] = by_expert.transpose(0, 2, 3, 1).reshape(-1, by_expert.shape[1])
     return {name: groups for name, groups in families.items() if groups.shape[1] > 1}
 

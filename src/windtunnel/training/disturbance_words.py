@@ -129,7 +129,8 @@ def _one(text: str, cluster: Cluster, seed: int, before: Sequence[Slow]) -> Slow
     parts = rest.split(":")
     if len(parts) != _PARTS[kind] or not all(part.strip() for part in parts):
         raise SpecError("slow", text, f"use {FORMS[kind]}")
-    return replace(read(text, parts, cluster, (seed, sum(one.kind == kind for one in before))), kind=kind)
+    number = sum(one.kind == kind for one in before) if kind == "random" else 0  # nothing else draws
+    return replace(read(text, parts, cluster, (seed, number)), kind=kind)
 
 
 Reader = Callable[[str, list[str], Cluster, tuple[int, int]], Slow]

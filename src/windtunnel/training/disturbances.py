@@ -108,10 +108,11 @@ def cell_factors(layout: Layout, slow: Sequence[Slow]) -> tuple[Floats, Floats]:
     """
     stages, replicas = layout.plan.pp, layout.dp
     compute, links = np.ones((replicas, stages)), np.ones((replicas, stages))
-    for one in slow:
-        if one.kind in ("gpu", "random", "thermal"):
-            # Two slow GPUs of one cell do not add up: the cell waits for the slower.
-            np.maximum.at(compute, cells_of(layout, one.gpus), one.factor)
+    hot = [one for one in slow if one.kind in ("gpu", "random", "thermal")]
+    gpus = [gpu for one in hot for gpu in one.gpus]
+    # Two slow GPUs of one cell do not add up: the cell waits for the slower.
+    factors = np.repeat([one.factor for one in hot], [len(one.gpus) for one in hot])
+    np.maximum.at(compute, cells_of(layout, gpus), factors)
     for gpu, times in _link_times(slow, layout.cluster).items():
         np.maximum.at(links, cells_of(layout, (gpu,)), times)
     return in_step(layout, compute) * stage_times(layout, slow), in_step(layout, links)

@@ -82,8 +82,8 @@ def disturb(
         final, units = middle, layout.dp // tied_replicas(layout)
         programs, sizes = units * layout.plan.pp, (tied_replicas(layout),) * units
     else:
-        found, samples, final = Sampled(), None, job.makespan(everything)
-        unfolded = job.fixed(everything).unfolded
+        found, samples, unfolded = Sampled(), None, job.fixed(everything).unfolded
+        final = job.makespan(everything)
         programs, sizes = unfolded.graph.n_programs, tuple(int(size) for size in unfolded.sizes)
     blame = []
     for number, one in enumerate(parts):
@@ -203,6 +203,7 @@ class DisturbedStep:
     link_factors: Callable[[tuple[Slow, ...]], LinkFactors]
     more: dict[str, Source]  # by the text of the part that stands for it
     known: dict[frozenset[int], Fixed] = field(default_factory=dict)
+    makespans: dict[frozenset[int], int] = field(default_factory=dict)
 
     def chosen(self, numbers: frozenset[int] | set[int]) -> tuple[Slow, ...]:
         """Those of these numbers."""
@@ -224,9 +225,15 @@ class DisturbedStep:
 
     def makespan(self, numbers: frozenset[int] | set[int]) -> int:
         """Nanoseconds of the step under these, chance apart."""
-        if all(self.parts[number].random for number in numbers):
+        key = frozenset(number for number in numbers if not self.parts[number].random)
+        if not key:
             return self.undisturbed_ns
-        return self.fixed(numbers).timeline.makespan_ns
+        if key not in self.makespans:
+            # Blame asks for dozens of sets, of which only the time is wanted: their graphs are not kept.
+            found = self.known.get(key)
+            timeline = found.timeline if found else replayed(self.unfolded(key), self.pricer)
+            self.makespans[key] = timeline.makespan_ns
+        return self.makespans[key]
 
     def samples(self, count: int) -> Sampled:
         """Steps with all disturbances, without single ones, and with single ones alone, all on the same draws."""

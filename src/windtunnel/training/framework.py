@@ -2,7 +2,8 @@
 
 Sources: Megatron-Core argument defaults and NeMo / Megatron-Bridge performance recipes (2024-2026), torchtitan
 `train_configs`, PyTorch FSDP documentation and MosaicML Composer, nanotron's benchmark script of the Ultra-Scale
-Playbook (2025).
+Playbook (2025); PyTorch 2.13 itself for "pytorch": a script of one process per rank, eager, foreach AdamW, nothing
+sharded, overlapped or clipped.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from windtunnel.training.plan import Framework
+from windtunnel.errors import LayoutError, SpecError
+from windtunnel.training.plan import Framework, Plan
+
+PURE: dict[str, Literal["fp32", "bf16"]] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16"}  # precision -> its width
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,11 @@ class Habits:
     fused_optimizer: bool
     account_for_embedding: bool
     expert_tensor_parallel: bool  # experts keep the tensor-parallel degree unless told otherwise
+    fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one
+    # Parameters, gradients and moments in the plan's precision, no master copy; autograd makes the gradients anew in
+    # every step.
+    pure_precision: bool = False
+    clips_gradients: bool = True  # by their norm over all ranks
 
 
 HABITS: dict[Framework, Habits] = {
@@ -110,4 +119,46 @@ HABITS: dict[Framework, Habits] = {
         account_for_embedding=False,
         expert_tensor_parallel=True,
     ),
+    "pytorch": Habits(
+        title="plain PyTorch",
+        sequence_parallel=False,
+        zero_stage=0,
+        gradient_dtype="bf16",
+        parameter_dtype="bf16",
+        overlap_grad_reduce=False,
+        overlap_sharded_reduce=False,
+        message_parameters=12.5e6,  # DistributedDataParallel's buckets of 25 MiB
+        overlap_param_gather=False,
+        overlap_tp=False,
+        overlap_p2p_interleaved=False,
+        reentrant_recompute=False,
+        compile=False,
+        fused_optimizer=False,
+        account_for_embedding=False,
+        expert_tensor_parallel=False,
+        fused_projections=False,
+        pure_precision=True,
+        clips_gradients=False,
+    ),
 }
+
+
+def check_plain(plan: Plan) -> None:
+    """Refuse what a script without any framework does not do. Raises LayoutError or SpecError."""
+    for name in ("tp", "cp", "ep"):
+        if getattr(plan, name) > 1:
+            raise LayoutError(
+                f"{name} = {getattr(plan, name)} with framework pytorch: plain PyTorch keeps every layer whole",
+                f"use {name} 1, or another framework",
+            )
+    if (plan.zero_stage or 0) > 1:
+        raise LayoutError(
+            f"zero_stage {plan.zero_stage} with framework pytorch: plain PyTorch shards no gradients or parameters",
+            "use zero_stage 0 or 1, or framework fsdp",
+        )
+    if plan.precision not in PURE:
+        raise SpecError("precision", plan.precision, f"plain PyTorch trains in one precision; use {', '.join(PURE)}")
+    if plan.recompute_parts:
+        raise SpecError("recompute", plan.recompute, "plain PyTorch checkpoints whole layers; use none, full or full:N")
+    if plan.attention_impl == "unfused":
+        raise SpecError("attention_impl", plan.attention_impl, "plain PyTorch has one fused call; use flash")

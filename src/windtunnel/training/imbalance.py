@@ -39,6 +39,7 @@ class Routed:
     load: RouterLoad
     simulated: Simulated
     samples: Samples | None  # None for a single step
+    steps: tuple[Simulated, ...]  # all that were simulated
 
 
 def routed(
@@ -53,7 +54,7 @@ def routed(
     if len(times) > 1:
         low, median, high = (int(value) for value in np.percentile(times, [5, 50, 95], method="inverted_cdf"))
         samples = Samples(0.0, len(times), seed, low, median, high)
-    return Routed(chosen[middle], steps[middle], samples)
+    return Routed(chosen[middle], steps[middle], samples, tuple(steps))
 
 
 def mean_document(lengths: Lengths, layout: Layout, seed: int) -> int:

@@ -15,7 +15,7 @@ from windtunnel.cost.training import software
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
-from windtunnel.training.framework import HABITS, Habits
+from windtunnel.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.training.plan import Plan, Precision
 from windtunnel.training.schedules import NAMES
 
@@ -86,6 +86,8 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         raise SpecError("layers", 0, "the model needs at least one layer")
     asked, habits = plan, HABITS[plan.framework]
     changes = _filled(plan, habits)
+    if habits.pure_precision:
+        changes |= _pure(plan)
     plan = plan.model_copy(update=changes)
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer in model.layers)
@@ -152,6 +154,19 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "account_for_embedding": habits.account_for_embedding,
     }
     return {field: value for field, value in wanted.items() if getattr(plan, field) is None}
+
+
+def _pure(plan: Plan) -> dict[str, object]:
+    """One format for parameters, gradients and moments. Raises LayoutError on a plan that wants others."""
+    check_plain(plan)
+    width = PURE[plan.precision]
+    for field in ("gradient_dtype", "optimizer_dtype"):
+        if field in plan.model_fields_set and getattr(plan, field) != width:
+            raise LayoutError(
+                f"{field} {getattr(plan, field)} with framework pytorch in {plan.precision}: all state has one format",
+                f"leave {field} out, or use another framework",
+            )
+    return {field: width for field in ("gradient_dtype", "optimizer_dtype") if getattr(plan, field) != width}
 
 
 def _said(

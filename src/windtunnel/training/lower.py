@@ -8,21 +8,21 @@ gathered and gradients reduced bucket by bucket overlap them as far as they real
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.price import Price
+from windtunnel.cost.price import FREE, Price
 from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP
 from windtunnel.graph import Graph, OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.op_arrays import OpArrays
 from windtunnel.training.pass_builder import Segment
-from windtunnel.training.pieces import Piece
+from windtunnel.training.pieces import Piece, tensors_of
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.schedules import Kind, Schedule
 from windtunnel.training.segments import Phase, build_segment
@@ -121,12 +121,22 @@ def slowed_passes(
 
 def pass_durations(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:
     """int64[segments]: how long each pass of a step takes at other prices."""
-    durations = np.zeros(len(step.segments), np.int64)
+    return np.array([segment.duration_ns for segment in passes_at(step, pieces, pricer)], np.int64)
+
+
+def passes_at(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> tuple[Segment, ...]:
+    """The passes of a step at other prices."""
+    found: dict[int, Segment] = {}
     for stage, kind in zip(*np.nonzero(step.segment_of >= 0), strict=True):
-        number = step.segment_of[stage, kind]
-        if durations[number] == 0:
-            durations[number] = _pass(pieces[stage], Kind(int(kind)), pricer).duration_ns
-    return durations
+        number = int(step.segment_of[stage, kind])
+        if number not in found:
+            found[number] = _pass(pieces[stage], Kind(int(kind)), pricer)
+    return tuple(found[number] for number in range(len(step.segments)))
+
+
+def nic_parts(segments: tuple[Segment, ...]) -> NDArray[np.int64]:
+    """int64[segments]: share of a GPU's NIC that each pass takes, in parts of PARTS."""
+    return np.array([round(PARTS * min(1.0, segment.nic_share)) for segment in segments], np.int64)
 
 
 class _Lowering:
@@ -315,7 +325,7 @@ class _Lowering:
         duration = whole * (place + 1) // split - whole * place // split
         is_send = place >= split
         hop_ns, hop = self._hops()
-        inside = np.array([round(PARTS * min(1.0, s.nic_share)) for s in self.segments], np.int64)[segment]
+        inside = nic_parts(self.segments)[segment]
         stream = schedule.rank[action].astype(np.int64) * len(STREAMS) + COMPUTE
         columns: dict[str, Any] = {
             "kind": np.where(is_send, OpKind.SEND, OpKind.COMPUTE),
@@ -419,9 +429,12 @@ class _Lowering:
         kind = "all_reduce" if (plan.zero_stage or 0) == 0 else "reduce_scatter"
         width = float(GRADIENT_BYTES[plan.gradient_dtype or "bf16"])
         ends: list[int] = []
+        added: list[Price] = []
         for rank in range(schedule.stages):
             final = int(self.action_last[schedule.rank_offset[rank + 1] - 1])
-            done = final
+            price, summed = self._added(rank)
+            added.append(price)
+            final = done = max(final, summed)
             if self._reduced():
                 for chunk in sorted(range(schedule.chunks), key=lambda c: int(last[rank, c])):
                     piece, count = self.pieces[schedule.virtual_stage[rank, chunk]], int(buckets[rank, chunk])
@@ -443,19 +456,22 @@ class _Lowering:
                 ends[rank] = op
         update = self._category("optimizer")
         for rank in range(schedule.stages):
-            norm = self._collective(
-                "gradient norm", Transfer("all_reduce", "world", 4.0), rank, shared=False, rendezvous=0, stream=COMPUTE
-            )
-            self.ops.wait(norm, ends[rank])
             held = [self.pieces[v] for v in self.held[rank]]
+            if self.layout.habits.clips_gradients:
+                norm = self._collective(
+                    "gradient norm", Transfer("all_reduce", "world", 4.0), rank, shared=False, rendezvous=0,
+                    stream=COMPUTE,
+                )  # fmt: skip
+                self.ops.wait(norm, ends[rank])
             price = optimizer_price(
                 self.layout,
                 self.pricer,
                 sum(piece.dense_parameters for piece in held),
                 sum(piece.expert_parameters for piece in held),
+                tensors_of(held) if self.layout.habits.pure_precision else (),
             )
-            self.optimizers.append(price)
-            self.ops.one(
+            self.optimizers.append(price.plus(added[rank]))
+            update_op = self.ops.one(
                 OpKind.COMPUTE,
                 rank * len(STREAMS) + COMPUTE,
                 self._label("optimizer"),
@@ -464,6 +480,8 @@ class _Lowering:
                 MATH,
                 -1,
             )
+            if not self.layout.habits.clips_gradients:
+                self.ops.wait(update_op, ends[rank])
             self.ops.one(
                 OpKind.HOST,
                 rank * len(STREAMS) + COMPUTE,
@@ -473,6 +491,28 @@ class _Lowering:
                 0,
                 -1,
             )
+
+    def _added(self, rank: int) -> tuple[Price, int]:
+        """Gradients of all micro-batches but the first are added to the first's, where no GEMM does so itself.
+
+        One op behind the last pass, before anything is reduced; -1 where there is none.
+        """
+        later = self.layout.micro_batches - 1
+        if not (self.layout.habits.pure_precision and later):
+            return FREE, -1
+        price = FREE
+        for size, count in sorted(Counter(tensors_of([self.pieces[v] for v in self.held[rank]])).items()):
+            price = price.plus(self.pricer.added(size).scaled(float(count * later)))
+        op = self.ops.one(
+            OpKind.COMPUTE,
+            rank * len(STREAMS) + COMPUTE,
+            self._label("add gradients"),
+            self._category("memory-bound"),
+            nanoseconds(price.seconds),
+            MATH,
+            -1,
+        )
+        return price, op
 
 
 def _pieces_of_ranks(schedule: Schedule) -> list[list[int]]:

@@ -8,12 +8,15 @@ actions of what is held before and the most that the action adds; the optimizer 
                fullest rank class and the first one where the framework does not use expandable segments; else
                allocated, and a little for pages
     device   = reserved (with headroom where segments do not expand), CUDA context, and the buffers of each communicator
+
+Plain PyTorch makes gradients anew in every step, so there the sum includes those that have been made so far, and the
+optimizer's peak all of them. A CPU's allocator hands out what is asked for: reserved and device equal allocated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +28,8 @@ from windtunnel.training.allocations import Passes, Resident, two_steps
 from windtunnel.training.keeping import keeping, memory_document
 from windtunnel.training.layout import Layout
 from windtunnel.training.lower import Step
-from windtunnel.training.pieces import Piece, is_end
+from windtunnel.training.pieces import Piece, is_end, tensors_of
+from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import Kind, Schedule
 from windtunnel.training.state import State, state_bytes
 
@@ -41,6 +45,9 @@ class _Sizes:
     saved: NDArray[np.float64]
     forward: NDArray[np.float64]
     backward: NDArray[np.float64]
+    gradients: NDArray[np.float64]
+    peak_gradients: NDArray[np.float64]
+    later: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,11 @@ class _Walk:
     held: float  # activations at the peak
     workspace: float
     levels: NDArray[np.float64]  # held during each action, workspace included
+    gradients: float = 0.0  # at the peak, where they come and go
 
     @property
     def peak(self) -> float:
-        return self.held + self.workspace
+        return self.held + self.workspace + self.gradients
 
 
 def memory_of(
@@ -61,12 +69,16 @@ def memory_of(
     """Memory of every pipeline rank."""
     schedule = step.schedule
     outside = outside_bytes(layout)
-    headroom = 0.0 if keeping(layout.plan.framework).expandable else float(memory_document()["headroom"])
+    exact = _exact(layout) or keeping(layout.plan.framework).expandable
+    headroom = 0.0 if exact else float(memory_document()["headroom"])
     capacity = layout.cluster.gpu.usable_memory_bytes - outside
     sizes = _Sizes(
         *(
             np.array([getattr(piece.passes, name) for piece in pieces], np.float64)
-            for name in ("saved_bytes", "forward_workspace_bytes", "backward_workspace_bytes")
+            for name in (
+                *("saved_bytes", "forward_workspace_bytes", "backward_workspace_bytes"),
+                *("gradient_bytes", "peak_gradient_bytes", "later_workspace_bytes"),
+            )
         )
     )
     drafts = [_draft(layout, pieces, schedule, rank, sizes) for rank in range(schedule.stages)]
@@ -94,6 +106,8 @@ def memory_of(
 
 def outside_bytes(layout: Layout) -> int:
     """What is on the device outside of the allocator."""
+    if _exact(layout):
+        return 0
     document = memory_document()
     communicators = sum(layout.group(name).size > 1 for name in ("tp", "cp", "dp", "ep", "pp"))
     return int((document["context_mib"] + document["communicator_mib"] * communicators) * MIB)
@@ -109,6 +123,8 @@ def _draft(
     root = sum(piece.root_bytes for piece in held)
     buckets = float(sum(_buckets(layout, held)))
     updating = float(sum(_updated(layout, held)))
+    if layout.habits.pure_precision:
+        return _plain_draft(state, walk, buckets, updating)
     activations, workspace = walk.held, walk.workspace + root
     if updating > activations + workspace:  # the peak is in the optimizer step
         activations, workspace = 0.0, updating
@@ -120,6 +136,28 @@ def _draft(
         "workspace": workspace,
     }
     return {name: int(value) for name, value in categories.items()}, walk
+
+
+def _plain_draft(state: State, walk: _Walk, buckets: float, updating: float) -> tuple[dict[str, int], _Walk]:
+    """As `_draft`, where gradients come and go. The optimizer's step is told as part of the last action."""
+    in_step = state.gradients + updating
+    if in_step > walk.peak:
+        levels = walk.levels.copy()
+        levels[-1] = max(levels[-1], in_step)
+        walk = _Walk(len(levels) - 1, 0.0, updating, levels, state.gradients)
+    categories = {
+        "parameters": state.parameters,
+        "gradients": walk.gradients + buckets,
+        "optimizer": state.optimizer,
+        "activations": walk.held,
+        "workspace": walk.workspace,
+    }
+    return {name: int(value) for name, value in categories.items()}, walk
+
+
+def _exact(layout: Layout) -> bool:
+    """Whether the device's allocator keeps nothing back."""
+    return layout.cluster.gpu.generation == "cpu"
 
 
 def _state(layout: Layout, held: list[Piece]) -> State:
@@ -134,9 +172,20 @@ def _walk(first: int, last: int, sizes: _Sizes, schedule: Schedule) -> _Walk:
     most = after.copy()
     most[1:] = np.maximum(after[1:], after[:-1])
     workspace = np.where(forward, sizes.forward[stage], sizes.backward[stage])
-    during = most + workspace
+    if not sizes.gradients.any():
+        during = most + workspace
+        at = int(np.argmax(during))
+        return _Walk(at, float(most[at]), float(workspace[at]), during)
+    makes = np.zeros(len(kind), bool)
+    backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
+    makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
+    made = np.where(makes, sizes.gradients[stage], 0.0)
+    there = np.cumsum(made) - made
+    workspace = np.where(forward | makes, workspace, sizes.later[stage])
+    during = most + workspace + there
     at = int(np.argmax(during))
-    return _Walk(at, float(most[at]), float(workspace[at]), during)
+    own = float(sizes.peak_gradients[stage[at]]) if makes[at] else 0.0
+    return _Walk(at, float(most[at]), float(workspace[at]) - own, during, float(there[at]) + own)
 
 
 def _reserved(
@@ -144,6 +193,8 @@ def _reserved(
 ) -> list[int]:  # fmt: skip
     """Reserved bytes of every rank class."""
     slack = memory_document()["slack"]
+    if _exact(layout):
+        return allocated
     if keeping(layout.plan.framework).expandable:
         return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
     shown = {0, int(np.argmax(allocated))}
@@ -181,6 +232,8 @@ def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int
 
 def _weights(held: Sequence[Piece]) -> list[float]:
     """Parameters of each weight matrix on the rank (norms are too small to matter to the allocator)."""
+    if any(op.reads for piece in held for block in piece.blocks for op in block.operations):
+        return tensors_of(held)
     found: list[float] = []
     for block in (block for piece in held for block in piece.blocks):
         if is_end(block):
@@ -203,11 +256,16 @@ def _resident(layout: Layout, held: list[Piece]) -> Resident:
     made_later = state.optimizer * share / moments
     units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
     first = [int(state.parameters * one / whole) for one in units]
+    transient = _updated(layout, held)
+    if layout.habits.pure_precision:
+        share, made_later = 1.0, state.optimizer / moments
+        transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
+        state = replace(state, gradients=0.0)
     first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *_buckets(layout, held)]
     return Resident(
         first=tuple(size for size in first if size > 0),
         optimizer=tuple(size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0),
-        transient=tuple(_updated(layout, held)),
+        transient=tuple(size for size in transient if size > 0),
     )
 
 
@@ -215,12 +273,23 @@ def _buckets(layout: Layout, held: list[Piece]) -> list[int]:
     """Flat gradient buckets of DistributedDataParallel."""
     if not keeping(layout.plan.framework).buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
         return []
-    size = 2 * sum(p.dense_parameters + p.expert_parameters for p in held)
+    width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"] if layout.habits.pure_precision else 2
+    size = width * sum(p.dense_parameters + p.expert_parameters for p in held)
     return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
 
 
 def _updated(layout: Layout, held: list[Piece]) -> list[int]:
-    """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat."""
+    """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat.
+
+    In plain PyTorch what AdamW computes: the roots of all second moments; or on a CPU, which updates tensor by tensor,
+    roots and divisor of one tensor while the divisor of the one before is still there.
+    """
+    if layout.habits.pure_precision and layout.plan.optimizer == "adam":
+        width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+        sizes = [int(width * one) for one in tensors_of(held)]
+        if not _exact(layout):
+            return sizes
+        return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))
     if not keeping(layout.plan.framework).updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
         return []
     size = int(2 * sum(p.dense_parameters + p.expert_parameters for p in held))

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from windtunnel.engine.sharing import Sharing
 from windtunnel.graph import Graph
 
+PARTS = 1_000_000_000  # of a NIC: shares that differ by less are the same
+
 
 def pass_sharing(graph: Graph, shares: Mapping[int, float]) -> Sharing | None:
     """The NIC inside one pass; `shares`: op -> share. None where its transfers run on one stream, so never together."""
@@ -40,40 +42,42 @@ def pass_sharing(graph: Graph, shares: Mapping[int, float]) -> Sharing | None:
 def step_sharing(graph: Graph, share: NDArray[np.float64]) -> Sharing | None:
     """The NICs of all programs of a step, one link each. None where nothing uses a NIC.
 
-    `share`: float64[n] of each op. A rendezvous is one flow over the NICs of all its members.
+    `share`: float64[n] of each op. A rendezvous is one flow over the NICs of all its members, of each its own share.
     """
-    ops = np.flatnonzero(share > 0.0)
+    parts = np.rint(share * PARTS).astype(np.int64)
+    ops = np.flatnonzero(parts > 0)
     if not len(ops):
         return None
     program = graph.program.astype(np.int64)
     group = graph.rendezvous[ops].astype(np.int64)
     alone = group < 0
     demand = np.full(graph.n_ops, -1, np.int32)
-    rows = np.stack([program[ops], (share[ops] * 1e9).astype(np.int64)], axis=1)
+    rows = np.stack([program[ops], parts[ops]], axis=1)
     kinds, of = np.unique(rows[alone], axis=0, return_inverse=True)
     demand[ops[alone]] = of.ravel()
-    links, uses, lengths = [kinds[:, 0]], [kinds[:, 1] / 1e9], [np.ones(len(kinds), np.int64)]
+    links, uses, lengths = [kinds[:, 0]], [kinds[:, 1]], [np.ones(len(kinds), np.int64)]
     order = np.argsort(group, kind="stable")
     order = order[~alone[order]]
     cuts = np.flatnonzero(np.diff(group[order], prepend=-1))
     known: dict[bytes, int] = {}
     for members in np.split(order, cuts[1:]) if len(order) else ():
-        own = np.unique(program[ops[members]])
-        used = float(share[ops[members]].max())
-        key = own.tobytes() + np.float64(used).tobytes()
+        own, place = np.unique(program[ops[members]], return_inverse=True)
+        used = np.zeros(len(own), np.int64)
+        np.maximum.at(used, place.ravel(), parts[ops[members]])
+        key = own.tobytes() + used.tobytes()
         if key not in known:
             known[key] = len(kinds) + len(known)
             links.append(own)
-            uses.append(np.full(len(own), used))
+            uses.append(used)
             lengths.append(np.array([len(own)]))
         demand[ops[members]] = known[key]
-    use = np.concatenate(uses)
+    use = np.concatenate(uses) / PARTS
     pointer = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
     return Sharing(
         demand_of=demand,
         link_ptr=pointer,
         link_idx=np.concatenate(links).astype(np.int32),
         use=use,
-        weight=1.0 / use[pointer[:-1]],
+        weight=1.0 / np.maximum.reduceat(use, pointer[:-1]),
         capacity=np.ones(graph.n_programs),
     )

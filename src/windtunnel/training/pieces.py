@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.model import Layer
@@ -12,9 +13,15 @@ from windtunnel.model.operations import (
     head_operations,
     layer_operations,
 )
-from windtunnel.training.allocations import Passes, Unit, string_together
+from windtunnel.model.plain_operations import (
+    plain_embedding_operations,
+    plain_head_operations,
+    plain_layer_operations,
+)
+from windtunnel.training.allocations import Passes, Unit, string_together, with_gradients
 from windtunnel.training.keeping import Keeping, keeping, memory_document
 from windtunnel.training.layout import Layout
+from windtunnel.training.plain_tensors import Style, write_plain
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.router_load import RouterLoad, rank_loads_of
 from windtunnel.training.segments import Block
@@ -50,6 +57,7 @@ def shard_of(layout: Layout) -> Shard:
         fused=bool(plan.compile),
         attention_impl=plan.attention_impl,
         activation_bytes=4 if plan.precision == "fp32" else 2,
+        fused_projections=layout.habits.fused_projections,
     )
 
 
@@ -72,7 +80,8 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
     def operations_of(number: int, load: float) -> tuple[Operation, ...]:
         layer = model.layers[number]
         if (id(layer), load) not in built:
-            built[id(layer), load] = layer_operations(layer, model, shard, load)
+            of_layer = layer_operations if shard.fused_projections else plain_layer_operations
+            built[id(layer), load] = of_layer(layer, model, shard, load)
         return built[id(layer), load]
 
     for stage, numbers in enumerate(layout.virtual_layers):
@@ -106,14 +115,20 @@ def _piece(
     if first:
         positions = model.learned_positions * model.hidden_size
         norm = model.norm_parameters * model.embedding_norm
-        blocks.append(Block(embedding_operations(model, shard), vocabulary + positions + norm))
+        look_up = (embedding_operations if shard.fused_projections else plain_embedding_operations)(model, shard)
+        blocks.append(Block(look_up, vocabulary + positions + norm))
     for number, (layer, ops) in enumerate(zip(layers, timed, strict=True)):
         dense, expert = layer_parameters(layout, layer)
         blocks.append(Block(ops, dense, expert, recompute=number < recomputed, offload=away[number]))
     if last:
         # A tied table on its own pipeline rank is a second copy; without a pipeline it is the embedding's.
         table = 0.0 if model.tied_embeddings and first else vocabulary
-        blocks.append(Block(head_operations(model, shard, layout.vocab_padded), table + model.norm_parameters))
+        head = (
+            head_operations(model, shard, layout.vocab_padded)
+            if shard.fused_projections
+            else plain_head_operations(model, shard)
+        )
+        blocks.append(Block(head, table + model.norm_parameters))
     keep = keeping(plan.framework, plan.release)
     ends = [number for number in (0, len(blocks) - 1) if is_end(blocks[number])] if blocks else []
     root = 0.0
@@ -122,11 +137,13 @@ def _piece(
     stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes
     own = iter(kept)
     held = [block if is_end(block) else replace(block, operations=next(own)) for block in blocks]
-    passes = string_together(
-        _units(layout, shard, held, keep, tapes, ends if root else []),
-        0 if first else int(stream),
-        (plan.zero_stage or 0) >= 2,
-    )
+    received = 0 if first else int(stream)
+    if shard.fused_projections:
+        units = _units(layout, shard, held, keep, tapes, ends if root else [])
+        passes = string_together(units, received, (plan.zero_stage or 0) >= 2)
+    else:
+        units = _plain_units(layout, shard, held, keep, tapes, later=False)
+        passes = with_gradients(units, _plain_units(layout, shard, held, keep, tapes, later=True), received)
     return Piece(
         blocks=tuple(blocks),
         n_layers=len(layers),
@@ -136,6 +153,16 @@ def _piece(
         root_bytes=root,
         key=key,
     )
+
+
+def tensors_of(pieces: Sequence[Piece]) -> list[float]:
+    """Elements of each parameter tensor, in plain PyTorch."""
+    found: list[float] = []
+    for op in (op for piece in pieces for block in piece.blocks for op in block.operations):
+        if op.weight_elements:
+            rounds = max(1, op.repeats)
+            found += [op.weight_elements / rounds] * rounds
+    return found
 
 
 def is_end(block: Block) -> bool:
@@ -175,6 +202,36 @@ def _units(
         gathered = parameters * width if stage == 3 and number not in ends else 0.0
         reduced = parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if stage >= 2 else 0.0
         units.append(Unit(tapes[key], int(gathered), int(reduced)))
+    return units
+
+
+def _plain_units(
+    layout: Layout,
+    shard: Shard,
+    blocks: list[Block],
+    keep: Keeping,
+    tapes: dict[tuple[object, ...], Tape],
+    *,
+    later: bool,
+) -> list[Unit]:
+    """As `_units`, for plain PyTorch; `later` than the first micro-batch, gradients are there already."""
+    width = shard.activation_bytes
+    # `compile` is of layers: embedding and head stay as they are.
+    on_cpu = layout.cluster.gpu.generation == "cpu"
+    stream = shard.residual_tokens * layout.model.hidden_size * width
+    units = []
+    for block in blocks:
+        key = (id(block.operations), block.recompute, block.offload, later)
+        if key not in tapes:
+            # The table's gradient is as large as the table; that of a tied one is added to the output matrix's.
+            table = layout.model.vocab_size * layout.model.hidden_size * width
+            embeds = block.operations[0].name == "embedding"
+            style = Style(width, on_cpu, compiled=shard.fused and not is_end(block))
+            tapes[key] = write_plain(
+                block.operations, 0.0 if embeds else stream, keep, style, recompute=block.recompute,
+                offload=block.offload, later=later, table_bytes=table if embeds else 0.0,
+            )  # fmt: skip
+        units.append(Unit(tapes[key], 0, 0))
     return units
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 
-Framework = Literal["megatron", "torchtitan", "fsdp", "nanotron"]
+Framework = Literal["megatron", "torchtitan", "fsdp", "nanotron", "pytorch"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 RECOMPUTE_PARTS = ("attention", "core_attention", "mlp", "norms", "activation", "moe_activation", "ops")

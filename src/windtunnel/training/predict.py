@@ -7,7 +7,7 @@ to the step; each rank class has its own in `Result.stages`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -104,7 +104,9 @@ def predict(
         disturbed = with_router(
             disturbed, uneven, layout, makespan, base.makespan_ns, even.makespan_ns, under_all(even)[0]
         )
-    memory = memory_of(layout, base.pieces, base.step, base.timeline.end_ns)
+    # A job runs out of memory in the worst step of a trace, not in its median one.
+    steps = (base,) if uneven is None else uneven.steps
+    memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
     extra = [f" --router-load {shlex.quote(str(router_load))}"] if router_load is not None else []
     extra += [f" --lengths {shlex.quote(str(lengths))}"] if lengths is not None else []
     words = asked.words()
@@ -116,6 +118,11 @@ def predict(
         return result
     warnings = tuple(busiest_experts(uneven.load, layout) if text == EVENLY else text for text in result.warnings)
     return replace(result, warnings=warnings)
+
+
+def fullest(steps: Iterable[tuple[StageMemory, ...]]) -> tuple[StageMemory, ...]:
+    """Each stage's memory in the step that needs most of it."""
+    return tuple(max(stage, key=lambda one: one.device_bytes) for stage in zip(*steps, strict=True))
 
 
 def _result(
@@ -145,15 +152,15 @@ def _result(
     executed = flops + recomputed_flops(layout, step)
     peak = gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
     capacity = gpu.usable_memory_bytes
-    fullest = max(memory, key=lambda stage: stage.device_bytes)
+    most = max(memory, key=lambda stage: stage.device_bytes)
     trouble = None
-    if fullest.device_bytes > capacity:
+    if most.device_bytes > capacity:
         trouble = Infeasible(
             reason="out of memory",
-            stage=fullest.stage,
-            needed_bytes=fullest.device_bytes,
+            stage=most.stage,
+            needed_bytes=most.device_bytes,
             capacity_bytes=capacity,
-            fixes=fixes_for(layout, fullest),
+            fixes=fixes_for(layout, most),
         )
     return Result(
         status="infeasible" if trouble else "ok",

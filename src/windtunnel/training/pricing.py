@@ -3,6 +3,10 @@
 Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an
 fp32 buffer, which is more bytes per weight than the plain GEMM writes); attention has its own kernel; an element-wise
 op moves its stated bytes.
+
+On a device that was measured itself (`cost.calibrated`) every op has the price that was measured there, and what was
+not measured moves its bytes at the measured bandwidth. A CPU runs an op in the thread that launches it: its measured
+time holds the launch, so there is no host beside it.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ from __future__ import annotations
 import math
 from copy import copy
 
+from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
 from windtunnel.cost.collectives import collective, explain, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
-from windtunnel.cost.price import FREE, Price
-from windtunnel.cost.training import TrainingCosts, software, training_costs
+from windtunnel.cost.price import FREE, Price, Source
+from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.errors import LayoutError
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 from windtunnel.training.plan import Plan
 
 THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
+ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
 LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
+NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
 SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
 
 
@@ -51,7 +58,13 @@ class Pricer:
         self.slow_compute = self.slow_links = 1.0
         self.document_length: int | None = None  # attention stays inside documents of so many tokens; None: sequences
         self.kernels: KernelCosts = kernel_costs(layout.cluster.gpu)
-        self.training: TrainingCosts = training_costs(layout.cluster.gpu.generation)
+        self.calibrated: CalibratedCosts | None = calibrated_costs(layout.cluster)
+        calibration = layout.cluster.calibration
+        generation = layout.cluster.gpu.generation
+        self.training: TrainingCosts = (
+            training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
+        )
+        self.on_cpu = calibration is not None and calibration.kind == "cpu"
         self._transfers: dict[tuple[Transfer, float], tuple[Price, str]] = {}
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
@@ -59,10 +72,18 @@ class Pricer:
         self._accumulate_bytes = 2 * GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
         release = software(plan.release)
         self._software, self._dispatch = release.kernels, self.training.sustained.dispatch * release.dispatch
-        host, speed = self.training, layout.cluster.host.cpu_speed
+        # A calibration has timed its own host.
+        host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_gpus) / speed
         self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
+        if calibration is not None:
+            if plan.compile and host.compiled_launch_s is not None and not plan.cuda_graphs:
+                self.launch_s = host.compiled_launch_s
+            self._software = self._dispatch = 1.0
+        self.unmeasured_launch_s = 0.0
+        if self.on_cpu:
+            self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
 
     def slowed(self, compute: float, links: float) -> Pricer:
         """The same prices on a cell whose compute and whose links across nodes take so many times as long."""
@@ -78,46 +99,54 @@ class Pricer:
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
-        if op.kind == "gemm":
+        if op.kind == "gemm" and self.calibrated is None:
             m, n, k = op.shape
             return self._gemm(m, n, k, op.low_precision)
         if op.kind == "gemm_batch":
             return self._batched(op.shape)
-        if op.kind == "grouped_gemm":
+        if op.kind == "grouped_gemm" and self.calibrated is None:
             groups, m, n, k = op.shape
             return self._grouped(groups, m, n, k, op.low_precision)
+        if op.kind in ("gemm", "grouped_gemm"):
+            return self._measured_gemm(op, "forward")
         if op.kind == "attention":
             return self._attention(op, backward=False)
         if op.kind == "memory":
-            return self.moved(op.forward_bytes)
+            return self._element_wise(op, backward=False)
         return FREE
 
     def input_gradient(self, op: Operation) -> Price:
         """Backward with respect to the input: dgrad of a GEMM, the whole backward of anything else."""
-        if op.kind == "gemm":
+        if op.kind == "gemm" and self.calibrated is None:
             m, n, k = op.shape
             return self._gemm(m, k, n, op.low_precision)
         if op.kind == "gemm_batch":
             return self._batched(op.shape).scaled(2.0)
-        if op.kind == "grouped_gemm":
+        if op.kind == "grouped_gemm" and self.calibrated is None:
             groups, m, n, k = op.shape
             return self._grouped(groups, m, k, n, op.low_precision)
+        if op.kind in ("gemm", "grouped_gemm"):
+            return self._measured_gemm(op, "dgrad")
         if op.kind == "attention":
             return self._attention(op, backward=True)
         if op.kind == "memory":
-            return self.moved(op.backward_bytes)
+            return self._element_wise(op, backward=True)
         return FREE
 
     def weight_gradient(self, op: Operation) -> Price:
-        """wgrad of a GEMM, accumulated into the gradient buffer; free for anything else."""
-        if op.kind == "gemm":
+        """wgrad of a GEMM, accumulated into the gradient buffer where there is one; free for anything else."""
+        if op.kind not in ("gemm", "grouped_gemm"):
+            return FREE
+        if self.calibrated is not None:
+            alone = self._measured_gemm(op, "wgrad")
+        elif op.kind == "gemm":
             m, n, k = op.shape
             alone = self._gemm(n, k, m, op.low_precision)
-        elif op.kind == "grouped_gemm":
+        else:
             groups, m, n, k = op.shape
             alone = self._grouped(groups, n, k, m, op.low_precision)
-        else:
-            return FREE
+        if self.layout.habits.pure_precision:  # the product itself becomes the gradient
+            return alone
         extra = op.weight_elements * (self._accumulate_bytes - 2)
         return alone.plus(self.moved(extra)) if extra > 0 else alone
 
@@ -133,7 +162,18 @@ class Pricer:
 
     def moved(self, bytes_total: float) -> Price:
         """An element-wise kernel that moves so many bytes."""
+        if self.calibrated is not None:
+            seconds = self.calibrated.copy(bytes_total / 2.0).seconds if bytes_total >= 2.0 else 0.0
+            low, high = NOT_MEASURED
+            return Price(seconds, seconds * low, seconds * high, Source.ROOFLINE) if seconds else FREE
         return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory * self._software)
+
+    def added(self, elements: float) -> Price:
+        """Adding so many elements to as many others in place, as gradients of later micro-batches are."""
+        if self.calibrated is None:
+            return self.moved(3.0 * elements * (4 if self._dtype == "fp32" else 2))
+        width = min(elements, float(ADDED_WIDTH))
+        return self.calibrated.elementwise("add backward", max(1.0, elements / width), width, self._dtype)
 
     def transfer(self, transfer: Transfer, skew: float = 1.0) -> tuple[Price, str]:
         """A collective alone on its links, its busiest rank with `skew` times the bytes, and its network tier."""
@@ -163,9 +203,41 @@ class Pricer:
         across = tier(group)
         return price.scaled(self.training.sustained.p2p) if across == "scale_out" else price, across
 
+    def _measured_gemm(self, op: Operation, role: str) -> Price:
+        assert self.calibrated is not None
+        dtype = self._low_dtype if op.low_precision else self._dtype
+        *_, m, n, k = (max(1.0, float(round(size))) for size in op.shape)
+        if op.kind == "gemm":
+            return self.calibrated.gemm(role, m, n, k, dtype)
+        return self.calibrated.grouped_gemm(role, int(op.shape[0]), m, n, k, dtype)
+
+    def _element_wise(self, op: Operation, *, backward: bool) -> Price:
+        """A memory op. What a compiler fuses was not measured as one."""
+        bytes_total, timed = op.backward_bytes if backward else op.forward_bytes, op.timed
+        fused = bool(self.layout.plan.compile) and op.part not in ("embedding", "head") and op.name != "final_norm"
+        if self.calibrated is None:
+            return self.moved(bytes_total)
+        if timed is None or fused:
+            launches = self.unmeasured_launch_s * op.kernels
+            price = self.moved(bytes_total)
+            return Price(price.seconds + launches, price.p5 + launches, price.p95 + launches, Source.ROOFLINE)
+        times = timed.backward if backward else timed.forward
+        if not times:
+            return FREE
+        phase = "backward" if backward else "forward"
+        rows, width = max(1.0, timed.rows), max(1.0, timed.width)
+        price = self.calibrated.elementwise(f"{timed.op} {phase}", rows, width, self._dtype).scaled(times)
+        if op.name == "embedding" and backward:
+            # Was timed on a small table; the rest of a real one's gradient has to be filled with zeros.
+            table = self.layout.model.vocab_size * self.layout.model.hidden_size / self.layout.plan.tp
+            price = price.plus(self.calibrated.optimizer("zero_grad", table, self._dtype))
+        return price
+
     def _gemm(self, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
         m, n, k = (max(1, round(size)) for size in (m, n, k))
+        if self.calibrated is not None:  # what belongs to no linear layer
+            return self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
         # The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look
         # slower than its halves in turn. Throttling is `_sustained`'s business; here the halves set the burst rate.
         price = self.kernels.gemm(m, n, k, dtype)
@@ -206,6 +278,20 @@ class Pricer:
             parts = math.ceil(seq_q / self.document_length)
             exact = seq_q / (parts * self.document_length)  # the last document may be shorter
             batch, seq_q, seq_kv = batch * parts, self.document_length, self.document_length
+        if self.calibrated is not None:
+            share = exact / cp
+            if window and window < seq_q:
+                share *= (window - window * (window - 1) / (2 * seq_q)) / ((seq_q + 1) / 2)
+            whole = self.calibrated.attention(
+                max(1, int(batch)),
+                int(seq_q),
+                max(1, int(heads)),
+                max(1, int(kv_heads)),
+                round((d + dv) / 2),
+                self._dtype,
+                backward,
+            )
+            return whole.scaled(share)
         price = self.kernels.attention(
             max(1, int(batch)),
             int(seq_q),

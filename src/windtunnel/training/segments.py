@@ -151,7 +151,8 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
             last = max(
                 (i for i, op in enumerate(operations) if op.kind in ("gemm", "grouped_gemm")), default=len(operations)
             )
-            operations = operations[:last]
+            # A loop over experts is run whole but for its last round.
+            operations = operations[:last] if last == len(operations) or not operations[last].repeats else operations
     for op in operations:
         _forward_op(build, op, "recompute " if again else "")
     if block.offload and not again:
@@ -161,6 +162,8 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
 
 def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1.0) -> None:
     """One op forward, or `share` of its work."""
+    if op.backward_only:
+        return
     pricer, plan = build.pricer, build.pricer.layout.plan
     name = prefix + op.name
     if op.kind == "transfer":

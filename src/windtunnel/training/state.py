@@ -8,15 +8,18 @@ the gradient.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from windtunnel.cost.price import Price, Source
+from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES
 from windtunnel.training.keeping import keeping
 from windtunnel.training.layout import Layout
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
 
 MOMENTS = {"adam": 2, "muon": 1, "sgd": 1}
+FOREACH_PASSES = 2.5  # over one pass of a fused kernel
 NEWTON_SCHULZ_ROUNDS = 5  # of Muon (Jordan 2024)
 HOST_UPDATE_BYTES_PER_S = 25e9  # one GPU's share of a host's memory bandwidth while all GPUs' updates run there
 
@@ -37,6 +40,15 @@ def state_bytes(layout: Layout, dense: float, expert: float) -> State:
     total = State(0.0, 0.0, 0.0)
     for count, shard in ((dense, shards["dense"]), (expert, shards["expert"])):
         own = count / shard
+        if layout.habits.pure_precision:
+            width = float(GRADIENT_BYTES[plan.gradient_dtype or "bf16"])
+            kept = (own if stage >= 1 else count) * (1.0 - plan.offload_optimizer)
+            total = State(
+                total.parameters + width * count,
+                total.gradients + width * count,
+                total.optimizer + MOMENTS[plan.optimizer] * width * kept,
+            )
+            continue
         master = layout.habits.parameter_dtype == "fp32"
         working = (4.0 * (own if stage >= 3 else count)) if master else (2.0 * (own if stage >= 3 else count))
         if plan.precision in CAST_BYTES and not master:
@@ -70,16 +82,23 @@ def _holds_low_precision_only(layout: Layout) -> bool:
     return keeping(layout.plan.framework).own_low_precision if asked is None else asked
 
 
-def optimizer_price(layout: Layout, pricer: Pricer, dense: float, expert: float) -> Price:
-    """One optimizer step of a rank: gradient norm, update, and clearing the gradient buffer."""
+def optimizer_price(
+    layout: Layout, pricer: Pricer, dense: float, expert: float, tensors: Sequence[float] = ()
+) -> Price:  # fmt: skip
+    """One optimizer step of a rank: gradient norm, update, and clearing the gradient buffer.
+
+    `tensors`: elements of each, where the update goes through them one by one.
+    """
     plan, stage = layout.plan, layout.plan.zero_stage or 0
     own = dense / layout.shard_group + expert / layout.group("edp").size if stage >= 1 else dense + expert
+    if layout.habits.pure_precision and plan.optimizer == "adam" and not plan.offload_optimizer:
+        return _plain_update(layout, pricer, own, [size * own / (dense + expert) for size in tensors])
     gradient = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
     moments = MOMENTS[plan.optimizer] * (8.0 if plan.optimizer_dtype == "fp32" else 4.0)
     update = gradient + 8.0 + moments + 2.0  # gradient; master and moments read and written; working copy written
     if not layout.habits.fused_optimizer:
-        update *= 2.5  # foreach kernels pass over the state once per term of the update
-    norm = gradient  # read once for the gradient norm
+        update *= FOREACH_PASSES  # foreach kernels pass over the state once per term of the update
+    norm = gradient if layout.habits.clips_gradients else 0.0  # read once for the gradient norm
     clear = gradient * (own if stage >= 2 else dense + expert)
     on_device = own * (1.0 - plan.offload_optimizer) * update + own * norm + clear
     price = pricer.moved(on_device)
@@ -100,3 +119,19 @@ def optimizer_price(layout: Layout, pricer: Pricer, dense: float, expert: float)
             max(price.source, Source.ROOFLINE),
         )
     return price
+
+
+def _plain_update(layout: Layout, pricer: Pricer, own: float, tensors: Sequence[float]) -> Price:
+    """AdamW as PyTorch runs it unless told otherwise: all tensors at once on a GPU, one by one on a CPU."""
+    calibrated, dtype = pricer.calibrated, layout.plan.precision
+    if calibrated is None:
+        width = float(GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"])
+        # Gradient read, parameters and moments read and written, in several passes.
+        return pricer.moved(own * 7.0 * width * (1.0 if layout.habits.fused_optimizer else FOREACH_PASSES))
+    if not pricer.on_cpu or not tensors:
+        kind = "fused" if layout.habits.fused_optimizer else "single" if pricer.on_cpu else "foreach"
+        return calibrated.optimizer(f"adamw {kind}", own, dtype)
+    total = FREE
+    for size, count in sorted(Counter(tensors).items()):
+        total = total.plus(calibrated.optimizer("adamw single", max(1.0, size), dtype).scaled(float(count)))
+    return total

@@ -260,5 +260,5 @@ def test_state_of_korthikanti() -> None:
 
 def test_constants_are_whole() -> None:
     document = memory_document()
-    assert set(document["frameworks"]) == {"megatron", "torchtitan", "fsdp", "nanotron"}
+    assert set(document["frameworks"]) == {"megatron", "torchtitan", "fsdp", "nanotron", "pytorch"}
     assert 0 <= document["slack"]["expandable"] <= document["slack"]["segments"] < 0.1

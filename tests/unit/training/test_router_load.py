@@ -11,7 +11,7 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model, transformer
 from windtunnel.model.operations import Shard, layer_operations
-from windtunnel.training import read_plan
+from windtunnel.training import predict, read_plan
 from windtunnel.training.layout import resolve
 from windtunnel.training.router_load import RouterLoad, mean_load, parse_router_load, rank_loads_of
 
@@ -221,3 +221,22 @@ def test_what_a_load_changes_in_a_layer(shard) -> None:
             assert padding > 0.0
         else:
             assert loaded == op
+
+
+def test_memory_is_that_of_the_worst_step_of_a_trace(tmp_path):
+    """The median step is calm; the one with a hot expert runs out of memory and ends the job."""
+    rows = [
+        (step, layer, expert, 1000 if step == 3 and expert == 0 else 10)
+        for step in range(5)
+        for layer in range(32)
+        for expert in range(8)
+    ]
+    text = "\n".join(["step,layer,expert,tokens", *(",".join(map(str, row)) for row in rows)])
+    (tmp_path / "trace.csv").write_text(text + "\n")
+    plan = {"tp": 2, "pp": 2, "ep": 8, "global_batch": 256, "seq_len": 4096}
+    calm = predict("mixtral-8x7b", "h100-sxm:64", plan)
+    found = predict("mixtral-8x7b", "h100-sxm:64", plan, router_load=tmp_path / "trace.csv")
+    assert found.step_time_ns == calm.step_time_ns
+    assert (calm.status, found.status) == ("ok", "infeasible")
+    assert found.infeasible is not None
+    assert found.infeasible.needed_bytes > 2 * max(stage.device_bytes for stage in calm.memory)

@@ -1,0 +1,195 @@
+"""Collectives between real processes, by size: what gloo or NCCL takes on this machine.
+
+`world_size` processes are spawned, each runs every collective on its own tensor, after a barrier, and times it by its
+own clock until the collective has returned (NCCL: until its stream is done). What counts is the slowest rank of each
+repetition, and of these the median. Sizes follow nccl-tests: of all_gather the gathered tensor, of reduce_scatter and
+all_to_all the tensor that is given, of the others the message itself. NCCL is not yet run.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from windtunnel.calibrate.device import describe, import_torch
+from windtunnel.calibrate.document import Rows, load_document, to_yaml
+from windtunnel.calibrate.timing import quantile
+from windtunnel.errors import SpecError, UserError
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
+SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
+BUDGET_S = 120.0
+_LEAST, _MOST = 5, 100
+_START_S = 120.0  # for processes to import torch and to meet
+
+Write = Callable[[Path, bytes], None]
+
+
+def measure_collectives(
+    out: Path, world_size: int, backend: str, budget_s: float, write: Write, threads: int | None = None
+) -> tuple[Rows, list[str]]:
+    """Measure all collectives, and put them into the calibrated file `out`. Rows by kind, and what went wrong.
+
+    Raises:
+        UserError: no such backend, too many processes, or no calibrated file to add to.
+    """
+    torch = import_torch()
+    if not 2 <= world_size <= 256:
+        raise SpecError("--world-size", world_size, "give 2 to 256 processes")
+    if not 1 <= budget_s <= 86400:
+        raise SpecError("--budget", budget_s, "give 1 to 86400 seconds")
+    if not torch.distributed.is_available():
+        raise UserError("this PyTorch was built without torch.distributed; install one with it")
+    if backend == "nccl" and not (torch.distributed.is_nccl_available() and torch.cuda.device_count() >= world_size):
+        have = torch.cuda.device_count()
+        raise SpecError("--backend", backend, f"needs NCCL and {world_size} GPUs, there are {have}; or give gloo")
+    document = load_document(out)
+    if document is None:
+        raise SpecError("--out", str(out), "is not there yet; run `windtunnel calibrate` first, then add collectives")
+    here = describe(torch, "cpu" if backend == "gloo" else "cuda:0", threads)
+    rows, notes = _spawn(torch, world_size, backend, budget_s)
+    merged = document["calibration"].setdefault("collectives", {}) or {}
+    for kind, measured in rows.items():
+        merged.setdefault(kind, {})[f"{backend} {world_size}"] = measured
+    document["calibration"]["collectives"] = merged
+    kept = list(document["calibration"].get("notes") or [])
+    document["calibration"]["notes"] = list(dict.fromkeys([*kept, *notes]))
+    _link(document, rows, here.name)
+    write(out, to_yaml(document).encode())
+    return rows, notes
+
+
+def _link(document: dict[str, Any], rows: Rows, name: str) -> None:
+    """The link between devices, from the largest and the smallest message from one to the other."""
+    sends = rows.get("send_recv")
+    if not sends:
+        return
+    size, seconds = sends[-1][0], sends[-1][1]
+    link = document["scale_out"]
+    link["bandwidth"], link["latency"] = f"{size / seconds / 1e9:.4g} GB/s", f"{sends[0][1] * 1e6:.4g} us"
+    sources = document.setdefault("sources", {})
+    sources["scale_out"] = f"send and receive between processes on {name}"
+
+
+def _spawn(torch: Any, world_size: int, backend: str, budget_s: float) -> tuple[Rows, list[str]]:
+    with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
+        threads = max(1, int(torch.get_num_threads()) // world_size)
+        context = torch.multiprocessing.spawn(
+            _worker, args=(world_size, backend, folder, budget_s, threads), nprocs=world_size, join=False
+        )
+        deadline = time.monotonic() + _START_S + 3 * budget_s
+        try:
+            while not context.join(timeout=1.0):
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"the {world_size} processes of {backend} did not finish; is the machine overloaded?"
+                    )
+        except torch.multiprocessing.ProcessRaisedException as error:
+            last = str(error).strip().splitlines()[-1]
+            raise UserError(f"{backend} with {world_size} processes failed: {last}") from None
+        except torch.multiprocessing.ProcessExitedException as error:
+            raise UserError(f"a process of {backend} died ({error}); is there enough memory?") from None
+        finally:
+            for process in context.processes:
+                if process.is_alive():
+                    process.terminate()
+        found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world_size)]
+    return slowest_rank(found)
+
+
+def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
+    """Rows of what the ranks measured: for each repetition the slowest rank, then median, p10 and p90."""
+    rows: Rows = {}
+    for kind in KINDS:
+        table = []
+        for size in map(str, (1,) if kind == "barrier" else SIZES):
+            of_rank = [one["seconds"].get(kind, {}).get(size) for one in found]
+            if any(not seconds for seconds in of_rank):
+                continue
+            slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
+            table.append([int(size), quantile(slowest, 0.5), quantile(slowest, 0.1), quantile(slowest, 0.9)])
+        if table:
+            rows[kind] = table
+    return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
+
+
+def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: float, threads: int) -> None:
+    """One rank: runs in a process of its own."""
+    import warnings
+
+    import torch
+
+    warnings.simplefilter("ignore", FutureWarning)  # names that newer releases change and older ones only have
+    torch.set_num_threads(threads)
+    distributed = torch.distributed
+    device = f"cuda:{rank}" if backend == "nccl" else "cpu"
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    seconds: dict[str, dict[int, list[float]]] = {}
+    notes: list[str] = []
+    share = budget_s / (len(KINDS) * len(SIZES))
+    try:
+        for kind in KINDS:
+            for size in (1,) if kind == "barrier" else SIZES:
+                try:
+                    call = _call(torch, kind, size, rank, world_size, device)
+                    seconds.setdefault(kind, {})[size] = _time(torch, call, device, share)
+                except (RuntimeError, NotImplementedError) as error:
+                    words = str(error).lower()
+                    if not any(text in words for text in ("not support", "not implement", "does not", "unsupported")):
+                        raise
+                    notes.append(f"{backend} has no {kind} here")  # every rank finds the same
+                    break
+    finally:
+        distributed.destroy_process_group()
+    Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "notes": notes}))
+
+
+def _time(torch: Any, call: Callable[[], object], device: str, share_s: float) -> list[float]:
+    """Seconds of each repetition on this rank. All ranks make the same number of repetitions: rank 0 decides."""
+    distributed = torch.distributed
+    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+
+    def once() -> float:
+        distributed.barrier()
+        begun = time.perf_counter_ns()
+        call()
+        wait()
+        return (time.perf_counter_ns() - begun) / 1e9
+
+    once()
+    begun = time.monotonic()
+    once()
+    spent = time.monotonic() - begun  # with its barrier
+    count = torch.tensor([max(_LEAST, min(_MOST, int(share_s / max(spent, 1e-6))))], device=device)
+    distributed.broadcast(count, 0)
+    return [once() for _ in range(int(count.item()))]
+
+
+def _call(torch: Any, kind: str, size: int, rank: int, world_size: int, device: str) -> Callable[[], object]:
+    distributed = torch.distributed
+    if kind == "barrier":
+        call: Callable[[], object] = distributed.barrier
+        return call
+    whole = torch.randn(size // 4, device=device)
+    part = torch.randn(size // 4 // world_size, device=device)
+    even = whole[: part.numel() * world_size]
+    if kind == "all_reduce":
+        return lambda: distributed.all_reduce(whole)
+    if kind == "broadcast":
+        return lambda: distributed.broadcast(whole, 0)
+    if kind == "all_gather":
+        return lambda: distributed.all_gather_into_tensor(even, part)
+    if kind == "reduce_scatter":
+        return lambda: distributed.reduce_scatter_tensor(part, even)
+    if kind == "all_to_all":
+        target = torch.empty_like(even)
+        return lambda: distributed.all_to_all_single(target, even)
+    if rank == 0:
+        return lambda: distributed.send(whole, 1)
+    return (lambda: distributed.recv(whole, 0)) if rank == 1 else (lambda: None)

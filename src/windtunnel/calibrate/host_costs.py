@@ -1,0 +1,118 @@
+"""What an op costs besides its kernel: its launch from Python, from compiled code, and from a CUDA graph.
+
+Eager: the time per call of an addition to one element. Compiled: the slope between compiled functions of few and many
+tiny matrix products, which nothing fuses. On a CPU the kernel of one element is part of it, some tens of nanoseconds.
+`torch.compile` runs in a process of its own: it may take long, need a compiler that is not there, or fail.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+from windtunnel.calibrate.timing import HostTimer, no_garbage_collection, quantile, summary
+
+_MANY, _FEW = 33, 1
+_COMPILED = """
+import sys, time
+import torch
+device = sys.argv[1]
+if device == "cpu":
+    torch.set_num_threads(int(sys.argv[2]))
+w = [torch.randn(4, 4, device=device) for _ in range(33)]
+def chain(n):
+    def run(x):
+        for one in w[:n]:
+            x = torch.mm(x, one)
+        return x
+    return torch.compile(run, dynamic=False)
+def wait():
+    if device != "cpu":
+        torch.cuda.synchronize()
+def seconds(call):
+    x = torch.randn(4, 4, device=device)
+    with torch.no_grad():
+        for _ in range(20):
+            call(x)
+        wait()
+        best = []
+        for _ in range(200):
+            begun = time.perf_counter_ns()
+            call(x)
+            best.append((time.perf_counter_ns() - begun) / 1e9)
+            wait()
+    return sorted(best)[len(best) // 2]
+print((seconds(chain(33)) - seconds(chain(1))) / 32)
+"""
+
+
+def eager_launch_s(torch: Any, device: str) -> float:
+    """Seconds of host time per op, from Python. On a GPU the queue is kept short so that the host never waits."""
+    one = torch.ones(1, device=device)
+    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+
+    def many() -> None:
+        for _ in range(100):
+            one.add_(1.0)
+
+    with torch.no_grad(), no_garbage_collection():
+        many()
+        found = []
+        for _ in range(30):
+            wait()
+            found += HostTimer().samples([many])
+    return summary(found).median_s / 100
+
+
+def grad_call_s(torch: Any, device: str) -> float:
+    """Seconds of calling `torch.autograd.grad` on a graph without a node: paid once a step, not once an op."""
+    leaf = torch.ones(1, device=device, requires_grad=True)
+    gradient = torch.ones(1, device=device)
+    with no_garbage_collection():
+        found = HostTimer().samples([lambda: torch.autograd.grad(leaf, leaf, gradient)] * 200)
+    return summary(found).median_s
+
+
+def compiled_launch_s(device: str, threads: int, limit_s: float) -> tuple[float | None, str]:
+    """Seconds per op in compiled code, or None and why not."""
+    command = [sys.executable, "-c", _COMPILED, device, str(threads)]
+    begun = time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"torch.compile was not ready within {limit_s:.0f} s; its launch cost was not measured"
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return None, f"torch.compile does not work here ({last[:120]}); its launch cost was not measured"
+    seconds = float(done.stdout.split()[-1])
+    if seconds <= 0:
+        return None, f"the launch cost of compiled code was lost in noise after {time.monotonic() - begun:.0f} s"
+    return seconds, ""
+
+
+def graph_launch_s(torch: Any, device: str) -> float:
+    """Seconds per kernel when a CUDA graph replays a chain of tiny kernels. Not yet run on a GPU."""
+    with torch.cuda.device(device):
+        one = torch.ones(1, device=device)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # capture wants a warmed-up side stream
+            one.add_(1.0)
+        torch.cuda.current_stream().wait_stream(side)
+        times = {}
+        for count in (_FEW, 1000 + _FEW):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    one.add_(1.0)
+            found = []
+            for _ in range(20):
+                torch.cuda.synchronize()
+                begun = time.perf_counter_ns()
+                graph.replay()
+                torch.cuda.synchronize()
+                found.append((time.perf_counter_ns() - begun) / 1e9)
+            times[count] = quantile(found, 0.5)
+        return (times[1000 + _FEW] - times[_FEW]) / 1000

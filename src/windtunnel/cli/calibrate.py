@@ -1,0 +1,205 @@
+"""`windtunnel calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from windtunnel.hardware.calibration import Points
+    from windtunnel.report.calibration_html import CurveChart
+
+
+def calibrate(
+    *,
+    device: Annotated[str | None, Parameter(help="cpu or cuda:0; a GPU if there is one.")] = None,
+    quick: Annotated[bool, Parameter(negative="", help="Two minutes. This is the default.")] = False,
+    full: Annotated[bool, Parameter(negative="", help="Fifteen minutes: more shapes.")] = False,
+    budget: Annotated[float | None, Parameter(show=False, help="Seconds, in place of --quick and --full.")] = None,
+    out: Annotated[Path, Parameter(help="The file to write, or to add collectives to.")] = Path("my-device.yaml"),
+    threads: Annotated[int | None, Parameter(help="Threads of the CPU; all by default.")] = None,
+    only: Annotated[
+        tuple[str, ...], Parameter(negative="", consume_multiple=False, help="Only this op; repeatable.")
+    ] = (),
+    collectives: Annotated[bool, Parameter(negative="", help="Measure collectives between processes.")] = False,
+    world_size: Annotated[int, Parameter(help="Processes for --collectives.")] = 2,
+    backend: Annotated[Literal["gloo", "nccl"], Parameter(help="Library for --collectives.")] = "gloo",
+    show: Annotated[Path | None, Parameter(help="Show a calibrated file instead of measuring.")] = None,
+    report: Annotated[Path | None, Parameter(help="With --show: write the charts here, as HTML.")] = None,
+) -> None:
+    """Measure the device at hand, so that predictions rest on what it really does.
+
+    Writes a cluster for --cluster my-device.yaml:1. Interrupted, it goes on where it was when run again.
+    """
+    import time
+
+    from windtunnel.errors import SpecError
+
+    begun = time.monotonic()
+    if quick and full:
+        raise SpecError("--full", True, "give --quick or --full, not both")
+    if report is not None and show is None:
+        raise SpecError("--report", str(report), "goes with --show FILE")
+    if show is not None:
+        _show(show, report)
+    elif collectives:
+        _collectives(out, world_size, backend, budget, threads)
+    else:
+        from windtunnel.calibrate.session import FULL_S, QUICK_S
+
+        _measure(out, device, (FULL_S if full else QUICK_S) if budget is None else budget, threads, only, begun)
+
+
+def _measure(
+    out: Path, device: str | None, budget_s: float, threads: int | None, only: tuple[str, ...], begun: float
+) -> None:
+    from windtunnel.calibrate import calibrate as measured
+    from windtunnel.calibrate.journal import journal_path
+    from windtunnel.cli.output import note, stdout
+    from windtunnel.report.files import write_atomically
+
+    try:
+        with _spending("calibrating") as progress:
+            outcome = measured(
+                out,
+                write=write_atomically,
+                device=device,
+                budget_s=budget_s,
+                threads=threads,
+                only=only,
+                report=progress,
+                begun=begun,
+            )
+    except KeyboardInterrupt:
+        if journal_path(out).exists():
+            note(f"interrupted; what was measured is kept in {journal_path(out)}: run the same again to go on")
+        raise
+    if outcome.resumed_points or outcome.damaged_lines:
+        lost = f", {outcome.damaged_lines} damaged lines left out" if outcome.damaged_lines else ""
+        note(f"went on with {outcome.resumed_points} points of an earlier run{lost}")
+    for text in (*outcome.device.notes, *outcome.found.notes):
+        note(f"note: {text}")
+    curves = sum(bool(points) for points in outcome.found.points.values())
+    stdout().print(
+        f"{outcome.device.name}: {outcome.found.n_points} points of {curves} curves in {outcome.seconds:.0f} s, "
+        f"in {out}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _collectives(out: Path, world_size: int, backend: str, budget_s: float | None, threads: int | None) -> None:
+    from windtunnel.calibrate.collectives import BUDGET_S, measure_collectives
+    from windtunnel.cli.output import note, stdout, working
+    from windtunnel.report.files import write_atomically
+
+    with working(f"timing {backend} between {world_size} processes"):
+        rows, notes = measure_collectives(
+            out, world_size, backend, BUDGET_S if budget_s is None else budget_s, write_atomically, threads
+        )
+    for text in notes:
+        note(f"note: {text}")
+    points = sum(map(len, rows.values()))
+    text = f"{backend} {world_size}: {points} points of {len(rows)} collectives added to {out}"
+    stdout().print(text, markup=False, soft_wrap=True)
+
+
+def _show(path: Path, page: Path | None) -> None:
+    """Points against curves: the curves come from `cost`, the pictures from `report`."""
+    from windtunnel.calibrate.document import load_document
+    from windtunnel.cli.output import note, stdout, working
+    from windtunnel.cost.calibrated import calibrated_costs
+    from windtunnel.errors import InputFileError
+    from windtunnel.hardware import parse_cluster
+    from windtunnel.report.calibration_html import CalibrationView, CurveChart, print_calibration, write_calibration
+
+    document = load_document(path)
+    if document is None:
+        raise InputFileError(path, "is not there", "give a file that `windtunnel calibrate` wrote")
+    with working("fitting the curves"):
+        cluster = parse_cluster(f"{path}:1")
+        costs = calibrated_costs(cluster)
+        assert costs is not None
+        charts = [
+            CurveChart(
+                curve.op,
+                curve.dtype,
+                curve.names,
+                [tuple(shape) for shape in curve.shapes.tolist()],
+                curve.seconds.tolist(),
+                curve.low.tolist(),
+                curve.high.tolist(),
+                curve.left_out_seconds.tolist(),
+                curve.mean_error,
+                curve.formula,
+            )
+            for curve in costs.curves()
+        ]
+    found = costs.calibration
+    view = CalibrationView(
+        str(path),
+        found.device,
+        found.kind,
+        found.date,
+        found.software,
+        found.threads,
+        {"host": found.host, "memory": found.memory, "overlap": found.overlap},
+        charts,
+        _collective_charts(found.collectives, CurveChart),
+        [str(text) for text in document["calibration"].get("notes") or []],
+    )
+    if page is not None:
+        write_calibration(view, page)
+        note(f"wrote {page}")
+    print_calibration(view, stdout())
+
+
+def _collective_charts(collectives: Mapping[tuple[str, str, int], Points], chart: type[CurveChart]) -> list[CurveChart]:
+    """Each point against the curve through the others."""
+    from windtunnel.cost.measured_curve import measured_curve
+    from windtunnel.hardware.calibration import Points
+
+    found = []
+    for (kind, backend, ranks), points in sorted(collectives.items()):
+        count = len(points.seconds)
+        curve = points.seconds.tolist()
+        for at in range(count) if count > 2 else ():
+            others = [other for other in range(count) if other != at]
+            left = Points(points.shapes[others], points.seconds[others], points.low[others], points.high[others])
+            without = measured_curve(left)
+            curve[at] = without.at(float(points.shapes[at, 0]))[0]
+        off = [abs(one / measured - 1) for one, measured in zip(curve, points.seconds.tolist(), strict=True)]
+        shapes = [(int(size),) for size in points.shapes[:, 0]]
+        name, lows, highs = f"{kind} on {ranks} ranks", points.low.tolist(), points.high.tolist()
+        seconds = points.seconds.tolist()
+        found.append(
+            chart(name, backend, ("bytes",), shapes, seconds, lows, highs, curve, sum(off) / max(count, 1), "")
+        )
+    return found
+
+
+@contextmanager
+def _spending(what: str) -> Iterator[Callable[[float, float, str], None]]:
+    """A callback for (spent seconds, budget seconds, what is going on) that draws a bar on stderr for a person."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda spent, budget, now: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(spent: float, budget: float, now: str) -> None:
+            bar.update(task, completed=spent, total=budget, description=now)
+
+        yield report

@@ -1,0 +1,158 @@
+"""`windtunnel calibrate` as a person types it, with PyTorch on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from windtunnel.hardware import parse_cluster
+
+torch_is_there = (
+    subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+)
+needs_torch = pytest.mark.skipif(not torch_is_there, reason="PyTorch is not installed")
+FEW = ("--only", "gemm", "--only", "add", "--only", "adamw", "--only", "copy")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "windtunnel.cli", "calibrate", *words]
+
+
+def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def refused(*words: str, cwd: Path, **environment: str) -> str:
+    done = run(*words, cwd=cwd, **environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("windtunnel: error: ")
+    return line
+
+
+def fake_torch(folder: Path, text: str) -> dict[str, str]:
+    (folder / "fake").mkdir()
+    (folder / "fake" / "torch.py").write_text(text)
+    return {"PYTHONPATH": str(folder / "fake")}
+
+
+def test_no_torch_and_old_torch_say_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    missing = fake_torch(tmp_path / "a", "raise ImportError('no')")
+    assert "pip install 'windtunnel[torch]'" in refused(cwd=tmp_path, **missing)
+    old = fake_torch(tmp_path / "b", "__version__ = '2.3.1+cu118'")
+    assert "2.3.1+cu118 is too old" in refused("--collectives", cwd=tmp_path, **old)
+
+
+def test_contradictions_are_refused(tmp_path: Path) -> None:
+    assert "--quick or --full" in refused("--quick", "--full", cwd=tmp_path)
+    assert "is not there" in refused("--show", "none.yaml", cwd=tmp_path)
+    assert "--show" in refused("--report", "x.html", cwd=tmp_path)
+    (tmp_path / "mine.yaml").write_text("gpus: 8\n")
+    assert "holds no calibration" in refused("--out", "mine.yaml", cwd=tmp_path)
+    assert (tmp_path / "mine.yaml").read_text() == "gpus: 8\n"
+
+
+@needs_torch
+def test_devices_that_are_not_there(tmp_path: Path) -> None:
+    import torch
+
+    assert "give cpu or cuda:0" in refused("--device", "tpu", cwd=tmp_path)
+    assert "unknown op" in refused("--only", "gem", cwd=tmp_path)
+    assert "run `windtunnel calibrate` first" in refused("--collectives", cwd=tmp_path)
+    assert "2 to 256" in refused("--collectives", "--world-size", "1", cwd=tmp_path)
+    if not torch.cuda.is_available():
+        assert "sees no CUDA GPU" in refused("--device", "cuda:0", cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_torch
+@pytest.mark.slow
+def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
+    out, journal = tmp_path / "my.yaml", tmp_path / "my.yaml.journal"
+    words = ("--device", "cpu", "--budget", "10", "--out", "my.yaml", *FEW)
+    begun = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b'"kind"') < 8:
+        assert time.monotonic() < deadline
+        assert begun.poll() is None
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGKILL)
+    begun.wait()
+    assert not out.exists()
+    kept = journal.read_bytes()
+    journal.write_bytes(kept[:-1] + b'\n{"kind": "ge')  # cut off in the middle of a line, as by a full disk
+
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "went on with" in done.stderr
+    assert "1 damaged lines left out" in done.stderr
+    assert "points of" in done.stdout
+    assert not journal.exists()
+    calibration = parse_cluster(f"{out}:1").calibration
+    assert calibration is not None
+    assert {op.split()[0] for op, _ in calibration.points} == {"gemm", "add", "adamw", "copy"}
+    assert calibration.points["gemm forward", "fp32"].seconds.min() > 0
+    assert sum(len(points.seconds) for points in calibration.points.values()) >= 9  # what the killed run had is there
+
+    shown = run("--show", "my.yaml", "--report", "page.html", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "gemm forward" in shown.stdout
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "gemm dgrad" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+@needs_torch
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    begun = subprocess.Popen(
+        command("--device", "cpu", "--budget", "60", "--out", "my.yaml", *FEW),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    journal = tmp_path / "my.yaml.journal"
+    deadline = time.monotonic() + 120
+    while not journal.exists() or b'"kind"' not in journal.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGINT)
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 130
+    assert "run the same again to go on" in said
+    assert "Traceback" not in said
+    assert b'"kind"' in journal.read_bytes()
+
+
+@needs_torch
+@pytest.mark.slow
+def test_collectives_are_added_to_the_file(tmp_path: Path) -> None:
+    done = run("--device", "cpu", "--budget", "4", "--out", "my.yaml", "--only", "copy", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run("--collectives", "--world-size", "2", "--budget", "5", "--out", "my.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    calibration = parse_cluster(f"{tmp_path / 'my.yaml'}:1").calibration
+    assert calibration is not None
+    assert ("gemm forward", "fp32") in calibration.points
+    measured = calibration.collectives["all_reduce", "gloo", 2]
+    assert measured.shapes[:, 0].tolist() == [1 << exponent for exponent in range(12, 27)]
+    assert measured.seconds[-1] > 3 * measured.seconds[0] > 0
+    assert {kind for kind, _, _ in calibration.collectives} >= {"all_gather", "broadcast", "send_recv", "barrier"}

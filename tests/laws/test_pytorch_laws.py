@@ -1,0 +1,131 @@
+"""Laws of a plain PyTorch step: tapes balance, time follows the measured times, memory grows with the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from calibrated_cpu import calibrated_cpu, config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.hardware import parse_cluster
+from windtunnel.model import load_model
+from windtunnel.training import predict
+from windtunnel.training.layout import resolve
+from windtunnel.training.pieces import pieces_of
+from windtunnel.training.plan import read_plan
+
+PLAN: dict[str, Any] = {
+    "framework": "pytorch",
+    "precision": "fp32",
+    "global_batch": 4,
+    "micro_batch": 2,
+    "seq_len": 128,
+}
+CLUSTER = parse_cluster(calibrated_cpu())
+
+MODELS = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["llama", "nemotron", "mixtral"]),
+        "layers": st.integers(1, 3),
+        "heads": st.sampled_from([2, 4]),
+        "kv": st.sampled_from([1, 2]),
+        "h": st.sampled_from([128, 256]),
+        "f": st.sampled_from([256, 688]),
+        "v": st.sampled_from([500, 4000]),
+        "experts": st.sampled_from([2, 4]),
+        "top": st.sampled_from([1, 2]),
+    }
+)
+PLANS = st.fixed_dictionaries(
+    {
+        "precision": st.sampled_from(["fp32", "bf16"]),
+        "recompute": st.sampled_from(["none", "full", "full:1"]),
+        "micro_batch": st.sampled_from([1, 2, 4]),
+        "compile": st.booleans(),
+    }
+)
+
+
+def peak(model: dict[str, Any], plan: dict[str, Any]) -> int:
+    return predict(config(**model), CLUSTER, PLAN | plan).memory[0].peak_allocated_bytes
+
+
+@given(model=MODELS, plan=PLANS, cluster=st.sampled_from([CLUSTER, parse_cluster("h100-sxm:1")]))
+@settings(max_examples=40, deadline=None)
+def test_what_is_allocated_is_freed(model: dict[str, Any], plan: dict[str, Any], cluster: Any) -> None:
+    layout = resolve(load_model(config(**model)), cluster, read_plan(PLAN | plan))
+    for piece in pieces_of(layout):
+        passes = piece.passes
+        events = np.concatenate((passes.forward, passes.backward))
+        held = np.zeros(passes.slots, np.int64)
+        for slot, size in events.tolist():
+            assert (held[slot] == 0) == (size > 0)  # nothing is made twice, nothing freed that is not there
+            held[slot] += size
+            assert held[slot] >= 0
+        assert not held.any()
+        assert passes.peak_gradient_bytes <= passes.gradient_bytes
+        assert passes.later_workspace_bytes <= passes.backward_workspace_bytes
+        width = 4 if plan["precision"] == "fp32" else 2
+        assert passes.gradient_bytes == width * layout.model.parameters
+
+
+@given(model=MODELS, plan=PLANS)
+@settings(max_examples=15, deadline=None)
+def test_memory_grows_with_the_work(model: dict[str, Any], plan: dict[str, Any]) -> None:
+    least = peak(model, plan)
+    assert peak(model | {"layers": model["layers"] + 1}, plan) > least
+    assert peak(model, plan | {"global_batch": 8, "micro_batch": plan["micro_batch"] * 2}) >= least
+    assert peak(model, plan | {"seq_len": 256}) >= least
+    assert peak(model | {"v": 2 * model["v"]}, plan) > least
+
+
+@given(model=MODELS, plan=PLANS)
+@settings(max_examples=15, deadline=None)
+def test_recomputation_saves_memory_and_costs_time(model: dict[str, Any], plan: dict[str, Any]) -> None:
+    model = model | {"layers": 4}
+    kept, again = (
+        predict(config(**model), CLUSTER, PLAN | plan | {"recompute": text}) for text in ("none", "full")
+    )  # fmt: skip
+    assert again.memory[0].peak_allocated_bytes <= kept.memory[0].peak_allocated_bytes
+    assert again.step_time_ns > kept.step_time_ns
+    assert again.hfu > kept.hfu
+    assert again.model_tflops_per_gpu < kept.model_tflops_per_gpu
+
+
+@given(model=MODELS, plan=PLANS)
+@settings(max_examples=10, deadline=None)
+def test_the_step_is_as_much_slower_as_all_measured_times(model: dict[str, Any], plan: dict[str, Any]) -> None:
+    fast, slow = (
+        predict(config(**model), calibrated_cpu(pace=pace), PLAN | plan | {"compile": False}) for pace in (1.0, 3.0)
+    )
+    assert slow.step_time_ns == pytest.approx(3.0 * fast.step_time_ns, rel=1e-3)
+    assert slow.memory[0].categories == fast.memory[0].categories
+
+
+@given(model=MODELS, micro_batches=st.integers(1, 6))
+@settings(max_examples=15, deadline=None)
+def test_time_is_linear_in_micro_batches(model: dict[str, Any], micro_batches: int) -> None:
+    """The first writes the gradients, every other adds to them."""
+    times = [
+        predict(config(**model), CLUSTER, PLAN | {"global_batch": 2 * count}).step_time_ns
+        for count in (micro_batches, micro_batches + 1, micro_batches + 2)
+    ]
+    assert times[2] - times[1] == pytest.approx(times[1] - times[0], abs=10)
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    result = predict(config(), CLUSTER, PLAN)
+    assert "waiting for the slowest rank" not in result.breakdown_ns
+    assert not any(name.startswith("exposed") for name in result.breakdown_ns)
+    assert sum(result.breakdown_ns.values()) == result.step_time_ns
+
+
+def test_ranks_that_only_share_data_hold_the_same_and_reduce() -> None:
+    one = predict(config(), CLUSTER, PLAN)
+    two = predict(config(), calibrated_cpu(gpus=2), PLAN | {"global_batch": 8})
+    assert any(name.startswith("exposed dp") for name in two.breakdown_ns)
+    assert two.memory[0].categories["parameters"] == one.memory[0].categories["parameters"]
+    assert two.step_time_ns > one.step_time_ns

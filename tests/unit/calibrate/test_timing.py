@@ -1,0 +1,144 @@
+"""How one op is timed, with clocks and devices of our own."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from windtunnel.calibrate.timing import (
+    CudaTimer,
+    Effort,
+    HostTimer,
+    Sample,
+    measure,
+    no_garbage_collection,
+    quantile,
+    summary,
+)
+
+
+class Scripted:
+    """A timer that returns what it is told."""
+
+    def __init__(self, seconds: list[float], disturbed: frozenset[int] = frozenset()) -> None:
+        self.seconds, self.disturbed, self.at = seconds, disturbed, 0
+
+    def samples(self, calls: Any) -> list[Sample]:
+        found = []
+        for call in calls:
+            call()
+            place = self.at % len(self.seconds)
+            found.append(Sample(self.seconds[place], place in self.disturbed))
+            self.at += 1
+        return found
+
+
+def test_quantiles_interpolate() -> None:
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0], 0.5) == 1.5
+    assert quantile([0.0, 10.0], 0.9) == pytest.approx(9.0)
+
+
+def test_a_stable_op_needs_few_repetitions_and_a_noisy_one_more() -> None:
+    steady = measure([lambda: None], Scripted([1e-3]), Effort(10.0))
+    noisy = measure([lambda: None], Scripted([1e-3, 2e-3, 1.2e-3, 1.9e-3, 1.1e-3]), Effort(10.0))
+    assert steady.median_s == 1e-3
+    assert steady.repetitions == 8
+    assert noisy.repetitions >= 60
+    assert noisy.p10_s < noisy.median_s < noisy.p90_s
+
+
+def test_all_buffers_of_the_ring_take_turns() -> None:
+    counts = [0] * 4
+    calls = [lambda at=at: counts.__setitem__(at, counts[at] + 1) for at in range(4)]
+    measure(calls, Scripted([1e-3]), Effort(1.0))
+    assert min(counts) >= 2
+    assert max(counts) - min(counts) <= 2
+
+
+def test_disturbed_repetitions_are_left_out() -> None:
+    found = measure([lambda: None], Scripted([1e-3, 9e-3, 1e-3, 8e-3], frozenset({1, 3})), Effort(10.0))
+    assert found.median_s == 1e-3
+    assert 0 < found.disturbed < found.repetitions
+
+
+def test_where_everything_is_disturbed_the_quickest_third_stands_in() -> None:
+    samples = [Sample(1e-3 * (at + 1), True) for at in range(9)]
+    found = summary(samples)
+    assert found.median_s == pytest.approx(2e-3)
+    assert found.disturbed == found.repetitions == 9
+
+
+def test_what_is_taken_off_never_takes_it_all() -> None:
+    samples = [Sample(1e-5)] * 5
+    assert summary(samples, 3e-6).median_s == pytest.approx(7e-6)
+    found = summary(samples, 1e-3)
+    assert 0 < found.p10_s <= found.median_s <= found.p90_s
+
+
+def test_outliers_are_counted() -> None:
+    assert summary([Sample(1.0)] * 9 + [Sample(5.0)]).outliers == 1
+
+
+def test_the_host_timer_pauses_after_a_disturbance() -> None:
+    waits = iter([0, 10**9, 10**9, 10**9, 10**9, 10**9])
+    pauses: list[float] = []
+    ran: list[int] = []
+    timer = HostTimer(lambda: next(waits), pauses.append)
+    found = timer.samples([lambda: ran.append(0), lambda: ran.append(1), lambda: ran.append(2)])
+    assert [one.disturbed for one in found] == [True, False, False]
+    assert len(pauses) == 1
+    assert ran == [0, 0, 1, 2]  # the first once more, to wake what slept
+
+
+def test_the_collector_rests_and_returns() -> None:
+    assert gc.isenabled()
+    with no_garbage_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_the_cuda_timer_reads_events_behind_a_waiting_kernel() -> None:
+    log: list[str] = []
+    clock = [0.0]
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at = -1.0
+
+        def record(self) -> None:
+            log.append("record")
+            self.at = clock[0]
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.at - self.at  # milliseconds, as torch has it
+
+    class On:
+        def __init__(self, device: str) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            log.append(self.device)
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    cuda = SimpleNamespace(
+        Event=Event,
+        device=On,
+        synchronize=lambda: log.append("synchronize"),
+        _sleep=lambda cycles: log.append("sleep"),
+    )
+
+    def call() -> None:
+        log.append("call")
+        clock[0] += 2.5
+
+    found = CudaTimer(SimpleNamespace(cuda=cuda), "cuda:1").samples([call, call])
+    assert [one.seconds for one in found] == [2.5e-3, 2.5e-3]
+    queue = ["sleep", "record", "call", "record", "call", "record"]
+    assert log == ["cuda:1", "synchronize", *queue, "synchronize"]
