@@ -21,7 +21,7 @@ from windtunnel.training.lower import Step, lower
 from windtunnel.training.memory import memory_of
 from windtunnel.training.pieces import Piece, pieces_of
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.router_load import RouterLoad, mean_load, parse_router_load, rank_loads_of
+from windtunnel.training.router_load import RouterLoad, parse_router_load, rank_loads_of
 from windtunnel.training.schedules import schedule
 from windtunnel.training.sequence_lengths import (
     Lengths,
@@ -209,14 +209,6 @@ def test_a_steeper_power_law_has_a_more_popular_favourite(exponent, more, seed, 
     loads = rank_loads_of(steep, layout)
     assert loads.worst[0] == max(loads.hottest)
     assert all(1.0 <= hottest >= full for hottest, full in zip(loads.hottest, loads.fullest, strict=True))
-
-
-@law
-@given(st.lists(tokens, min_size=1, max_size=5))
-def test_the_mean_of_steps_is_no_hotter_than_they_are_on_average(rows):
-    steps = [RouterLoad("", (np.array(row, float) / sum(row),)) for row in rows]
-    hottest = np.mean([step.rank_loads(0, 2).max() for step in steps])
-    assert mean_load(steps).rank_loads(0, 2).max() <= hottest + 1e-8
 
 
 def test_the_same_seed_gives_the_same_loads():

@@ -51,6 +51,11 @@ class Topology:
         """One-way links."""
         return self.first[-1]
 
+    @property
+    def n_leaves(self) -> int:
+        """Leaf switches."""
+        return (self.first[DOWN] - self.first[UP]) // self.uplinks
+
 
 def topology_of(
     cluster: Cluster, *, ecmp_seed: int | None = None, uplinks: int | None = None, pxn: bool = True

@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.report.figures import plain, significant
 from windtunnel.report.files import write_atomically
+from windtunnel.report.pages import page_template
 from windtunnel.units import format_time
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from rich.console import Console
 
 _W, _H = 460.0, 240.0
@@ -73,7 +71,7 @@ def render_calibration_html(view: CalibrationView) -> str:
         ("curves", f"{len(shown):,}"),
     ]
     groups = [("Operations", view.curves), ("Collectives", view.collectives)]
-    return _template().render(
+    return page_template("calibration.html.j2").render(
         title=plain(view.device),
         file=plain(view.file),
         facts=facts,
@@ -111,21 +109,6 @@ def print_calibration(view: CalibrationView, console: Console) -> None:
         console.print(Text(f"{plain(group)} {plain(name)}: {_value(name, value)}"))
     for note in view.notes:
         console.print(Text(f"note: {plain(note)}"), soft_wrap=True)
-
-
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    folder = files("windtunnel.report") / "templates"
-
-    def source(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8")
-
-    environment = Environment(
-        loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("calibration.html.j2")
 
 
 def _values(view: CalibrationView) -> list[tuple[str, str, float]]:

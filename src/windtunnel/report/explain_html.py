@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.capture.explanation import Explanation, Part
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from windtunnel.report.pages import page_template
 
 _ROWS = 12  # parts of one sort; the JSON has them all
 _CELLS = 12_000  # of the heat map
@@ -36,22 +32,7 @@ def write_explanation(explanation: Explanation, path: Path | str) -> None:
 
 def render_explanation_html(explanation: Explanation) -> str:
     """The whole page. The same explanation gives the same text."""
-    return _template().render(**_view(explanation)).encode("utf-8", "replace").decode()
-
-
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    folder = files("windtunnel.report") / "templates"
-
-    def source(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8")
-
-    environment = Environment(
-        loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("explain.html.j2")
+    return page_template("explain.html.j2").render(**_view(explanation)).encode("utf-8", "replace").decode()
 
 
 def _view(found: Explanation) -> dict[str, Any]:

@@ -8,10 +8,8 @@ content security policy forbids every request. Why no chart library: docs/decisi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.report import charts, figures
 from windtunnel.report.categories import SOURCES, label_of, source_categories, time_categories
@@ -21,12 +19,10 @@ from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.heatmap import heat_data
 from windtunnel.report.limit_groups import limit_groups
+from windtunnel.report.pages import page_template
 from windtunnel.report.spec_words import flatten, gpu_name, layout, model_name, shown
 from windtunnel.result import Result
 from windtunnel.units import format_bytes, format_count, format_percent
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 
 def write_html(result: Result, path: Path | str) -> None:
@@ -37,22 +33,7 @@ def write_html(result: Result, path: Path | str) -> None:
 def render_html(result: Result) -> str:
     """The whole page. The same result gives the same text."""
     # Lone surrogates (from a JSON escape in a name) cannot be written as UTF-8.
-    return _template().render(**_view(result)).encode("utf-8", "replace").decode()
-
-
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    folder = files("windtunnel.report") / "templates"
-
-    def source(name: str) -> str:
-        return (folder / name).read_text(encoding="utf-8")
-
-    environment = Environment(
-        loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("report.html.j2")
+    return page_template("report.html.j2").render(**_view(result)).encode("utf-8", "replace").decode()
 
 
 def _view(result: Result) -> dict[str, Any]:

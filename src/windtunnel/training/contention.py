@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.hardware.topology import DOWN, UP, Topology, paths, slowed, topology_of
+from windtunnel.hardware.topology import Topology, paths, slowed, topology_of
 from windtunnel.training.layout import Layout
 
 Ints = NDArray[np.int64]
@@ -179,9 +179,3 @@ def uplink_names(topology: Topology, leaf: int, uplink: int | None = None) -> tu
     """What `hardware.topology` calls the uplinks of a leaf, both ways; all of them without a number."""
     numbers = range(topology.uplinks) if uplink is None else (uplink,)
     return tuple(f"{way} {leaf}.{number}" for number in numbers for way in ("up", "down"))
-
-
-def n_leaves(topology: Topology) -> int:
-    """Leaf switches of the fabric."""
-    assert topology.first[DOWN] - topology.first[UP] == topology.first[DOWN + 1] - topology.first[DOWN]
-    return (topology.first[DOWN] - topology.first[UP]) // topology.uplinks

@@ -182,7 +182,7 @@ def _uplink(text: str, parts: list[str], cluster: Cluster, key: tuple[int, int])
     found = re.fullmatch(r"leaf(\d{1,9})(?:\.(\d{1,9}))?", parts[0].strip(), re.ASCII)
     # With a seed a leaf has single uplinks, as many as give each the rate of a NIC.
     topology = topology_of(cluster, ecmp_seed=0)
-    leaves = int(topology.leaf_of.max()) + 1
+    leaves = topology.n_leaves
     if not found or int(found[1]) >= leaves or int(found[2] or 0) >= topology.uplinks:
         remedy = f"leaves are numbered 0 to {leaves - 1} and each one's uplinks 0 to {topology.uplinks - 1}"
         raise SpecError("slow", text, f"{remedy}; use {FORMS['uplink']}")

@@ -24,6 +24,7 @@ from windtunnel.training.sequence_lengths import (
     Lengths,
     attention_shares,
     attention_variants,
+    micro_batch_of,
     waited_shares,
 )
 from windtunnel.training.simulated import Simulated
@@ -73,9 +74,7 @@ def packed(
     tied = tied_replicas(layout)
     variants = attention_variants(step, pieces, pricer)
     nominal = np.array([max(1, one.duration_ns) for one in step.segments], np.float64)[:, None, None, None]
-    passes = step.graph.category < len(step.segments)
-    action = np.searchsorted(step.action_first, np.arange(step.graph.n_ops), side="right") - 1
-    micro_batch = step.schedule.micro_batch[np.clip(action, 0, None)]
+    micro_batch = micro_batch_of(step)
 
     def start(first_sample: int, lanes: int) -> Draw:
         per_lane = []
@@ -86,7 +85,7 @@ def packed(
 
         def draw(low: int, high: int, ops: NDArray[np.int64]) -> NDArray[np.float32]:
             factors = np.ones((high - low, len(ops), lanes), np.float32)
-            rows = np.flatnonzero(passes[ops])
+            rows = np.flatnonzero(micro_batch[ops] >= 0)
             own = ops[rows]
             for unit in range(low, high):
                 factors[unit - low, rows] = taken[step.graph.category[own], :, unit, micro_batch[own]]

@@ -87,8 +87,6 @@ def predict(
         loads = parse_router_load(str(router_load), model, seed=seed)
         uneven = routed(loads, layout, lambda pieces: simulate(layout, pieces, chosen, pricer), seed)
         base = uneven.simulated
-    disturbed = None
-    makespan = base.makespan_ns
 
     def under_all(simulated: Simulated) -> tuple[int, Disturbed | None]:
         if not (asked.parts or documents):

@@ -109,7 +109,7 @@ def _differences(base: Cluster, cluster: Cluster) -> Iterator[tuple[str, Any]]:
             yield from (
                 (f"{key}.{name}", part) for name, part in value.items() if name != "sources" and part != before[name]
             )
-        elif key not in ("sources", *NESTED) and value != before:
+        elif key not in ("sources", "calibration", *NESTED) and value != before:
             yield key, value
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -77,16 +76,6 @@ def parse_router_load(text: str, model: Model, *, seed: int = 0) -> tuple[Router
         steps[keys[0] if len(keys) == 3 else 0].append((line, keys[-2:], tokens))
     many = header == FORMS[2]
     return tuple(_per_layer(text, model, steps[step], step if many else None) for step in sorted(steps))
-
-
-def mean_load(loads: Sequence[RouterLoad]) -> RouterLoad:
-    """The mean popularity over the steps of a trace. A step at the mean load is faster than the mean of the steps."""
-    assert loads
-    if len(loads) == 1:
-        return loads[0]
-    layers = zip(*(load.shares for load in loads), strict=True)
-    means = tuple(None if one[0] is None else np.mean(np.stack([s for s in one if s is not None]), 0) for one in layers)
-    return RouterLoad(loads[0].text, means)
 
 
 def rank_loads_of(router: RouterLoad | None, layout: Layout) -> RankLoads:

@@ -118,15 +118,27 @@ def attention_variants(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) ->
     return AttentionVariants(np.array(lengths) / seq_len, np.stack(durations, axis=1))
 
 
-def op_durations(step: Step, segments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[ops] of a step whose passes take `segments_ns`, int64[segments, micro-batches], in one replica."""
-    schedule, durations = step.schedule, step.duration_ns.copy()
+def micro_batch_of(step: Step) -> NDArray[np.int64]:
+    """int64[ops]: the micro-batch of each pass, -1 of what is none."""
     passes = np.flatnonzero(step.graph.category < len(step.segments))
     # Ops of an action lie side by side, and actions follow each other.
     action = np.searchsorted(step.action_first, passes, side="right") - 1
+    found = np.full(step.graph.n_ops, -1, np.int64)
+    found[passes] = step.schedule.micro_batch[action]
+    return found
+
+
+def op_durations(step: Step, segments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[ops] of a step whose passes take `segments_ns`, int64[segments, micro-batches], in one replica.
+
+    To the nanosecond, and the oracle of what `imbalance.packed` draws for many replicas and samples at once.
+    """
+    durations, micro_batch = step.duration_ns.copy(), micro_batch_of(step)
+    passes = np.flatnonzero(micro_batch >= 0)
+    action = np.searchsorted(step.action_first, passes, side="right") - 1
     segment = step.graph.category[passes]
     nominal = np.array([one.duration_ns for one in step.segments], np.int64)
-    taken = segments_ns[segment, schedule.micro_batch[action]]
+    taken = segments_ns[segment, micro_batch[passes]]
     # A pass that is cut into buckets keeps its cuts, and its parts still sum to it.
     first = step.action_first[action]
     before = np.concatenate([[0], np.cumsum(durations)])

@@ -11,7 +11,7 @@ from windtunnel.hardware.cluster import cluster_with
 from windtunnel.hardware.topology import slowed, topology_of
 from windtunnel.model import transformer
 from windtunnel.training import read_plan
-from windtunnel.training.contention import n_leaves, uplink_factors, uplink_names
+from windtunnel.training.contention import uplink_factors, uplink_names
 from windtunnel.training.layout import resolve
 
 MODEL = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=2048, name="small")
@@ -103,7 +103,7 @@ def test_factors_are_those_of_every_group_laid_on_the_links_by_hand(plan, fabric
     layout = layout_of(plan, fabric)
     topology = topology_of(layout.cluster)
     number = PLANS.index(plan) + 5 * FABRICS.index(fabric)
-    leaf, share = number * 7 % n_leaves(topology), (0.1, 0.5, 0.9)[number % 3]
+    leaf, share = number * 7 % topology.n_leaves, (0.1, 0.5, 0.9)[number % 3]
     zero = layout.plan.zero_stage or 0
     of_stage = layout.cluster.n_gpus // layout.plan.pp
     for seed, weak in ((None, dict.fromkeys(uplink_names(topology, leaf), share)), (number, {})):

@@ -11,6 +11,7 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model, transformer
 from windtunnel.training import read_plan
+from windtunnel.training.imbalance import mean_document, packed
 from windtunnel.training.layout import resolve
 from windtunnel.training.lower import lower
 from windtunnel.training.pieces import pieces_of
@@ -217,3 +218,23 @@ def test_ops_take_what_their_passes_take(plan) -> None:
     for action, first in enumerate(step.action_first):
         whole = durations[first : first + parts[action]].sum()
         assert whole == taken[segment[action], schedule_.micro_batch[action]]
+
+
+@pytest.mark.parametrize("plan", [{}, {"pp": 2, "zero_stage": 1}, {"pp": 2, "schedule": "zb-v"}])
+def test_what_samples_draw_is_what_single_replicas_take(plan) -> None:
+    model = transformer(hidden=4096, layers=4, heads=8, vocab=4096, ffn=16384, name="wide")
+    layout = layout_of(model, **plan)
+    lengths = Lengths("", np.array([100, 700, 2000]), np.array([0.5, 0.3, 0.2]))
+    even = mean_document(lengths, layout, seed=3)
+    step, pieces, pricer = lowered(layout)
+    pricer = pricer.with_documents(even)
+    step = lower(layout, pieces, step.schedule, pricer)
+    lanes, ops = 3, np.arange(step.graph.n_ops)
+    drawn = packed(lengths, layout, step, pieces, pricer, seed=3).start(5, lanes)(0, layout.dp, ops)
+    variants = attention_variants(step, pieces, pricer)
+    for lane in range(lanes):
+        shares = attention_shares(lengths, layout, 3, 5 + lane)
+        for replica in range(layout.dp):
+            exact = op_durations(step, variants(shares[replica]))
+            assert step.duration_ns * drawn[replica, :, lane] == pytest.approx(exact, rel=1e-5, abs=2)
+    assert (drawn != 1.0).any()
