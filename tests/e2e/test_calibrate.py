@@ -136,7 +136,9 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         time.sleep(0.05)
     begun.send_signal(signal.SIGINT)
     _, said = begun.communicate(timeout=60)
-    assert begun.returncode == 130
+    # An interrupt that lands inside `exec` of a string (a dataclass made by a late import) is handled as any other, but
+    # CPython remembers it and ends by the signal itself: a shell shows 130 for both.
+    assert begun.returncode in (130, -signal.SIGINT)
     assert "run the same again to go on" in said
     assert "Traceback" not in said
     assert b'"kind"' in journal.read_bytes()
