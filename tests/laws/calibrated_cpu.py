@@ -20,8 +20,8 @@ def row(sizes: tuple[float, ...], seconds: float) -> list[float]:
     return [*sizes, seconds, 0.95 * seconds, 1.05 * seconds]
 
 
-def calibrated_cpu(pace: float = 1.0, gpus: int = 1) -> dict[str, Any]:
-    """A cluster document. `pace`: every measured time so many times as long."""
+def calibrated_cpu(pace: float = 1.0, gpus: int = 1, **host: float) -> dict[str, Any]:
+    """A cluster document. `pace`: every measured time so many times as long; `host`: costs of the host in seconds."""
     points: dict[str, dict[str, list[list[float]]]] = {}
 
     def put(op: str, dtype: str, sizes: tuple[float, ...], flops: float, elements: float) -> None:
@@ -77,7 +77,7 @@ def calibrated_cpu(pace: float = 1.0, gpus: int = 1) -> dict[str, Any]:
             "kind": "cpu",
             "date": "2026-11-21",
             "threads": 2,
-            "host": {"launch_eager_s": pace * LAUNCH},
+            "host": {"launch_eager_s": pace * LAUNCH, **host},
             "points": points,
         },
     }

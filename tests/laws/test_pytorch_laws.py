@@ -129,3 +129,42 @@ def test_ranks_that_only_share_data_hold_the_same_and_reduce() -> None:
     assert any(name.startswith("exposed dp") for name in two.breakdown_ns)
     assert two.memory[0].categories["parameters"] == one.memory[0].categories["parameters"]
     assert two.step_time_ns > one.step_time_ns
+
+
+@given(model=MODELS, plan=PLANS)
+@settings(max_examples=15, deadline=None)
+def test_new_pages_cost_what_a_byte_of_them_costs(model: dict[str, Any], plan: dict[str, Any]) -> None:
+    none, one, two = (
+        predict(config(**model), calibrated_cpu(new_page_s_per_byte=cost), PLAN | plan) for cost in (0.0, 1e-9, 2e-9)
+    )
+    extra = one.step_time_ns - none.step_time_ns
+    assert two.step_time_ns - none.step_time_ns == pytest.approx(2 * extra, abs=20)
+    # Nothing is handed out anew that was not allocated, and no byte more than a few times a step.
+    assert 0 <= extra <= 40 * one.memory[0].peak_allocated_bytes
+    assert sum(one.breakdown_ns.values()) == one.step_time_ns
+
+
+def test_large_tensors_are_on_new_pages_in_every_step() -> None:
+    """Logits above 32 MiB: written, and read back as log-softmax, on pages that come and go."""
+    wide = config(v=50_000)
+    plan = PLAN | {"global_batch": 2, "seq_len": 256}
+    none, some = (predict(wide, calibrated_cpu(new_page_s_per_byte=cost), plan) for cost in (0.0, 1e-9))
+    logits = 2 * 256 * 50_000 * 4
+    assert some.step_time_ns - none.step_time_ns >= 4 * logits
+
+
+@given(model=MODELS)
+@settings(max_examples=10, deadline=None)
+def test_what_runs_beside_an_op_is_counted_by_ops(model: dict[str, Any]) -> None:
+    """Twice the cost of a node of autograd, twice the extra time; compiled code has none of it."""
+    host = [0.0, 1e-6, 2e-6]
+    times = [predict(config(**model), calibrated_cpu(grad_node_s=cost), PLAN).step_time_ns for cost in host]
+    assert times[1] > times[0]
+    assert times[2] - times[0] == pytest.approx(2 * (times[1] - times[0]), rel=1e-3)
+
+
+def test_a_result_names_its_calibration_and_does_not_carry_it() -> None:
+    calibration: Any = predict(config(), CLUSTER, PLAN).spec["cluster"]["calibration"]  # type: ignore[index]
+    assert CLUSTER.calibration is not None
+    assert calibration["digest"] == CLUSTER.calibration.digest
+    assert calibration["points"] > 100

@@ -19,7 +19,7 @@ from windtunnel.errors import SpecError, UserError
 
 LEAST_TORCH = (2, 4)  # the first with rms_norm, fused AdamW on CPUs and enable_gqa soon after
 _CACHE_CAP_BYTES = 256 << 20  # a ring larger than this takes memory and time and evicts no more
-_CPU_RING_BYTES, _BUSY_SHARE = 256 << 20, 0.10
+_CPU_RING_BYTES, _BUSY_SHARE = 1 << 30, 0.10
 _CPU_TDP_W = 150.0  # nobody says; energy of a CPU is not what the file is for
 _GENERATIONS = {(8, 0): "ampere", (8, 6): "ampere", (8, 9): "ada", (9, 0): "hopper", (10, 0): "blackwell"}
 _BLACKWELL_ULTRA = (10, 3)
@@ -127,7 +127,7 @@ def _cpu(torch: Any) -> Device:
         f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}",
         total,
         min(memory.get("MemAvailable", total), total),
-        min(max(2 * cache, 64 << 20), _CPU_RING_BYTES),
+        min(max(2 * cache, 64 << 20), _CPU_RING_BYTES, max(64 << 20, memory.get("MemAvailable", total) // 16)),
         threads,
         _CPU_TDP_W,
         "cpu",

@@ -10,11 +10,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from windtunnel.calibrate.timing import HostTimer, no_garbage_collection, quantile, summary
+from windtunnel.calibrate.torch_ops import torch_dtype
 
 _MANY, _FEW = 33, 1
+_NEW_BYTES = 64 << 20
+_MOST_ROWS, _SHAPES = 512, 15
 _COMPILED = """
 import sys, time
 import torch
@@ -73,6 +77,82 @@ def grad_call_s(torch: Any, device: str) -> float:
     with no_garbage_collection():
         found = HostTimer().samples([lambda: torch.autograd.grad(leaf, leaf, gradient)] * 200)
     return summary(found).median_s
+
+
+def calls_beside_ops(torch: Any) -> dict[str, float]:
+    """Seconds of what runs around kernels: calling a module, a view that autograd records, a node going back."""
+    chain = 200
+    x = torch.ones(2, 2, requires_grad=True)
+    module = torch.nn.Identity()
+
+    def views() -> Any:
+        y = x
+        for _ in range(chain):
+            y = y.view(2, 2)
+        return y
+
+    def modules() -> None:
+        for _ in range(chain):
+            module(x)
+
+    end = views()
+    gradient = torch.ones(2, 2)
+    calls = {
+        "module_call_s": modules,
+        "view_call_s": views,
+        "grad_node_s": lambda: torch.autograd.grad(end, x, gradient, retain_graph=True),
+    }
+    with no_garbage_collection():
+        return {name: summary(HostTimer().samples([call] * 40)).median_s / chain for name, call in calls.items()}
+
+
+def new_shapes(torch: Any, dtypes: Sequence[str]) -> dict[str, float]:
+    """Seconds that the first product of a shape takes longer than the next: a library that writes code for each shape.
+
+    Paid again and again where routing decides on the rows, as in a loop over experts.
+    """
+    products: dict[str, Callable[[Any, Any], Any]] = {
+        "forward": torch.nn.functional.linear,
+        "dgrad": lambda x, weight: x.mm(weight),
+        "wgrad": lambda x, weight: x.t().mm(weight[: len(x)]),
+    }
+    found = {}
+    for dtype in dtypes:
+        wide, weight = (torch.randn(_MOST_ROWS, _MOST_ROWS).to(torch_dtype(torch, dtype)) for _ in range(2))
+        for role, product in products.items():
+            rows = range(_MOST_ROWS - 2 * _SHAPES, _MOST_ROWS, 2)
+            with torch.no_grad(), no_garbage_collection():
+                extra = [_first_time(product, wide[:m], weight) for m in rows]
+            found[f"new_shape_{role}_{dtype}_s"] = max(0.0, quantile(extra, 0.5))
+    return found
+
+
+def _first_time(product: Callable[[Any, Any], Any], x: Any, weight: Any) -> float:
+    first, again = (HostTimer().samples([lambda: product(x, weight)])[0].seconds for _ in range(2))
+    return first - again
+
+
+def new_pages(torch: Any, dtypes: Sequence[str]) -> dict[str, float]:
+    """Seconds per byte that writing costs more where the system hands out the page. Before `timing.keep_pages`.
+
+    As an addition shows it, and as the root of a large tensor in each dtype does, which is what AdamW makes: how much
+    of a fault hides behind an op's own traffic differs between them.
+    """
+    left, right = torch.randn(_NEW_BYTES // 4), torch.randn(_NEW_BYTES // 4)
+    found = {"new_page_s_per_byte": _newly(torch.add, left, right)}
+    for dtype in dtypes:
+        tensor = torch.rand(2 * _NEW_BYTES // 4).to(torch_dtype(torch, dtype))
+        found[f"new_page_update_{dtype}_s_per_byte"] = _newly(torch.sqrt, tensor)
+    return found
+
+
+def _newly(op: Callable[..., Any], *inputs: Any) -> float:
+    """Above every threshold of the heap a result has pages of its own, which go back when it is dropped."""
+    with no_garbage_collection():
+        there = op(*inputs)
+        calls = {"warm": lambda: op(*inputs, out=there), "new": lambda: op(*inputs)}
+        seconds = {name: summary(HostTimer().samples([call] * 9)).median_s for name, call in calls.items()}
+    return float(max(0.0, seconds["new"] - seconds["warm"]) / (there.numel() * there.element_size()))
 
 
 def compiled_launch_s(device: str, threads: int, limit_s: float) -> tuple[float | None, str]:

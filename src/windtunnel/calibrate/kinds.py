@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
 STORED_AS = {"bytes": "fp32", "pinned": "fp32", "pageable": "fp32"}  # dtype of the buffers that are only copied
 EMBEDDING_ROWS = 1024  # of the table in `embedding`: filling the rest of a real table's gradient is a `zero_grad`
-TENSOR_ELEMENTS = 1 << 22  # of one parameter tensor in `adamw`, `zero_grad`, `clip_norm`
+TENSOR_ELEMENTS = 1 << 22  # of one parameter tensor in `adamw` foreach and fused, `zero_grad`, `clip_norm`
 
 
 def _octaves(low: int, high: int) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ _HIDDEN = _half_octaves(256, 8192)
 _ROWS = (*_octaves(128, 16384), 65536)
 _FFN = (*_half_octaves(512, 16384), 28672)
 _VOCABULARY = _octaves(1024, 131072)
-_PARAMETERS = _octaves(1 << 14, 1 << 30)
+_PARAMETERS = _octaves(1 << 10, 1 << 30)
 _BYTES = _octaves(1 << 12, 1 << 30)
 
 
@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
             ),
             lambda s: 2.0 * s[0] * s[1] * s[2],
             lambda s: _gemm_elements(1, *s),
-            dict.fromkeys(_MATRIX, 5.0),
+            dict.fromkeys(_MATRIX, 20.0),
             lambda s: s[1] <= 28672 or s[2] <= 8192,
         ),
         Kind(
@@ -109,7 +109,7 @@ KINDS: dict[str, Kind] = {
             ((1, 2, 4, 8), _octaves(128, 16384), (4, 8, 12, 16, 32), (1, 2, 4, 8, 12, 16, 32), (64, 128)),
             lambda s: 2.0 * s[0] * s[1] * s[1] * s[2] * s[4],  # two products, causal: half of each
             lambda s: (s[0] * s[1] * s[4] * (s[2] + 2.0 * s[3]), s[0] * s[1] * s[4] * s[2]),
-            _both(4.0),
+            _both(6.0),
             lambda s: s[2] % s[3] == 0 and s[2] // s[3] in (1, 2, 4, 8) and s[0] * s[1] <= 16384,
         ),
         Kind("rms_norm", (_ROWS, _HIDDEN), _no_flops, _rows(1, 1), _both(1.0)),
@@ -130,7 +130,7 @@ KINDS: dict[str, Kind] = {
             (_PARAMETERS,),
             _no_flops,
             lambda s: (4.0 * s[0], 6.0 * s[0]),
-            {"foreach": 1.0, "fused": 1.0, "single": 3.0},
+            {"foreach": 0.5, "fused": 0.5, "single": 3.0},
         ),
         Kind("zero_grad", (_PARAMETERS,), _no_flops, lambda s: (1.0 * s[0], 0.5 * s[0]), {"": 0.5}),
         Kind("clip_norm", (_PARAMETERS,), _no_flops, lambda s: (1.0 * s[0], 2.0 * s[0]), {"": 0.5}),

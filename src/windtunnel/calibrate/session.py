@@ -19,11 +19,11 @@ from windtunnel.calibrate.device import Device, today
 from windtunnel.calibrate.document import cluster_document, load_document
 from windtunnel.calibrate.journal import Journal, Kept
 from windtunnel.calibrate.kinds import KINDS, STORED_AS, Curve, Shape, curves
-from windtunnel.calibrate.timing import CudaTimer, Effort, HostTimer, Timer, Timing, measure
+from windtunnel.calibrate.timing import CudaTimer, Effort, HostTimer, Timer, Timing, keep_pages, measure
 from windtunnel.calibrate.torch_ops import Pool, build, torch_dtype
 
 QUICK_S, FULL_S = 120.0, 900.0
-_MOST_IN_RING = 32
+_MOST_IN_RING = 128
 _MEMORY_SHARE = 0.4  # of what is available, for one point
 _REFERENCE_EVERY_S, _DRIFT = 5.0, 0.10
 _NEEDED = (("gemm", "forward"), ("copy", "forward"))  # the peak rates come from these
@@ -120,6 +120,8 @@ class Session:
         self.report(self.spent_s, self.budget_s, "probing")
         self.grad_call_s = host_costs.grad_call_s(torch, device.spec) if device.kind == "cpu" else 0.0
         self._host_costs()
+        if device.kind == "cpu" and not keep_pages():
+            self.note("the heap could not be told to keep its pages: times of large tensors hold page faults")
         rates = self._probe(timer)
         limits = Limits(min(max(self.budget_s / 1000, 0.03), 1.0), _MEMORY_SHARE * device.available_bytes)
         effort = Effort(min(max(self.budget_s / 2400, 0.015), 0.3))
@@ -190,6 +192,10 @@ class Session:
             self.value("host", "launch_eager_s", host_costs.eager_launch_s(torch, device.spec))
             if device.kind == "cpu":
                 self.value("host", "grad_call_s", self.grad_call_s)
+                beside, new_pages = host_costs.calls_beside_ops(torch), host_costs.new_pages(torch, device.dtypes)
+                new_shapes = host_costs.new_shapes(torch, device.dtypes)
+                for name, cost in (beside | new_pages | new_shapes).items():
+                    self.value("host", name, cost)
                 self.value("memory", "context_bytes", float(_resident_bytes()))
             if self.budget_s >= _LEAST_FOR_COMPILE_S:
                 self.report(self.spent_s, self.budget_s, "compiling")

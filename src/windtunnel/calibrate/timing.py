@@ -61,6 +61,22 @@ def waited_ns() -> int:
     return total
 
 
+def keep_pages() -> bool:
+    """From here on the heap gives nothing back, so that an op's time holds no page faults; False where glibc is not.
+
+    What a program's own faults cost is priced apart (`training/new_pages.py`), because which of its tensors get new
+    pages depends on all of them together.
+    """
+    import ctypes
+
+    no_mapping, no_trimming = (-4, 0), (-1, 2**31 - 1)  # M_MMAP_MAX, M_TRIM_THRESHOLD
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(*no_mapping) and mallopt(*no_trimming))
+
+
 class HostTimer:
     """The host's clock around each call: for devices whose calls return when the work is done."""
 

@@ -209,10 +209,10 @@ def _scatter_add_rows(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
     return lambda: total.index_add_(0, indices, rows)
 
 
-def _parameters(torch: Any, pool: Pool, count: int) -> list[Any]:
-    whole, rest = divmod(count, TENSOR_ELEMENTS)
+def _parameters(torch: Any, pool: Pool, count: int, most: int = TENSOR_ELEMENTS) -> list[Any]:
+    whole, rest = divmod(count, most)
     parameters = []
-    for elements in [TENSOR_ELEMENTS] * whole + [rest] * bool(rest):
+    for elements in [most] * whole + [rest] * bool(rest):
         parameter = torch.nn.Parameter(pool.own(elements))
         parameter.grad = pool.own(elements)
         parameters.append(parameter)
@@ -221,7 +221,9 @@ def _parameters(torch: Any, pool: Pool, count: int) -> list[Any]:
 
 def _adamw(torch: Any, pool: Pool, phase: str, shape: Shape) -> Call:
     options = {"fused": phase == "fused", "foreach": phase == "foreach"}
-    optimizer = torch.optim.AdamW(_parameters(torch, pool, shape[0]), lr=1e-5, **options)
+    # Tensor by tensor, a step is as long as its tensors' in turn: one of them, whatever its size.
+    most = shape[0] if phase == "single" else TENSOR_ELEMENTS
+    optimizer = torch.optim.AdamW(_parameters(torch, pool, shape[0], most), lr=1e-5, **options)
     optimizer.step()  # makes the moments
     step: Call = optimizer.step
     return step

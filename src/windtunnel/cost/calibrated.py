@@ -44,6 +44,7 @@ _SIBLING_BAND = 0.20  # log half-width added where another dtype or phase stands
 _UNMEASURED_BAND = 0.5  # log half-width where only bytes and bandwidth are known; an estimate
 _STEPS = 5  # places where an element-wise curve may get steeper
 _BEST_RATE_MARGIN = 1.1
+_WIDEST = 0.5  # standard deviation up to which the mean of a log-normal time is believed
 _FLOOR_SHARE = 0.5
 _ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "int8": 1}
 
@@ -182,7 +183,9 @@ class CalibratedCosts:
             )
         sizes = np.array([shape])
         estimate = curve.fitted.at(self._terms(op, dtype, sizes, curve.steps)[0], _features(op, sizes)[0])
-        seconds = max(math.exp(estimate.log_value), _FLOOR_SHARE * float(curve.seconds.min()))
+        # The mean of what is only known by its log: a step adds up hundreds of these, and sums of means are right.
+        mean = math.exp(estimate.log_value + 0.5 * min(estimate.spread, _WIDEST) ** 2)
+        seconds = max(mean, _FLOOR_SHARE * float(curve.seconds.min()))
         if op.startswith("gemm"):
             best = float((curve.shapes.astype(float).prod(axis=1) / curve.seconds).max())
             seconds = max(seconds, math.prod(shape) / (best * _BEST_RATE_MARGIN))

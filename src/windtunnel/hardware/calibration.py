@@ -104,6 +104,12 @@ class Calibration:
     def __hash__(self) -> int:
         return hash(self.digest)
 
+    def told(self) -> dict[str, Any]:
+        """What it is, in a few words and a digest of the rest."""
+        found: dict[str, Any] = {"device": self.device, "date": self.date, "software": dict(self.software)}
+        points = sum(len(rows.seconds) for rows in (*self.points.values(), *self.collectives.values()))
+        return {**found, "threads": self.threads, "points": points, "digest": self.digest}
+
     def source(self) -> str:
         """Where its numbers come from, in words."""
         return f"measured on {self.device}" + (f", {self.date}" if self.date else "")

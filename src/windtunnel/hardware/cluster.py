@@ -138,12 +138,19 @@ class Cluster:
 
     def to_dict(self) -> dict[str, object]:
         """The resolved spec, ready for JSON; `parse_cluster` reads it back to an equal cluster."""
+        return self._spelled(whole=True)
+
+    def told(self) -> dict[str, object]:
+        """As `to_dict`, for a result: of a calibration what it is, not its thousand points."""
+        return self._spelled(whole=False)
+
+    def _spelled(self, *, whole: bool) -> dict[str, object]:
         nested = {name: getattr(self, name).to_dict() for name in ("gpu", "scale_up", "scale_out", "host")}
         plain = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         if self.calibration is not None:
             from windtunnel.hardware.calibration import calibration_to_document
 
-            plain["calibration"] = calibration_to_document(self.calibration)
+            plain["calibration"] = calibration_to_document(self.calibration) if whole else self.calibration.told()
         return {**plain, **nested, "sources": dict(self.sources)}
 
 

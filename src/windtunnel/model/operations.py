@@ -76,6 +76,7 @@ class Operation:
     after_backward: Transfer | None = None  # on the input's gradient
     timed: Timed | None = None  # what a calibrated device calls it; None: nothing that it measures
     reads: tuple[str, ...] = ()  # ops whose outputs it takes, "" for the block's input; stated in plain PyTorch only
+    new_shapes: int = 0  # products of a shape that no earlier one had: rows that routing decides, anew in each step
     repeats: int = 0  # runs once per expert, in a loop of so many rounds; sizes are of all rounds together
 
     @property

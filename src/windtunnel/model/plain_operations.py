@@ -244,7 +244,8 @@ def _loop(block: FeedForward, model: Model, shard: Shard, normed: str, load: flo
         repeats=n,
     )
     ops = [_read(router, normed), choose, index, gather]
-    ops += [_expert_gemm(name, n, rows / n, block.size, h, shard, "permute") for name in names]
+    found = [_expert_gemm(name, n, rows / n, block.size, h, shard, "permute") for name in names]
+    ops += [found[0], *(replace(op, new_shapes=0) for op in found[1:])]  # gate and up have the same shape
     if len(names) > 1:
         ops.append(_sum("permute sum", rows / n, h, float(n), rows * h * w / n))
     activation = _activation("expert_activation", "moe_activation", rows, block.size, block, shard)
@@ -292,5 +293,6 @@ def _expert_gemm(name: str, n: int, m: float, out: float, k: float, shard: Shard
         weight_elements=n * out * k,
         kernels=n,
         reads=(source,),
+        new_shapes=n,
         repeats=n,
     )

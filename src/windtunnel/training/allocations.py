@@ -35,6 +35,8 @@ class Passes:
     gradient_bytes: int = 0  # all that it makes
     peak_gradient_bytes: int = 0  # of these, when it holds the most
     later_workspace_bytes: int = 0  # as `backward_workspace_bytes`, where gradients are there already
+    gradients: int = 0  # tensors among them; the last so many events of `backward` free them
+    later_backward: Events | None = None  # `backward` of the other micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,14 @@ def with_gradients(units: list[Unit], later: list[Unit], received_bytes: int) ->
     count = sum(len(unit.tape.weights) for unit in units)
     weights = np.isin(back[:, 0], back[len(back) - count :, 0]) & (back[:, 1] > 0)  # the last events free them all
     at = int(np.argmax(np.cumsum(back[:, 1]))) if len(back) else -1
+    others = string_together(later, received_bytes, False)
     return replace(
         passes,
         gradient_bytes=int(back[weights, 1].sum()),
         peak_gradient_bytes=int(back[: at + 1, 1][weights[: at + 1]].sum()),
-        later_workspace_bytes=string_together(later, received_bytes, False).backward_workspace_bytes,
+        later_workspace_bytes=others.backward_workspace_bytes,
+        gradients=count,
+        later_backward=others.backward,
     )
 
 

@@ -20,6 +20,7 @@ from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP
 from windtunnel.graph import Graph, OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
+from windtunnel.training.new_pages import NONE, new_bytes
 from windtunnel.training.op_arrays import OpArrays
 from windtunnel.training.pass_builder import Segment
 from windtunnel.training.pieces import Piece, tensors_of
@@ -159,6 +160,9 @@ class _Lowering:
         self.traffic: dict[str, float] = {}
         self.held = _pieces_of_ranks(schedule)
         self.optimizers: list[Price] = []
+        self.new_bytes = [
+            new_bytes(layout, pieces, schedule, rank) if pricer.on_cpu else NONE for rank in range(schedule.stages)
+        ]
 
     def step(self) -> Step:
         buckets, first, last = self._buckets()
@@ -434,7 +438,7 @@ class _Lowering:
             final = int(self.action_last[schedule.rank_offset[rank + 1] - 1])
             price, summed = self._added(rank)
             added.append(price)
-            final = done = max(final, summed)
+            final = done = max(final, summed, self._new_pages(rank))
             if self._reduced():
                 for chunk in sorted(range(schedule.chunks), key=lambda c: int(last[rank, c])):
                     piece, count = self.pieces[schedule.virtual_stage[rank, chunk]], int(buckets[rank, chunk])
@@ -470,6 +474,7 @@ class _Lowering:
                 sum(piece.expert_parameters for piece in held),
                 tensors_of(held) if self.layout.habits.pure_precision else (),
             )
+            price = price.plus(self.pricer.new_pages(self.new_bytes[rank].optimizer, update=True))
             self.optimizers.append(price.plus(added[rank]))
             update_op = self.ops.one(
                 OpKind.COMPUTE,
@@ -513,6 +518,23 @@ class _Lowering:
             -1,
         )
         return price, op
+
+    def _new_pages(self, rank: int) -> int:
+        """On a CPU, the faults of a step's passes, in one piece behind the last of them; -1 where there are none."""
+        found = self.new_bytes[rank]
+        last = -1
+        for phase, count in (("forward", found.forward), ("backward", found.backward)):
+            if count:
+                last = self.ops.one(
+                    OpKind.HOST,
+                    rank * len(STREAMS) + COMPUTE,
+                    self._label(f"{phase}: new pages"),
+                    self._category("host"),
+                    nanoseconds(self.pricer.new_pages(count).seconds),
+                    0,
+                    -1,
+                )
+        return last
 
 
 def _pieces_of_ranks(schedule: Schedule) -> list[list[int]]:

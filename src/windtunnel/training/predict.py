@@ -165,7 +165,7 @@ def _result(
         spec={
             "version": _version(),
             "model": model.to_dict(),
-            "cluster": layout.cluster.to_dict(),
+            "cluster": layout.cluster.told(),
             "plan": plan.model_dump(mode="json") | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
         },
         step_time_ns=total,

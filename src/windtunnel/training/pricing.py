@@ -28,7 +28,28 @@ THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything i
 ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
 LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
+# oneDNN keeps the code of the last 1,024 shapes (ONEDNN_PRIMITIVE_CACHE_CAPACITY). An expert's products have six for
+# each number of rows: forward, input's and weight's gradient, of two matrices. Routed rows are taken to be anything
+# from none to three times the mean, which is an assumption.
+SHAPES_REMEMBERED, SHAPES_PER_ROWS, ROUTED_SPREAD = 1024, 6, 3.0
 SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
+
+# What runs beside an op's kernel in plain PyTorch, eagerly: calls of modules, views, nodes of autograd. Read off
+# PyTorch 2.13: `linear` views its input as a matrix and its output back, and going back each of these is a node, as are
+# the product, the transposition and the parameter; queries, keys, values and output are viewed and turned by head.
+_LINEAR_FORWARD, _LINEAR_BACKWARD = {"module_call_s": 1.0, "view_call_s": 2.0}, {"grad_node_s": 6.0}
+_FORWARD_CALLS = {
+    "gemm": _LINEAR_FORWARD,
+    "grouped_gemm": _LINEAR_FORWARD,
+    "attention": {"module_call_s": 1.0, "view_call_s": 8.0},
+    "memory": {"module_call_s": 1.0},
+}
+_BACKWARD_CALLS = {
+    "gemm": _LINEAR_BACKWARD,
+    "grouped_gemm": _LINEAR_BACKWARD,
+    "attention": {"grad_node_s": 8.0},
+    "memory": {"grad_node_s": 1.0},
+}
 
 
 def parameter_bytes(plan: Plan) -> float:
@@ -65,6 +86,7 @@ class Pricer:
             training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
         )
         self.on_cpu = calibration is not None and calibration.kind == "cpu"
+        self._host = {} if calibration is None else calibration.host
         self._transfers: dict[tuple[Transfer, float], tuple[Price, str]] = {}
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
@@ -99,6 +121,9 @@ class Pricer:
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
+        return self._forward(op).plus(self._beside(op, _FORWARD_CALLS))
+
+    def _forward(self, op: Operation) -> Price:
         if op.kind == "gemm" and self.calibrated is None:
             m, n, k = op.shape
             return self._gemm(m, n, k, op.low_precision)
@@ -117,6 +142,9 @@ class Pricer:
 
     def input_gradient(self, op: Operation) -> Price:
         """Backward with respect to the input: dgrad of a GEMM, the whole backward of anything else."""
+        return self._input_gradient(op).plus(self._beside(op, _BACKWARD_CALLS))
+
+    def _input_gradient(self, op: Operation) -> Price:
         if op.kind == "gemm" and self.calibrated is None:
             m, n, k = op.shape
             return self._gemm(m, k, n, op.low_precision)
@@ -132,6 +160,14 @@ class Pricer:
         if op.kind == "memory":
             return self._element_wise(op, backward=True)
         return FREE
+
+    def _beside(self, op: Operation, calls: dict[str, dict[str, float]]) -> Price:
+        """On a CPU, what Python and autograd do around an op's kernel and no kernel's time holds."""
+        if not self.on_cpu or self.layout.plan.compile or op.kind not in calls or op.backward_only:
+            return FREE
+        seconds = sum(count * self._host.get(name, 0.0) for name, count in calls[op.kind].items())
+        seconds *= max(1, op.repeats)
+        return Price(seconds, 0.6 * seconds, 1.6 * seconds, Source.INTERPOLATED) if seconds else FREE
 
     def weight_gradient(self, op: Operation) -> Price:
         """wgrad of a GEMM, accumulated into the gradient buffer where there is one; free for anything else."""
@@ -175,6 +211,13 @@ class Pricer:
         width = min(elements, float(ADDED_WIDTH))
         return self.calibrated.elementwise("add backward", max(1.0, elements / width), width, self._dtype)
 
+    def new_pages(self, bytes_total: float, *, update: bool = False) -> Price:
+        """Faults on so many bytes that lie on pages handed out anew (`training/new_pages.py`); on a CPU only."""
+        usual = self._host.get("new_page_s_per_byte", 0.0)
+        each = self._host.get(f"new_page_update_{self._dtype}_s_per_byte", usual) if update else usual
+        seconds = each * bytes_total if self.on_cpu else 0.0
+        return Price(seconds, 0.7 * seconds, 1.3 * seconds, Source.INTERPOLATED) if seconds else FREE
+
     def transfer(self, transfer: Transfer, skew: float = 1.0) -> tuple[Price, str]:
         """A collective alone on its links, its busiest rank with `skew` times the bytes, and its network tier."""
         known = self._transfers.get((transfer, skew))
@@ -209,7 +252,11 @@ class Pricer:
         *_, m, n, k = (max(1.0, float(round(size))) for size in op.shape)
         if op.kind == "gemm":
             return self.calibrated.gemm(role, m, n, k, dtype)
-        return self.calibrated.grouped_gemm(role, int(op.shape[0]), m, n, k, dtype)
+        price = self.calibrated.grouped_gemm(role, int(op.shape[0]), m, n, k, dtype)
+        # What the library prepares for a shape that it does not remember: code, on a CPU.
+        remembered = min(1.0, SHAPES_REMEMBERED / (SHAPES_PER_ROWS * ROUTED_SPREAD * m))
+        new = op.new_shapes * (1.0 - remembered) * self._host.get(f"new_shape_{role}_{dtype}_s", 0.0)
+        return price.plus(Price(new, 0.5 * new, 1.5 * new, Source.INTERPOLATED)) if new else price
 
     def _element_wise(self, op: Operation, *, backward: bool) -> Price:
         """A memory op. What a compiler fuses was not measured as one."""
