@@ -261,6 +261,7 @@ def finished_document(device: Device, found: Found, out: Path) -> dict[str, Any]
         values.get("overlap", {}),
         [*device.notes, *found.notes],
     )
+    document["name"] = out.stem  # so that what a result says to run is the file
     before = load_document(out) if out.exists() else None
     if before is not None and before["calibration"].get("device") == device.name:
         document["calibration"]["collectives"] = before["calibration"].get("collectives") or {}

@@ -76,10 +76,11 @@ class Question:
         from windtunnel.training import predict
 
         result = predict(self.model, self.cluster, self.plan, **disturbances)
-        head, found, flags = result.reproduce.partition(f":{self.cluster.n_gpus}")
-        if not (found and head.startswith("windtunnel predict ")):
+        words = shlex.split(result.reproduce)
+        if words[:2] != ["windtunnel", "predict"] or "--cluster" not in words:
             return result
-        return replace(result, reproduce=f"windtunnel predict {self.named}{flags}")
+        flags = words[words.index("--cluster") + 2 :]
+        return replace(result, reproduce=" ".join(["windtunnel predict", self.named, *map(shlex.quote, flags)]))
 
 
 def _changes(sets: Sequence[str]) -> dict[str, dict[str, Any]]:

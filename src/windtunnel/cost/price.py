@@ -28,10 +28,11 @@ class Price(NamedTuple):
         return Price(self.seconds * factor, self.p5 * factor, self.p95 * factor, self.source)
 
     def plus(self, other: Price) -> Price:
-        """One after the other, as sure as the less sure of the two."""
-        return Price(
-            self.seconds + other.seconds, self.p5 + other.p5, self.p95 + other.p95, max(self.source, other.source)
-        )
+        """One after the other, as sure as the less sure of the two, if that is a twentieth of both or more."""
+        seconds = self.seconds + other.seconds
+        sources = [one.source for one in (self, other) if one.seconds >= NO_MATTER * seconds]
+        return Price(seconds, self.p5 + other.p5, self.p95 + other.p95, max(sources))
 
 
+NO_MATTER = 0.05  # share of a sum below which a part does not decide how sure the sum is
 FREE = Price(0.0, 0.0, 0.0, Source.MEASURED)

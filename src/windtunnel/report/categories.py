@@ -38,7 +38,7 @@ UNUSED = "cached, not in use"
 CONTEXT = "context, NCCL"
 
 SOURCES = {
-    "measured": "this very shape was timed on this GPU",
+    "measured": "this very shape was timed on this device",
     "interpolated": "between shapes that were timed",
     "fitted": "a formula whose few constants were fitted to measurements",
     "roofline": "data-sheet rates times an assumed efficiency",

@@ -24,7 +24,7 @@ from windtunnel.report.figures import plain
 from windtunnel.report.limit_groups import limit_groups
 from windtunnel.report.memory_parts import memory_parts
 from windtunnel.report.printing import bar, print_trimmed
-from windtunnel.report.spec_words import layout, model_name, title
+from windtunnel.report.spec_words import calibrated_words, layout, model_name, title
 from windtunnel.result import Infeasible, Result
 from windtunnel.units import format_bytes, format_count, format_percent
 
@@ -248,7 +248,9 @@ def _provenance(result: Result, columns: int) -> list[RenderableType]:
     grid.add_column(ratio=1, style="dim")
     for (category, _), share in zip(shown, shares, strict=True):
         grid.add_row(Text(plain(category.label)), share, SOURCES.get(category.key, ""))
-    return [*heading("Where the numbers come from (share of busy time)"), grid]
+    found = [*heading("Where the numbers come from (share of busy time)"), grid]
+    rests = calibrated_words(result)
+    return [*found, Text(rests, style="dim")] if rests else found
 
 
 def _defaults(defaults: Sequence[str]) -> list[RenderableType]:

@@ -20,7 +20,7 @@ from windtunnel.report.files import write_atomically
 from windtunnel.report.heatmap import heat_data
 from windtunnel.report.limit_groups import limit_groups
 from windtunnel.report.pages import page_template
-from windtunnel.report.spec_words import flatten, gpu_name, layout, model_name, shown
+from windtunnel.report.spec_words import calibrated_words, flatten, gpu_name, layout, model_name, shown
 from windtunnel.result import Result
 from windtunnel.units import format_bytes, format_count, format_percent
 
@@ -56,6 +56,7 @@ def _view(result: Result) -> dict[str, Any]:
         "memory": charts.memory_bars(result),
         "curves": charts.memory_curves(result),
         "sources": _sources(result.provenance),
+        "rests": plain(calibrated_words(result)),
         "traffic": _traffic(result.traffic_bytes),
         "spec": _spec(result.spec),
         "defaults": [plain(text) for text in result.defaults],

@@ -89,6 +89,19 @@ def gpu_name(result: Result) -> str:
     return found.partition(":")[0] or "GPUs"
 
 
+def calibrated_words(result: Result) -> str:
+    """What a calibrated device's numbers rest on: `97 % of it measured here, on NAME, DATE`; "" elsewhere."""
+    flat = flatten(result.spec)
+    if not flat.get("cluster.calibration.digest"):
+        return ""
+    share = sum(value for key, value in result.provenance.items() if key in ("measured", "interpolated"))
+    points = flat.get("cluster.calibration.points")
+    where = ", ".join(
+        str(flat[f"cluster.calibration.{key}"]) for key in ("device", "date") if flat.get(f"cluster.calibration.{key}")
+    )
+    return f"{share:.0%} rests on {points:,} points measured on {where}"
+
+
 def _first(spec: Mapping[str, Any], places: Sequence[str]) -> str:
     flat = flatten(spec)
     named = (flat.get(place) for place in places)

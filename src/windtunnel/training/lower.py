@@ -506,7 +506,7 @@ class _Lowering:
         if not (self.layout.habits.pure_precision and later):
             return FREE, -1
         price = FREE
-        for size, count in sorted(Counter(tensors_of([self.pieces[v] for v in self.held[rank]])).items()):
+        for size, count in sorted(Counter(tensors_of([self.pieces[v] for v in self.held[rank]])).items(), reverse=True):
             price = price.plus(self.pricer.added(size).scaled(float(count * later)))
         op = self.ops.one(
             OpKind.COMPUTE,

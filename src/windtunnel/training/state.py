@@ -132,6 +132,6 @@ def _plain_update(layout: Layout, pricer: Pricer, own: float, tensors: Sequence[
         kind = "fused" if layout.habits.fused_optimizer else "single" if pricer.on_cpu else "foreach"
         return calibrated.optimizer(f"adamw {kind}", own, dtype)
     total = FREE
-    for size, count in sorted(Counter(tensors).items()):
+    for size, count in sorted(Counter(tensors).items(), reverse=True):
         total = total.plus(calibrated.optimizer("adamw single", max(1.0, size), dtype).scaled(float(count)))
     return total
