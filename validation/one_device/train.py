@@ -347,7 +347,7 @@ def main() -> None:
     )
     parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="at most, per run, until one is quiet")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: not yet run on a GPU")
     parser.add_argument("--adamw", choices=tuple(ADAMW), default="default", help="form of the optimizer")
     parser.add_argument("--malloc", choices=("default", "keep"), default="default", help="keep: never give pages back")
     parser.add_argument("--configs", type=Path, default=HERE / "configs.yaml")

@@ -1,7 +1,7 @@
 """The device at hand: what it is called, what it holds, which software drives it, and whether others use it too.
 
 Nothing here changes the device: no clocks, no power limits. The CUDA part follows the documentation of `torch.cuda` and
-NVML and is not yet run on a GPU.
+nvidia-smi and is not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -17,12 +19,18 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 
-LEAST_TORCH = (2, 4)  # the first with rms_norm, fused AdamW on CPUs and enable_gqa soon after
+LEAST_TORCH = (2, 5)  # the first with enable_gqa; rms_norm and fused AdamW on CPUs came before
 _CACHE_CAP_BYTES = 256 << 20  # a ring larger than this takes memory and time and evicts no more
 _CPU_RING_BYTES, _BUSY_SHARE = 1 << 30, 0.10
 _CPU_TDP_W = 150.0  # nobody says; energy of a CPU is not what the file is for
 _GENERATIONS = {(8, 0): "ampere", (8, 6): "ampere", (8, 9): "ada", (9, 0): "hopper", (10, 0): "blackwell"}
 _BLACKWELL_ULTRA = (10, 3)
+NOT_RUN = "the CUDA path of calibrate is written against the documentation and not yet run on a GPU: check its numbers"
+_ASSUMED_TDP_W = 700.0
+_SMI_FIELDS = ("utilization.gpu", "memory.used", "power.limit", "driver_version")
+_LEAST_CONTEXT_BYTES = 32 << 20  # a context takes more; less was seen because it was there before
+_GPU_FAILURE = r"CUDA (driver )?error|CUBLAS_STATUS_|CUDNN_STATUS_"
+_CONTEXT_BYTES = 1 << 30  # what a context takes at most, where its own size is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class Device:
     kind: str  # "cpu" or "cuda"
     name: str
     memory_bytes: int
-    available_bytes: int  # when the calibration began
+    available_bytes: int  # when the calibration began; of a GPU what others leave, our own context included
     ring_bytes: int  # buffers that together push each other out of the last-level cache
     units: int  # SMs, or threads
     tdp_w: float
@@ -42,6 +50,7 @@ class Device:
     threads: int
     software: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    context_bytes: int = 0  # of a GPU: what our context took when it was made
 
     def identity(self) -> dict[str, object]:
         """What must not change while a calibration is resumed."""
@@ -138,51 +147,128 @@ def _cpu(torch: Any) -> Device:
     )
 
 
+@contextmanager
+def gpu_errors() -> Iterator[None]:
+    """What CUDA and its libraries say went wrong, as one message; out of memory as what the caller handles.
+
+    After such an error the context is lost: every later call fails too. What was measured is in the journal.
+
+    Raises:
+        UserError: the device failed.
+        MemoryError: a library had no memory left (what PyTorch itself has not is `torch.OutOfMemoryError`).
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        words = " ".join(str(error).split())
+        if "_ALLOC_FAILED" in words:
+            raise MemoryError(f"out of memory: {words[:120]}") from error
+        if "out of memory" in words.lower() or not re.search(_GPU_FAILURE, words):
+            raise
+        raise UserError(
+            f"the GPU failed ({words[:160]}); what was measured is kept: look at `dmesg` and nvidia-smi, run it again"
+        ) from error
+
+
 def _cuda(torch: Any, index: int) -> Device:
-    properties = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
-    capability = (properties.major, properties.minor)
-    generation = "blackwell-ultra" if capability == _BLACKWELL_ULTRA else _GENERATIONS.get(capability, "other")
+    with _starting(index):
+        properties = torch.cuda.get_device_properties(index)
+    name, capability = str(properties.name), (properties.major, properties.minor)
+    if capability < (8, 0):
+        raise SpecError("--device", f"cuda:{index}", f"{name} has no bf16; Ampere or later is needed")
+    where = _nvidia_smi_id(properties)
+    seen = _nvidia_smi(where)  # before mem_get_info makes our context
+    notes = [NOT_RUN, *_used_by_others(where, seen)]
+    with _starting(index):
+        free, total = map(int, torch.cuda.mem_get_info(index))
+    taken, context = total - free, 0
+    used_mib = _number(seen, "memory.used")
+    if used_mib is not None:  # what the driver reserves is in neither: cudaMemGetInfo's total is without it
+        context = max(0, taken - int(used_mib * 2**20))
+    if context < _LEAST_CONTEXT_BYTES:
+        context = min(taken, _CONTEXT_BYTES)
+        notes.append("what a context takes could not be told from what others hold: taken as 1 GiB at most")
+    if taken - context > _BUSY_SHARE * total:
+        notes.append(f"{(taken - context) / total:.0%} of the GPU's memory is taken by others or its driver")
+    watts = _number(seen, "power.limit")
+    if not watts:
+        notes.append(f"the GPU's power limit is not known: {_ASSUMED_TDP_W:.0f} W assumed")
     cache = int(getattr(properties, "L2_cache_size", 0) or 64 << 20)
-    notes = [*_busy(index, free, total)]
-    dtypes = ("fp32", "bf16", "fp16") if capability >= (8, 0) else ("fp32", "fp16")
-    if "bf16" not in dtypes:
-        raise SpecError("--device", f"cuda:{index}", f"{properties.name} has no bf16; Ampere or later is needed")
-    watts = _nvidia_smi(index, "power.limit")
     return Device(
         f"cuda:{index}",
         "cuda",
-        str(properties.name),
-        int(total),
-        int(free),
+        name,
+        total,
+        min(free + context, total),
         min(4 * cache, _CACHE_CAP_BYTES),
         int(properties.multi_processor_count),
-        watts if watts else 700.0,
-        generation,
-        dtypes,
+        watts or _ASSUMED_TDP_W,
+        "blackwell-ultra" if capability == _BLACKWELL_ULTRA else _GENERATIONS.get(capability, "other"),
+        ("fp32", "bf16", "fp16"),
         int(torch.get_num_threads()),
-        software(torch),
+        software(torch) | ({"driver": seen["driver_version"]} if seen else {}),
         tuple(notes),
+        context,
     )
 
 
-def _busy(index: int, free: int, total: int) -> list[str]:
+@contextmanager
+def _starting(index: int) -> Iterator[None]:
+    """A GPU that is there but cannot be used: held by one program alone, full, or broken."""
+    try:
+        yield
+    except RuntimeError as error:
+        words = " ".join(str(error).split())[:160]
+        remedy = f"cannot be used ({words}); see nvidia-smi for who holds it, or give cpu"
+        raise SpecError("--device", f"cuda:{index}", remedy) from error
+
+
+def _used_by_others(where: str | None, seen: dict[str, str]) -> list[str]:
+    """Notes about who else uses the GPU, as nvidia-smi says. Nothing of ours runs there yet."""
+    used = _number(seen, "utilization.gpu")
+    if used is None:
+        return ["whether others use the GPU is not known: nvidia-smi does not say"]
     notes = []
-    used = _nvidia_smi(index, "utilization.gpu")
-    if used is not None and used > 100 * _BUSY_SHARE:
+    if used > 100 * _BUSY_SHARE:
         notes.append(f"the GPU is busy: {used:.0f} % in use by others; times will be too long")
-    if total - free > _BUSY_SHARE * total:
-        notes.append(f"{(total - free) / total:.0%} of the GPU's memory is taken by others")
+    processes = _nvidia_smi_lines(where, "--query-compute-apps=pid")
+    others = [pid for pid in processes if pid.isdecimal() and int(pid) != os.getpid()]
+    if others:
+        notes.append(f"{len(others)} other program{'s' * (len(others) > 1)} on the GPU; times may be too long")
     return notes
 
 
-def _nvidia_smi(index: int, query: str) -> float | None:
-    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+def _nvidia_smi_id(properties: Any) -> str | None:
+    """What nvidia-smi knows the GPU by. Its numbers are not torch's: those follow CUDA_VISIBLE_DEVICES and speed."""
+    uuid = str(getattr(properties, "uuid", "") or "")
+    if uuid:
+        return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    return None
+
+
+def _nvidia_smi(where: str | None) -> dict[str, str]:
+    """What nvidia-smi says of the GPU, field by field; nothing where it is not there or does not know it."""
+    lines = _nvidia_smi_lines(where, f"--query-gpu={','.join(_SMI_FIELDS)}")
+    words = [word.strip() for word in lines[0].split(",")] if lines else []
+    return dict(zip(_SMI_FIELDS, words, strict=True)) if len(words) == len(_SMI_FIELDS) else {}
+
+
+def _number(seen: dict[str, str], field: str) -> float | None:
+    try:
+        return float(seen[field])
+    except (KeyError, ValueError):  # [N/A], [Not Supported]
+        return None
+
+
+def _nvidia_smi_lines(where: str | None, query: str) -> list[str]:
+    if where is None:
+        return []
+    command = ["nvidia-smi", f"--id={where}", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return float(done.stdout.split()[0])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def _meminfo() -> dict[str, int]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from windtunnel.calibrate.device import gpu_errors
 from windtunnel.calibrate.timing import HostTimer, no_garbage_collection, quantile, summary
 from windtunnel.calibrate.torch_ops import torch_dtype
 
@@ -25,6 +26,8 @@ import torch
 device = sys.argv[1]
 if device == "cpu":
     torch.set_num_threads(int(sys.argv[2]))
+else:  # what waits and launches is the current device
+    torch.cuda.set_device(device)
 w = [torch.randn(4, 4, device=device) for _ in range(33)]
 def chain(n):
     def run(x):
@@ -53,9 +56,15 @@ print((seconds(chain(33)) - seconds(chain(1))) / 32)
 
 
 def eager_launch_s(torch: Any, device: str) -> float:
-    """Seconds of host time per op, from Python. On a GPU the queue is kept short so that the host never waits."""
+    """Seconds of host time per op, from Python.
+
+    On a GPU it is emptied before every 100 launches: a driver queues about a thousand before the host has to wait.
+    """
     one = torch.ones(1, device=device)
-    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+
+    def wait() -> None:
+        if device != "cpu":
+            torch.cuda.synchronize(device)  # without it, the current device
 
     def many() -> None:
         for _ in range(100):
@@ -172,27 +181,34 @@ def compiled_launch_s(device: str, threads: int, limit_s: float) -> tuple[float 
     return seconds, ""
 
 
-def graph_launch_s(torch: Any, device: str) -> float:
-    """Seconds per kernel when a CUDA graph replays a chain of tiny kernels. Not yet run on a GPU."""
-    with torch.cuda.device(device):
+def graph_launch_s(torch: Any, device: str, clock: Callable[[], int] = time.perf_counter_ns) -> float:
+    """Seconds per kernel when a CUDA graph replays a chain of tiny kernels.
+
+    The tiny kernel's own microsecond is part of it, as it is in the eager cost of a host that has to wait for it. Not
+    yet run on a GPU.
+    """
+    with gpu_errors(), torch.no_grad(), torch.cuda.device(device):
         one = torch.ones(1, device=device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # capture wants a warmed-up side stream
-            one.add_(1.0)
+        with torch.cuda.stream(side):  # what a first call sets up must not be captured
+            for _ in range(3):
+                one.add_(1.0)
         torch.cuda.current_stream().wait_stream(side)
         times = {}
         for count in (_FEW, 1000 + _FEW):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph):  # in place: nothing is allocated while it captures
                 for _ in range(count):
                     one.add_(1.0)
+            graph.replay()  # the first one also uploads the graph
             found = []
             for _ in range(20):
                 torch.cuda.synchronize()
-                begun = time.perf_counter_ns()
+                begun = clock()
                 graph.replay()
                 torch.cuda.synchronize()
-                found.append((time.perf_counter_ns() - begun) / 1e9)
+                found.append((clock() - begun) / 1e9)
             times[count] = quantile(found, 0.5)
-        return (times[1000 + _FEW] - times[_FEW]) / 1000
+            graph.reset()
+        return max(0.0, (times[1000 + _FEW] - times[_FEW]) / 1000)

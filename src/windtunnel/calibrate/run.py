@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from windtunnel.calibrate.device import Device, describe, import_torch
+from windtunnel.calibrate.device import Device, describe, gpu_errors, import_torch
 from windtunnel.calibrate.document import load_document, to_yaml
 from windtunnel.calibrate.journal import journal_path, open_journal
 from windtunnel.calibrate.kinds import KINDS
-from windtunnel.calibrate.session import QUICK_S, Found, Session, finished_document, recalled, usable
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.calibrate.session import QUICK_S, Found, Session, finished_document, out_of_memory, recalled, usable
+from windtunnel.errors import SpecError, UnknownNameError, UserError
 
 Report = Callable[[float, float, str], None]
 Write = Callable[[Path, bytes], None]
@@ -66,7 +66,16 @@ def calibrate(
         session = Session(torch, where, journal, found, budget_s, min(kept.spent_s, budget_s), begun, report, only)
         if only and not {"gemm", "copy"} <= set(only):
             session.only = (*only, "gemm", "copy")  # the peak rates come from these
-        session.run()
+        try:
+            with gpu_errors():
+                session.run()
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(torch, error):
+                raise
+            raise UserError(
+                f"{where.name} has no memory left even for small tensors; what was measured is kept:"
+                " free some of it and run the same again"
+            ) from error
         if not usable(found, where.dtypes):
             raise SpecError("--budget", budget_s, "too short to measure a GEMM and a copy; run again to go on")
         found.notes = list(dict.fromkeys(found.notes))

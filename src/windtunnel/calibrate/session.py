@@ -15,12 +15,12 @@ from typing import Any
 
 from windtunnel.calibrate import cuda_extras, host_costs
 from windtunnel.calibrate.choose import Limits, Progress, Rates, next_point
-from windtunnel.calibrate.device import Device, today
+from windtunnel.calibrate.device import Device
 from windtunnel.calibrate.document import cluster_document, load_document
 from windtunnel.calibrate.journal import Journal, Kept
 from windtunnel.calibrate.kinds import KINDS, STORED_AS, Curve, Shape, curves
 from windtunnel.calibrate.timing import CudaTimer, Effort, HostTimer, Timer, Timing, keep_pages, measure
-from windtunnel.calibrate.torch_ops import Pool, build, torch_dtype
+from windtunnel.calibrate.torch_ops import Pool, build
 
 QUICK_S, FULL_S = 120.0, 900.0
 _MOST_IN_RING = 128
@@ -170,7 +170,7 @@ class Session:
             timing = measure(calls, timer, effort, off)
             del calls
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(self.torch, error):
+            if not out_of_memory(self.torch, error):
                 raise
             if self.device.kind == "cuda":
                 self.torch.cuda.empty_cache()
@@ -185,29 +185,35 @@ class Session:
         return timing.median_s
 
     def _host_costs(self) -> None:
-        torch, device, values = self.torch, self.device, self.found.values
-        if "launch_eager_s" not in values.get("host", {}):
-            if device.kind == "cuda":
-                cuda_extras.memory_before_anything(torch, device, self.value)
+        """What is not there yet: a run that was killed in between goes on where it was."""
+        torch, device = self.torch, self.device
+        on_cpu = device.kind == "cpu"
+        if not on_cpu and self._lacks("memory", "context_bytes"):
+            cuda_extras.memory_before_anything(torch, device, self.value)
+        if self._lacks("host", "launch_eager_s"):
             self.value("host", "launch_eager_s", host_costs.eager_launch_s(torch, device.spec))
-            if device.kind == "cpu":
-                self.value("host", "grad_call_s", self.grad_call_s)
-                beside, new_pages = host_costs.calls_beside_ops(torch), host_costs.new_pages(torch, device.dtypes)
-                new_shapes = host_costs.new_shapes(torch, device.dtypes)
-                for name, cost in (beside | new_pages | new_shapes).items():
-                    self.value("host", name, cost)
-                self.value("memory", "context_bytes", float(_resident_bytes()))
-            if self.budget_s >= _LEAST_FOR_COMPILE_S:
-                self.report(self.spent_s, self.budget_s, "compiling")
-                limit = _COMPILE_SHARE * self.budget_s
-                seconds, why = host_costs.compiled_launch_s(device.spec, device.threads, limit)
-                if seconds is None:
-                    self.note(why)
-                else:
-                    self.value("host", "launch_compiled_s", seconds)
-            if device.kind == "cuda":
-                self.value("host", "launch_graph_s", host_costs.graph_launch_s(torch, device.spec))
-                cuda_extras.measure_extras(torch, device, self.value, self.note)
+        if on_cpu and self._lacks("memory", "context_bytes"):
+            self.value("host", "grad_call_s", self.grad_call_s)
+            beside, new_pages = host_costs.calls_beside_ops(torch), host_costs.new_pages(torch, device.dtypes)
+            new_shapes = host_costs.new_shapes(torch, device.dtypes)
+            for name, cost in (beside | new_pages | new_shapes).items():
+                self.value("host", name, cost)
+            self.value("memory", "context_bytes", float(_resident_bytes()))
+        if self.budget_s >= _LEAST_FOR_COMPILE_S and self._lacks("host", "launch_compiled_s"):
+            self.report(self.spent_s, self.budget_s, "compiling")
+            limit = _COMPILE_SHARE * self.budget_s
+            seconds, why = host_costs.compiled_launch_s(device.spec, device.threads, limit)
+            if seconds is None:
+                self.note(why)
+            else:
+                self.value("host", "launch_compiled_s", seconds)
+        if not on_cpu and self._lacks("host", "launch_graph_s"):
+            self.value("host", "launch_graph_s", host_costs.graph_launch_s(torch, device.spec))
+        if not on_cpu and not self.found.values.get("overlap"):
+            cuda_extras.measure_extras(torch, device, self.value, self.note)
+
+    def _lacks(self, group: str, name: str) -> bool:
+        return name not in self.found.values.get(group, {})
 
     def _probe(self, timer: Timer) -> Rates:
         """Rates to plan with: a square GEMM in each dtype and a copy."""
@@ -276,7 +282,8 @@ def usable(found: Found, dtypes: Sequence[str]) -> bool:
     return ("copy", "bytes") in have and all(("gemm", dtype) in have for dtype in dtypes)
 
 
-def _out_of_memory(torch: Any, error: BaseException) -> bool:
+def out_of_memory(torch: Any, error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on the device or the host."""
     kinds = tuple(kind for kind in (getattr(torch, "OutOfMemoryError", None), MemoryError) if isinstance(kind, type))
     words = str(error).lower()
     return isinstance(error, kinds) or "out of memory" in words or "can't allocate memory" in words
@@ -290,6 +297,3 @@ def _resident_bytes() -> int:
     import os
 
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-__all__ = ["FULL_S", "QUICK_S", "Found", "Session", "finished_document", "recalled", "today", "torch_dtype", "usable"]

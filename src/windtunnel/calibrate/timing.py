@@ -2,7 +2,7 @@
 
 The host clock (`perf_counter_ns`) times a CPU, whose ops are done when the call returns; such a time holds the op's
 dispatch from Python. Device events time a GPU: the host first queues work behind a kernel that only waits, so that the
-time between two events is the kernel's alone. Python's garbage collector rests meanwhile.
+time between two events is the kernel's alone (`device_wait`). Python's garbage collector rests meanwhile.
 
 On a shared CPU an op on all threads waits until the last of them is scheduled: milliseconds, for an op of microseconds.
 Linux counts that wait (`/proc/self/task/*/schedstat`, second field). A repetition in which any thread waited for a CPU
@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
+from windtunnel.calibrate.device import gpu_errors
+from windtunnel.calibrate.device_wait import DeviceWait, longer
 from windtunnel.calibrate.torch_ops import Call
 
 STABLE = 0.01  # standard error of the median, relative to it, at which more repetitions add nothing
@@ -32,6 +34,9 @@ _OUTLIER = 3.0  # times the median
 _PATIENCE = 5.0  # times the usual effort, where other programs disturb
 _WAITED_SHARE = 0.02  # of a repetition that a thread may wait for a CPU
 _PAUSE_S = 0.02  # after a disturbed repetition
+_HOST_S_PER_CALL, _HOST_MARGIN = 50e-6, 3.0  # first guess of what queueing a call takes, and how much longer to wait
+_WAITS = 3  # tries to find a wait that is long enough
+_EVENT_RESOLUTION_S = 0.5e-6  # of cudaEventElapsedTime
 
 
 class Sample(NamedTuple):
@@ -103,24 +108,48 @@ class HostTimer:
 
 
 class CudaTimer:
-    """Device events around each call, behind a kernel that waits until the host has queued all of them."""
+    """Device events around each call, behind a kernel that waits until the host has queued all of them.
 
-    def __init__(self, torch: Any, device: str, wait_cycles_per_call: int = 40_000) -> None:
-        self._cuda, self._device, self._wait_cycles = torch.cuda, device, wait_cycles_per_call
+    If the wait was too short, the times may hold the host's gaps: it is done again with a longer one. A driver queues
+    some thousand launches at most, so calls that are too many together are then made one by one. A call that itself
+    waits for the device (a copy from pageable memory) is never queued in time, and stands with its host's part.
+    """
+
+    def __init__(self, torch: Any, device: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._cuda, self._device = torch.cuda, device
+        self._wait = DeviceWait(torch.cuda, clock)
+        self._host_s = _HOST_S_PER_CALL
 
     def samples(self, calls: Sequence[Call]) -> list[Sample]:
         """One sample for each call, on the device."""
-        cuda = self._cuda
-        with cuda.device(self._device):
-            marks = [cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
-            cuda.synchronize()
-            cuda._sleep(self._wait_cycles * len(calls))
+        with gpu_errors(), self._cuda.device(self._device):
+            found, in_time = self._together(calls)
+            if not in_time and len(calls) > 1:
+                return [one for call in calls for one in self._together([call])[0]]
+            return found
+
+    def _together(self, calls: Sequence[Call]) -> tuple[list[Sample], bool]:
+        """Samples of `calls` behind one wait, and whether that was long enough."""
+        marks = [self._cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
+
+        def queue(gate: object) -> None:
+            held = None  # one result lives until the next is there, as activations do
             marks[0].record()
             for call, mark in zip(calls, marks[1:], strict=True):
-                call()
+                held = call()
                 mark.record()
-            cuda.synchronize()
-            return [Sample(one.elapsed_time(other) / 1e3) for one, other in pairwise(marks)]
+            del held  # memory goes back in the order of the stream: what is queued keeps it
+
+        wait_s, in_time = _HOST_MARGIN * self._host_s * len(calls), False
+        for _ in range(_WAITS):
+            queued = self._wait.queued(wait_s, queue)
+            if queued.in_time:
+                self._host_s, in_time = queued.host_s / len(calls), True
+                break
+            wait_s = longer(wait_s, queued)
+        return [
+            Sample(max(one.elapsed_time(other) / 1e3, _EVENT_RESOLUTION_S)) for one, other in pairwise(marks)
+        ], in_time
 
 
 @dataclass(frozen=True, slots=True)

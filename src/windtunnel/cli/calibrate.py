@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def calibrate(
     *,
-    device: Annotated[str | None, Parameter(help="cpu or cuda:0; a GPU if there is one.")] = None,
+    device: Annotated[
+        str | None, Parameter(help="cpu or cuda:0; a GPU if there is one. CUDA is not yet run on a GPU.")
+    ] = None,
     quick: Annotated[bool, Parameter(negative="", help="Two minutes. This is the default.")] = False,
     full: Annotated[bool, Parameter(negative="", help="Fifteen minutes: more shapes.")] = False,
     budget: Annotated[float | None, Parameter(show=False, help="Seconds, in place of --quick and --full.")] = None,
@@ -29,7 +31,9 @@ def calibrate(
     ] = (),
     collectives: Annotated[bool, Parameter(negative="", help="Measure collectives between processes.")] = False,
     world_size: Annotated[int, Parameter(help="Processes for --collectives.")] = 2,
-    backend: Annotated[Literal["gloo", "nccl"], Parameter(help="Library for --collectives.")] = "gloo",
+    backend: Annotated[
+        Literal["gloo", "nccl"], Parameter(help="Library for --collectives; NCCL: not yet run.")
+    ] = "gloo",
     show: Annotated[Path | None, Parameter(help="Show a calibrated file instead of measuring.")] = None,
     report: Annotated[Path | None, Parameter(help="With --show: write the charts here, as HTML.")] = None,
 ) -> None:

@@ -147,13 +147,14 @@ def calibrated_training_costs(generation: str, calibration: Calibration) -> Trai
     """Constants of a device that was measured itself.
 
     Its kernels were timed as they run, so every sustained factor is 1. Launches are its host's own; a slowdown by a
-    concurrent copy stands for that by a transfer where none by transfers was measured.
+    concurrent copy stands for that by a transfer where none by transfers was measured. Where it was measured how much a
+    GEMM loses to a kernel that holds 16 SMs (as NCCL's rings do inside a node) or 8 (across nodes), that is taken.
     """
     base, host, overlap = training_costs(generation), calibration.host, calibration.overlap
     copying = overlap.get("compute_by_copy")
     eager = host.get("launch_eager_s")
-    by_up = base.compute_by_scale_up if copying is None else copying
-    by_out = base.compute_by_scale_out if copying is None else copying
+    by_up = overlap.get("gemm_by_sms_16", base.compute_by_scale_up if copying is None else copying)
+    by_out = overlap.get("gemm_by_sms_8", base.compute_by_scale_out if copying is None else copying)
     return replace(
         base,
         sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from windtunnel.calibrate.timing import (
-    CudaTimer,
     Effort,
     HostTimer,
     Sample,
@@ -99,46 +97,3 @@ def test_the_collector_rests_and_returns() -> None:
     with no_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
-
-
-def test_the_cuda_timer_reads_events_behind_a_waiting_kernel() -> None:
-    log: list[str] = []
-    clock = [0.0]
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-            self.at = -1.0
-
-        def record(self) -> None:
-            log.append("record")
-            self.at = clock[0]
-
-        def elapsed_time(self, other: Event) -> float:
-            return other.at - self.at  # milliseconds, as torch has it
-
-    class On:
-        def __init__(self, device: str) -> None:
-            self.device = device
-
-        def __enter__(self) -> None:
-            log.append(self.device)
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-    cuda = SimpleNamespace(
-        Event=Event,
-        device=On,
-        synchronize=lambda: log.append("synchronize"),
-        _sleep=lambda cycles: log.append("sleep"),
-    )
-
-    def call() -> None:
-        log.append("call")
-        clock[0] += 2.5
-
-    found = CudaTimer(SimpleNamespace(cuda=cuda), "cuda:1").samples([call, call])
-    assert [one.seconds for one in found] == [2.5e-3, 2.5e-3]
-    queue = ["sleep", "record", "call", "record", "call", "record"]
-    assert log == ["cuda:1", "synchronize", *queue, "synchronize"]

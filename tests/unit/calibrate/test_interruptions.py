@@ -1,0 +1,116 @@
+"""A calibration that something stops: one message, and what was measured is kept and gone on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from windtunnel.calibrate import calibrate, session  # noqa: E402
+from windtunnel.calibrate.device import gpu_errors  # noqa: E402
+from windtunnel.calibrate.journal import journal_path  # noqa: E402
+from windtunnel.calibrate.timing import Timing  # noqa: E402
+from windtunnel.errors import InputFileError, UserError  # noqa: E402
+from windtunnel.hardware import parse_cluster  # noqa: E402
+
+
+def whole(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def measured(out: Path, **options: Any) -> Any:
+    return calibrate(out, write=whole, device="cpu", budget_s=1.0, only=("copy",), begun=0.0, **options)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is really measured: every call takes 0.1 ms, and looking at the clock a millisecond."""
+
+    def measure(calls: Sequence[Callable[[], object]], *rest: object) -> Timing:
+        calls[0]()
+        return Timing(1e-4, 1e-4, 1e-4, 3, 0)
+
+    clock = SimpleNamespace(monotonic=count(0.0, 1e-3).__next__)
+    monkeypatch.setattr(session, "time", clock)
+    for name in ("calls_beside_ops", "new_pages", "new_shapes"):
+        monkeypatch.setattr(session.host_costs, name, lambda *given: {})
+    monkeypatch.setattr(session.host_costs, "eager_launch_s", lambda *given: 1e-6)
+    monkeypatch.setattr(session, "keep_pages", lambda: True)
+    monkeypatch.setattr(session, "measure", measure)
+    monkeypatch.setattr(session, "Pool", lambda *given: None)
+    monkeypatch.setattr(session, "build", lambda *given: [lambda: None])
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, error: BaseException, at: int = 2) -> None:
+    """The `at`-th copy fails, the probe's included. One is measured whatever the budget: there is no file without."""
+    copies: list[None] = []
+
+    def build(torch: Any, curve: Any, *rest: Any) -> Any:
+        if curve.kind == "copy":
+            copies.append(None)
+        if curve.kind != "copy" or len(copies) != at:
+            return [lambda: None]
+
+        def fails() -> None:
+            with gpu_errors():  # as the timer of a GPU has it
+                raise error
+
+        return [fails]
+
+    monkeypatch.setattr(session, "build", build)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling")],
+)
+def test_what_does_not_fit_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    failing_once(monkeypatch, error, 4)  # after the probe's, the least and a middling one: the largest
+    outcome = measured(tmp_path / "my.yaml")
+    assert any("did not fit in memory and was left out" in note for note in outcome.found.notes)
+    calibration = parse_cluster(f"{tmp_path / 'my.yaml'}:1").calibration
+    assert calibration is not None
+    assert len(calibration.points["copy forward", "bytes"].seconds) >= 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_device_that_fails_is_one_message_and_its_points_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "my.yaml"
+    with monkeypatch.context() as patch:
+        failing_once(patch, RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors"))
+        with pytest.raises(UserError) as failed:
+            measured(out)
+    assert len(str(failed.value).splitlines()) == 1
+    assert not out.exists()
+    kept = journal_path(out).read_bytes().count(b'"kind":"gemm"')
+    assert kept >= 1
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=count(0.0, 1e-3).__next__))
+    outcome = measured(out)
+    assert outcome.resumed_points >= kept
+    assert out.exists()
+    assert not journal_path(out).exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_journal_of_another_torch_is_refused_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "my.yaml"
+    with monkeypatch.context() as patch:
+        failing_once(patch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            measured(out)
+    kept = journal_path(out).read_bytes()
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    with pytest.raises(InputFileError, match=r"2\.99\.0.*remove it"):
+        measured(out)
+    assert journal_path(out).read_bytes() == kept
