@@ -13,15 +13,19 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from windtunnel.cli.calibrate import calibrate
+from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
+from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
+from windtunnel.cli.run import run
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
 from windtunnel.cli.whatif import whatif
 from windtunnel.errors import UserError
 
+LAUNCHERS = (capture, run)  # verbs that take a launch line: what follows the script is the script's
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 
 
@@ -37,7 +41,7 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, whatif, compare, explain, validate, calibrate, version):
+    for verb in (predict, whatif, compare, explain, validate, calibrate, *LAUNCHERS, version):
         app.command(verb)
     return app
 
@@ -45,9 +49,10 @@ def build() -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
-        words = switches_spelled_out(sys.argv[1:] if arguments is None else arguments)
+        own, launched = script_apart(sys.argv[1:] if arguments is None else arguments, LAUNCHERS)
+        words = switches_spelled_out(own)
         check_whole_numbers(words)
-        status = build()(words, exit_on_error=False, print_error=False)
+        status = build()([*words, *launched], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         return _mistake(str(error))

@@ -62,7 +62,8 @@ def predict(
     Parameters
     ----------
     model
-        Name of a shipped model, e.g. llama-3.1-405b, or the path of a Hugging Face config.json.
+        Name of a shipped model, e.g. llama-3.1-405b, the path of a Hugging Face config.json, or a folder that
+        `windtunnel capture` wrote.
     """
     from windtunnel.cli.output import note, print_json, stdout, working
 
@@ -121,6 +122,9 @@ def answered(
     **others: Any,
 ) -> Result:
     """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
+    from windtunnel.cli.captured import answered_captured, is_captured_word
     from windtunnel.cli.question import Question
 
+    if is_captured_word(model):
+        return answered_captured(model, cluster=cluster, plan=plan, flags=flags.given(), set=set, **others)
     return Question.asked(model, cluster, plan, flags.given(), set).answer(**others)

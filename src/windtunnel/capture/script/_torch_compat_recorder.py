@@ -1,0 +1,230 @@
+"""The private names of PyTorch that the recorder needs, each with why. Tried on 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def sequence_number() -> int:
+    """How many autograd nodes this thread has made: tells which forward op a backward node comes from."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is running a graph on this thread: the phase of an op."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def running_node() -> Any:
+    """The autograd node that is running, or None between nodes: its sequence number leads to the forward op."""
+    return torch._C._current_autograd_node()
+
+
+def on_recompute(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
+    """Call `begins` and `ends` around every recomputation of `torch.utils.checkpoint`; returns what undoes it.
+
+    Neither of its two forms has a hook: the non-reentrant one hands a closure to `_CheckpointFrame`, the reentrant one
+    keeps the function on the context that its backward is given.
+    """
+    from torch.utils import checkpoint
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begins()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                ends()
+
+        return run
+
+    frame = checkpoint._CheckpointFrame
+    reentrant = checkpoint.CheckpointFunction
+    old_init, old_backward = frame.__init__, reentrant.backward
+
+    def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        old_init(self, around(recompute_fn), *args, **kwargs)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.run_function = around(ctx.run_function)
+        return old_backward(ctx, *grads)
+
+    frame.__init__ = init
+    reentrant.backward = staticmethod(backward)
+
+    def undo() -> None:
+        frame.__init__ = old_init
+        reentrant.backward = staticmethod(old_backward)
+
+    return undo
+
+
+def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
+    """Call `seen(storage, bytes)` after every `storage.resize_` from Python: no op, so no dispatch mode sees it."""
+    old = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: Any) -> Any:
+        answer = old(storage, size)
+        seen(storage, int(size))
+        return answer
+
+    torch.UntypedStorage.resize_ = resize_
+
+    def undo() -> None:
+        torch.UntypedStorage.resize_ = old
+
+    return undo
+
+
+def desugars_first(tensor_type: type) -> bool:
+    """Whether a tensor subclass turns its ops into ops on plain tensors: DTensor, AsyncCollectiveTensor, and others.
+
+    Fake tensors are plain in this sense. Everything else with a `__torch_dispatch__` of its own goes first.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not issubclass(tensor_type, torch.Tensor) or issubclass(tensor_type, FakeTensor):
+        return False
+    own = getattr(tensor_type, "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
+
+
+def fake_mode() -> Any:
+    """The fake-tensor mode that is on, or None: it stands apart from the stack of other modes."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def around_sharding_propagation(context: Any) -> Callable[[], None]:
+    """Enter `context` while DTensor finds output shapes by running an op on fake tensors: no work of the script.
+
+    The private lock that PyTorch's multi-threaded tests set is entered around exactly that.
+    """
+    if not torch.distributed.is_available():
+        return lambda: None
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    before = ShardingPropagator._fake_mode_lock
+    ShardingPropagator._fake_mode_lock = context
+
+    def undo() -> None:
+        ShardingPropagator._fake_mode_lock = before
+
+    return undo
+
+
+def unwaited(tensor: Any) -> Any:
+    """What functional collectives hand out: waits when it is read.
+
+    Under a fake mode the op would make an empty tensor.
+    """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
+
+
+def around_reducer_integers(context: Any) -> Callable[[], None]:
+    """Enter `context` where DDP's C++ exchanges integers that it has made, and reads them raw.
+
+    At start-up it compares the parameters' shapes among ranks; in the second iteration it lays out its buckets anew.
+    Replaces whatever stood in for both.
+    """
+    if not torch.distributed.is_available():
+        return lambda: None
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as native
+    from torch.nn.parallel import distributed as ddp
+
+    before = dist.Reducer._rebuild_buckets, ddp._verify_param_shape_across_processes
+    lay_out = getattr(before[0], "__wrapped__", before[0])
+
+    def rebuild(reducer: Any) -> Any:
+        with context:
+            return lay_out(reducer)
+
+    def verify(group: Any, tensors: Any, logger: Any = None) -> Any:
+        with context:
+            return native._verify_params_across_processes(group, tensors, logger)
+
+    dist.Reducer._rebuild_buckets = rebuild
+    ddp._verify_param_shape_across_processes = verify
+
+    def undo() -> None:
+        dist.Reducer._rebuild_buckets, ddp._verify_param_shape_across_processes = before
+
+    return undo
+
+
+# ---- fake tensors, made as the fake-tensor mode makes them
+
+
+def fake_class() -> Any:
+    """The class of fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return FakeTensor
+
+
+_FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
+_META = torch.device("meta")
+_unset, _reset = torch._C._unset_dispatch_mode, torch._C._set_dispatch_mode
+
+
+class set_aside:  # noqa: N801 - a context, entered for every op: cheaper as a class than as a generator
+    """As the dispatcher does while it asks the fake-tensor mode: the mode is off inside."""
+
+    __slots__ = ("_mode",)
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        _unset(_FAKE_KEY)
+
+    def __exit__(self, *_: object) -> None:
+        _reset(self._mode)
+
+
+def may_be_cached(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether PyTorch's own cache would keep this call: not one whose output depends on data,
+    or that changes metadata.
+    """
+    from torch._subclasses.fake_tensor import _BypassDispatchCache
+
+    if func is torch.ops.aten._unsafe_view.default:  # kept out there only because it hides that it is a view
+        return True
+    try:
+        mode._validate_cache_key(func, args, kwargs)
+    except _BypassDispatchCache:
+        return False
+    return True
+
+
+def attributes_of_a_fake(fake: Any) -> dict[str, Any] | None:
+    """What every fake tensor of a mode carries, but for its device."""
+    if fake is None:
+        return None
+    kept = {name: value if name in ("fake_mode",) else None for name, value in vars(fake).items()}
+    return {name: value for name, value in kept.items() if name not in ("_fake_device", "_is_param")}
+
+
+def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
+    """A tensor of that shape without memory."""
+    return torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device=_META)
+
+
+def meta_view(storage: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
+    """One on a storage that is there."""
+    empty = torch.ops.aten.empty_strided.default((0,), (1,), dtype=dtype, device=_META)
+    return torch.ops.aten.set_.source_Storage_storage_offset(empty, storage, offset, shape, stride)
+
+
+def made_fake(fake: Any, element: Any, device: Any, attributes: dict[str, Any]) -> Any:
+    """As `FakeTensor.__new__`, for one of whom all is known."""
+    made = torch.Tensor._make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    made.__dict__.update(attributes)
+    made.__dict__["_fake_device"] = device
+    return made

@@ -1,0 +1,61 @@
+"""The program of a step, from what the recorder wrote down while it ran.
+
+A row is (name, kind, inputs, outputs, flops, bytes read, bytes written, after, stream, place, communication,
+scalars), with `after` as ops counted since the script began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from windtunnel.capture.script.control_flow import is_script
+from windtunnel.capture.script.program import Op
+from windtunnel.capture.script.storages import Ledger, worded
+
+Row = tuple[Any, ...]
+AFTER, STREAM, PLACE = 7, 8, 9
+
+
+def ops_of(rows: list[Row], base: int) -> tuple[Op, ...]:
+    """Ops of the step that begins with op `base` of the script."""
+    return _receives_placed(tuple(_op(row, base) for row in rows))
+
+
+def measured(ledger: Ledger, base: int, last: int) -> dict[str, object]:
+    """Facts of a step: PyTorch's version, and the peak with the Python stack that allocated last."""
+    import torch
+
+    frames = ledger.peak_frames
+    return {
+        "torch": str(torch.__version__),
+        "peak": {
+            "bytes": ledger.peak_bytes,
+            "op": max(-1, min(ledger.peak_at - base, last)),
+            "stack": list(worded(frames, is_script) or worded(frames, lambda _: True)[:8]),
+        },
+    }
+
+
+def _op(row: tuple[Any, ...], base: int) -> Op:
+    name, kind, inputs, outputs, flops, read, wrote, after, stream, place, call, scalars = row
+    return Op(
+        *(name, kind, inputs, outputs, flops, read, wrote, tuple(sorted(i - base for i in after if i >= base)), stream),
+        *(place.module, place.phase, place.micro_batch, place.recompute, call, scalars),
+    )
+
+
+def _receives_placed(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """A message that is received outside all modules is of the pass that reads it first."""
+    readers: dict[int, Op] = {}
+    for op in ops:
+        for earlier in op.after:
+            if op.kind == "compute":
+                readers.setdefault(earlier, op)
+    changed = list(ops)
+    for i, op in enumerate(ops):
+        reader = readers.get(i)
+        call = op.communication
+        if reader is not None and call is not None and call.kind == "recv" and op.phase == "other":
+            changed[i] = replace(op, phase=reader.phase, micro_batch=reader.micro_batch)
+    return tuple(changed)

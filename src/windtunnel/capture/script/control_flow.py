@@ -1,0 +1,78 @@
+"""What Python is told when it reads a tensor that holds no data.
+
+A captured script runs on shapes alone, and still asks: is the loss finite, what is the gradient norm, did the scaler
+find an infinity, how many tokens go to each expert. It gets these answers, all of them configurable, and each is
+listed in the program with the script's line:
+
+    what is read                                    told
+    a value that is known (see known_values.py)     the value
+    a check of numbers (isfinite, isnan, any, all)  what it says of sound ones
+    any other bool                                  `flag`: False: no overflow, not finished
+    a float that comes from a norm                  `gradient_norm`
+    any other float                                 `loss`
+    an integer                                      `integer`
+    tokens per expert (bincount, histc, mask sums)  an even split how many entries of a mask are true             its
+    share where it is known (one expert of E: 1/E), else `true_share`
+    how many distinct values                        as many as there can be
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What to tell. `by_line` wins: "train.py:42" (or a longer end of the path) -> the value read there."""
+
+    loss: float = 2.0
+    gradient_norm: float = 1.0
+    flag: bool = False
+    integer: int = 1
+    true_share: float = 1.0  # of a mask about which nothing is known: all labels count, no padding
+    by_line: Mapping[str, float | int | bool] = field(default_factory=dict)
+
+    def value(self, dtype: Any, from_norm: bool, where: str) -> float | int | bool:
+        """For a tensor of one element, read at `where` ("path:line")."""
+        import torch
+
+        for line, value in self.by_line.items():
+            if where == line or where.endswith("/" + line):
+                return value
+        if dtype == torch.bool:
+            return self.flag
+        if dtype.is_floating_point or dtype.is_complex:
+            return self.gradient_norm if from_norm else self.loss
+        return self.integer
+
+
+_NOT_THE_SCRIPT = (
+    "/torch/",
+    "/windtunnel/",
+    "/numpy/",
+    "<frozen",
+    "<string>",
+    "/contextlib.py",
+    "/functools.py",
+    "/runpy.py",
+)
+
+
+def is_script(path: str) -> bool:
+    """Whether a file belongs to what the user runs: not to PyTorch, not to us, not to Python."""
+    path = path.replace("\\", "/")
+    return not any(part in path for part in _NOT_THE_SCRIPT) or "/windtunnel/tests/" in path
+
+
+def line_of_script(skip: int = 1) -> str:
+    """ "path:line" of the innermost frame of the script; of the innermost of all where there is none."""
+    frame: Any = sys._getframe(skip)
+    innermost = frame
+    while frame is not None:
+        if is_script(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return f"{innermost.f_code.co_filename}:{innermost.f_lineno}"

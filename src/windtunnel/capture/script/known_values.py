@@ -1,0 +1,315 @@
+"""Small tensors whose values are known although their likes hold no data, and masks of which a known share is true.
+
+Known: what was made from Python numbers, and what follows from known tensors by arithmetic: those ops are simply
+done, on real CPU tensors beside the fake ones. A storage is known as a whole, so views of it are too. Tokens per
+expert are known because routing is taken to be even: `bincount`, `histc` and sums of masks of indices give every
+expert the same number (the first ones one more where it does not divide).
+
+Shares: an index out of E (from `topk`, `argmax`, `sort` over E entries) hits a given one in 1/E of the cases, so a mask
+`index == e` is true in 1/E of its entries, a one-hot of width E likewise, ranges and conjunctions follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+LIMIT = 65536  # elements: more is data, not control
+_CREATED = 1024
+
+_MAKERS = frozenset(
+    ("full", "zeros", "ones", "arange", "scalar_tensor", "eye", "linspace", "full_like", "zeros_like", "ones_like")
+)
+_FILLS = frozenset(("fill_", "zero_"))
+_CHOICES = frozenset(("topk", "argmax", "argmin", "max", "min", "sort", "argsort"))
+_CARRIES = frozenset(
+    (
+        *(
+            "clone",
+            "_to_copy",
+            "gather",
+            "index",
+            "index_select",
+            "cat",
+            "stack",
+            "sort",
+            "repeat",
+            "flip",
+            "copy_",
+            "argsort",
+        ),
+        *(
+            "all_to_all_single",
+            "wait_tensor",
+            "all_gather_into_tensor",
+            "contiguous",
+            "roll",
+            "transpose",
+            "repeat_interleave",
+        ),
+    )
+)
+_RANDOM = frozenset(
+    ("bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "multinomial", "randperm", "rand", "randn", "randint")
+)
+
+
+class KnownValues:
+    """By number of storage. `number_of` finds or gives a tensor's; `known_of` a fake tensor's constant,
+    if it has one.
+    """
+
+    def __init__(self, number_of: Any, constant_of: Any, outside: Any) -> None:
+        self._number_of, self._constant_of, self._outside = number_of, constant_of, outside
+        self.values: dict[int, torch.Tensor] = {}  # storage -> its bytes, as a real CPU tensor
+        self.assumed: set[int] = set()  # of these, those that rest on even routing
+        self.choices: dict[int, int] = {}  # storage of indices -> out of how many
+        self.shares: dict[int, float] = {}  # storage of a mask -> share that is true
+
+    def __bool__(self) -> bool:
+        return bool(self.values or self.choices or self.shares)
+
+    def forget(self, number: int) -> None:
+        """The storage is gone, or was written with something unknown."""
+        self.values.pop(number, None)
+        self.assumed.discard(number)
+        self.choices.pop(number, None)
+        self.shares.pop(number, None)
+
+    # ---- values
+
+    def value(self, tensor: Any) -> torch.Tensor | None:
+        """A real CPU tensor with the values of `tensor`; None where they are not known.
+
+        Shares memory with what is known.
+        """
+        constant = self._constant_of(tensor)
+        if constant is not None:
+            return constant
+        held = self.values.get(self._number_of(tensor))
+        if held is None:
+            return None
+        with self._outside():
+            return held.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    def is_assumed(self, tensor: Any) -> bool:
+        """Whether its value rests on even routing."""
+        return self._number_of(tensor) in self.assumed
+
+    def hold(self, tensor: Any, value: torch.Tensor, assumed: bool = False) -> None:
+        """Know a whole fake tensor (one that fills its storage)."""
+        size = tensor.untyped_storage().nbytes()
+        if size > LIMIT * 8 or not size:
+            return
+        raw = torch.zeros(size, dtype=torch.uint8)
+        raw.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()).copy_(value)
+        number = self._number_of(tensor)
+        self.values[number] = raw
+        (self.assumed.add if assumed else self.assumed.discard)(number)
+
+    def learn(self, tensor: Any, value: torch.Tensor | None) -> None:
+        """Peers wrote into a tensor: what, or (None) nobody knows."""
+        if value is None or not _fills(tensor):
+            self.forget(self._number_of(tensor))
+        else:
+            with self._outside():
+                self.hold(tensor, value, assumed=True)
+
+    # ---- ops
+
+    def after(
+        self,
+        func: Any,
+        short: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        inputs: list[Any],
+        outputs: list[Any],
+        written: list[Any],
+    ) -> None:
+        """An op ran on fake tensors: carry on what is known. Cheap where nothing is."""
+        if not inputs:
+            if short in _MAKERS and len(outputs) == 1 and outputs[0].numel() <= _CREATED and _is_control(outputs[0]):
+                self._compute(func, args, kwargs, outputs, [], False)
+            return
+        if self._even(short, args, kwargs, outputs):
+            return
+        if self or any(self._constant_of(t) is not None for t in inputs[:1]) or short in ("_to_copy", "copy_"):
+            known = [self._constant_of(t) is not None or self._number_of(t) in self.values for t in inputs]
+            if short in _FILLS and written and _fills(written[0]) and _is_control(written[0]):
+                self._fill(func, args, kwargs, written[0])
+            elif short == "copy_" and all(known[1:]) and _fills(inputs[0]) and inputs[0].numel() <= LIMIT:
+                value = self.value(inputs[1])
+                if value is not None:
+                    self.hold(inputs[0], value.to(inputs[0].dtype).expand(tuple(inputs[0].shape)))
+            elif all(known) and short not in _RANDOM and _small(outputs) and _small(inputs):
+                assumed = any(self._number_of(t) in self.assumed for t in inputs)
+                self._compute(func, args, kwargs, outputs, written, assumed)
+            else:
+                for tensor in written:
+                    if short != "_amp_foreach_non_finite_check_and_unscale_":
+                        self.forget(self._number_of(tensor))
+        self._carry_choices(short, args, kwargs, inputs, outputs, written)
+
+    def _compute(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        outputs: list[Any],
+        written: list[Any],
+        assumed: bool,
+    ) -> None:
+        with self._outside():
+            real_args = [self._real(a) for a in args]
+            real_kwargs = {k: self._real(v) for k, v in kwargs.items() if k != "pin_memory"}
+            if isinstance(real_kwargs.get("device"), torch.device):
+                real_kwargs["device"] = torch.device("cpu")
+            try:
+                answer = func(*real_args, **real_kwargs)
+            except (
+                RuntimeError,
+                TypeError,
+                NotImplementedError,
+                IndexError,
+            ):  # a CPU has no such kernel: not known then
+                for tensor in written:
+                    self.forget(self._number_of(tensor))
+                return
+            made = [t for t in _leaves(answer) if isinstance(t, torch.Tensor)]
+            taken = {self._number_of(t) for t in written}
+            for fake, real in zip(outputs, made, strict=False):
+                if self._number_of(fake) not in taken and tuple(fake.shape) == tuple(real.shape):
+                    self.hold(fake, real.to(fake.dtype), assumed)
+
+    def _fill(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensor: Any) -> None:
+        with self._outside():
+            real = torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
+            value = self._real(args[1]) if len(args) > 1 else 0
+            if isinstance(value, torch.Tensor | int | float | bool):
+                self.hold(tensor, real.fill_(value))
+
+    def _real(self, argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            return self.value(argument)
+        if isinstance(argument, list | tuple):
+            return [self._real(a) for a in argument]
+        return argument
+
+    # ---- even routing
+
+    def _even(self, short: str, args: Sequence[Any], kwargs: dict[str, Any], outputs: list[Any]) -> bool:
+        """Counts of indices, known because routing is even; False where `short` is no count."""
+        first = args[0]
+        if not outputs or not isinstance(first, torch.Tensor) or self.value(first) is not None:
+            return False
+        total = first.numel()
+        if short not in ("bincount", "histc", "sum") or not 0 < outputs[0].numel() <= LIMIT:
+            return False
+        if short == "sum":
+            share = self.shares.get(self._number_of(first))
+            if share is None:
+                return False
+            counted = total // outputs[0].numel()
+            self._hold_even(outputs[0], share * total, share * counted)
+            return True
+        if short == "histc" and not (first.numel() and outputs[0].dim() == 1):
+            return False
+        self._hold_even(outputs[0], total, total / outputs[0].numel())
+        return True
+
+    def _hold_even(self, tensor: Any, total: float, each: float) -> None:
+        """Whole numbers that add up to `total`, or `each` where it need not be whole."""
+        with self._outside():
+            if tensor.dtype.is_floating_point and not float(each).is_integer():
+                value = torch.full(tuple(tensor.shape), each, dtype=tensor.dtype)
+            else:
+                value = _split(round(total), tensor.numel(), tensor.dtype).view(tuple(tensor.shape))
+            self.hold(tensor, value, assumed=True)
+
+    def _carry_choices(
+        self,
+        short: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        inputs: list[Any],
+        outputs: list[Any],
+        written: list[Any],
+    ) -> None:
+        if short in _CHOICES and not _is_index(inputs[0]):
+            dim = next((a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), -1)
+            dim = -1 if short == "topk" and len(args) < 3 else (args[2] if short == "topk" else dim)
+            width = inputs[0].shape[kwargs.get("dim", dim)] if inputs[0].dim() and _is_dim(inputs[0], dim) else 0
+            for tensor in outputs:
+                if _is_index(tensor) and width:
+                    self.choices[self._number_of(tensor)] = int(width)
+            return
+        if (
+            short.startswith("scatter")
+            and len(args) > 2
+            and isinstance(args[2], torch.Tensor)
+            and isinstance(args[1], int)
+        ):
+            target, width = (written or outputs or inputs)[0], inputs[0].shape[args[1]]
+            self.shares[self._number_of(target)] = min(1.0, args[2].shape[args[1]] / max(1, width))
+            return
+        if not (self.choices or self.shares):
+            return
+        if short in ("eq", "ne", "lt", "le", "gt", "ge") and len(args) > 1:
+            self._compared(short, args, inputs, outputs)
+        elif short in ("bitwise_and", "logical_and", "bitwise_and_", "logical_and_"):
+            shares = [self.shares.get(self._number_of(t)) for t in inputs]
+            if None not in shares:
+                self.shares[self._number_of(outputs[0])] = max(0.0, sum(s or 0.0 for s in shares) - len(shares) + 1)
+        elif short in _CARRIES:
+            source = inputs[1] if short == "copy_" and len(inputs) > 1 else inputs[0]
+            number = self._number_of(source)
+            for tensor in outputs or written:
+                if number in self.choices and _is_index(tensor):
+                    self.choices[self._number_of(tensor)] = self.choices[number]
+                if number in self.shares:
+                    self.shares[self._number_of(tensor)] = self.shares[number]
+
+    def _compared(self, short: str, args: Sequence[Any], inputs: list[Any], outputs: list[Any]) -> None:
+        width = next((w for t in inputs if (w := self.choices.get(self._number_of(t)))), None)
+        if width is None or not outputs:
+            return
+        bound = args[1] if isinstance(args[1], int) else None
+        share = {"eq": 1 / width, "ne": 1 - 1 / width}.get(short)
+        if share is None and bound is not None:
+            below = min(1.0, max(0.0, (bound + (short in ("le", "gt"))) / width))
+            share = below if short in ("lt", "le") else 1 - below
+        if share is not None:
+            self.shares[self._number_of(outputs[0])] = share
+
+
+def _leaves(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _small(tensors: Sequence[Any]) -> bool:
+    return all(t.numel() <= LIMIT for t in tensors)
+
+
+def _is_control(tensor: Any) -> bool:
+    """Few numbers, or integers: not the zeros that a norm's gradient starts from."""
+    return bool(tensor.numel() <= 16 or (tensor.numel() <= _CREATED and not tensor.dtype.is_floating_point))
+
+
+def _is_index(tensor: Any) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32)
+
+
+def _is_dim(tensor: Any, dim: int) -> bool:
+    return bool(-tensor.dim() <= dim < tensor.dim())
+
+
+def _fills(tensor: Any) -> bool:
+    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
+
+
+def _split(total: int, parts: int, dtype: torch.dtype) -> torch.Tensor:
+    each, more = divmod(total, parts)
+    return torch.tensor([each + (i < more) for i in range(parts)], dtype=dtype)

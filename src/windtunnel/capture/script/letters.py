@@ -1,0 +1,88 @@
+"""Control messages between ranks that are played at the same time: a folder of small files.
+
+Pipelines exchange shapes and metadata as pickled objects; these must be real. A letter is a file that appears under its
+key's name by one rename, and stays: a rank that starts later finds what was sent before. Who waits says so in a file of
+its own, `waiting/<rank>.json`, which is how the launcher learns which ranks must be played too, and that ranks wait for
+each other in a circle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+LETTERS, WAITING = "letters", "waiting"
+_PAIR = re.compile(r"(\d+)>(\d+)")  # "group/3>7/tag 0/12": sender and receiver in every key
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.02
+
+
+class LetterBox:
+    """The mailbox of one rank. Satisfies `mailbox.Mailbox`."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        for name in (LETTERS, WAITING):
+            (folder / name).mkdir(exist_ok=True)
+        self._waiting = folder / WAITING / f"{rank}.json"
+
+    def put(self, key: str, data: bytes) -> None:
+        """Leave a letter for whoever asks for `key`."""
+        place = self._place(key)
+        write_whole(place, data)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """The letter under `key`, once it is there. Raises TimeoutError."""
+        place = self._place(key)
+        until = time.monotonic() + timeout_s
+        pause = _FIRST_LOOK_S
+        said = False
+        try:
+            while True:
+                with suppress(FileNotFoundError):
+                    return place.read_bytes()
+                if time.monotonic() > until:
+                    raise TimeoutError(f"no message {key} within {timeout_s:.0f} s")
+                if not said and pause > 4 * _FIRST_LOOK_S:
+                    write_whole(self._waiting, json.dumps({"key": key, "letter": place.name}).encode())
+                    said = True
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_LOOK_S)
+        finally:
+            if said:
+                self._waiting.unlink(missing_ok=True)
+
+    def _place(self, key: str) -> Path:
+        return self.folder / LETTERS / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A reader finds all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def waits(folder: Path, rank: int) -> str | None:
+    """The key that a rank waits for; None when it does not wait or its letter is there."""
+    with suppress(FileNotFoundError, ValueError):
+        said = json.loads((folder / WAITING / f"{rank}.json").read_bytes())
+        if not (folder / LETTERS / said["letter"]).exists():
+            return str(said["key"])
+    return None
+
+
+def sender_of(key: str) -> int | None:
+    """The global rank that is to send what is kept under this key."""
+    found = _PAIR.search(key)
+    return int(found[1]) if found else None
+
+
+def name_of(key: str) -> str:
+    """The sender, for a person."""
+    sender = sender_of(key)
+    return f"rank {sender}" if sender is not None else repr(key)

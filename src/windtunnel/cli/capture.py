@@ -1,0 +1,119 @@
+"""`windtunnel capture [torchrun's options] train.py ...`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+_VALUE = r"true|false|[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf|nan"
+
+
+def capture(
+    *launch: Annotated[str, Parameter(help="torchrun's options, then the script (or -m MODULE) and its arguments.")],
+    world_size: Annotated[
+        int | None, Parameter(help="Ranks; else --nnodes x --nproc-per-node, or the cluster's GPUs.")
+    ] = None,
+    cluster: Annotated[str | None, Parameter(help="Cluster that ranks are counted on, e.g. h100-sxm:8192.")] = None,
+    steps: Annotated[int, Parameter(help="Steps to run; the last is captured (2).")] = 2,
+    device: Annotated[
+        Literal["cuda", "cpu"], Parameter(help="What the script finds: pretended GPUs, or a CPU (cuda).")
+    ] = "cuda",
+    ranks: Annotated[str | None, Parameter(help="Only these ranks, e.g. 0,8,16-23.")] = None,
+    representatives: Annotated[
+        Literal["auto", "all"], Parameter(help="A few ranks that stand for all, or every rank (auto).")
+    ] = "auto",
+    verify: Annotated[int, Parameter(help="Ranks drawn at random that must equal their representative (4).")] = 4,
+    seed: Annotated[int, Parameter(help="Seed of that draw (0).")] = 0,
+    answer: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            consume_multiple=False,
+            help="What Python is told when it reads a tensor: loss=2.0, gradient-norm=1, flag=false, integer=1,"
+            " true-share=1, or a line of the script, train.py:42=3; repeatable.",
+        ),
+    ] = (),
+    timeout: Annotated[float, Parameter(help="Seconds for one rank (600).")] = 600.0,
+    jobs: Annotated[int | None, Parameter(help="Ranks run at a time (one a core).")] = None,
+    out: Annotated[Path, Parameter(help="Folder to write (captured).")] = Path("captured"),
+    json: Annotated[bool, Parameter(negative="", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Run an unmodified training script at its full scale on this machine, without GPUs, and keep what it executes.
+
+    The launch line stays as it was for torchrun, but for its first word: windtunnel capture --nproc-per-node 8 train.py
+    --config x. A few ranks are run on tensors without data, one after another; they stand for all others, which is
+    checked with ranks drawn at random. Then: windtunnel predict captured/ --cluster SPEC.
+    """
+    from windtunnel.capture.script.arguments import parse_launch
+    from windtunnel.capture.script.launch import Options
+    from windtunnel.capture.script.launch import capture as captured
+    from windtunnel.capture.script.workers import ScriptError
+    from windtunnel.cli.output import counting, note, print_json, stdout
+
+    size, per_node = world_size, None
+    if cluster is not None:
+        from windtunnel.errors import LayoutError
+        from windtunnel.hardware import parse_cluster
+
+        found = parse_cluster(cluster)
+        per_node = found.gpus_per_node
+        if size is not None and size != found.n_gpus:
+            problem = f"--world-size {size} clashes with --cluster {cluster} of {found.n_gpus} GPUs"
+            raise LayoutError(problem, "leave out --world-size, or make them equal")
+        size = found.n_gpus
+    options = Options(
+        steps=steps,
+        device=device,
+        ranks=_ranks(ranks),
+        representatives=representatives,
+        verify=verify,
+        seed=seed,
+        answers=_answers(answer),
+        timeout_s=timeout,
+        jobs=jobs,
+    )
+    line = parse_launch(launch, world_size=size, local_world_size=per_node)
+    try:
+        with counting("running ranks") as bar:
+            document = captured(line, options, out, lambda done, total, text: bar(done, total))
+    except ScriptError as error:
+        if error.details:
+            note(error.details.rstrip())
+        raise
+    if json:
+        print_json(document)
+        return
+    from windtunnel.report.captured import print_captured
+
+    print_captured(document, str(out), cluster, stdout())
+    note(f"wrote {out}")
+
+
+def _ranks(text: str | None) -> tuple[int, ...]:
+    """`0,8,16-23`."""
+    if text is None:
+        return ()
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        if match is None:
+            from windtunnel.errors import SpecError
+
+            raise SpecError("--ranks", text, "give ranks with commas between them, e.g. 0,8,16-23")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _answers(given: tuple[str, ...]) -> dict[str, str]:
+    from windtunnel.errors import SpecError
+
+    found = {}
+    for text in given:
+        name, _, value = text.rpartition("=")
+        if not name or not re.fullmatch(_VALUE, value):
+            raise SpecError("--answer", text, "give NAME=VALUE, e.g. loss=2.0, or train.py:42=false")
+        found[name] = value
+    return found

@@ -1,0 +1,197 @@
+"""`windtunnel run [torchrun's options] train.py ...`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from windtunnel.capture.script.arguments import Launch
+    from windtunnel.emulate.run import Emulation, Outcome
+
+_TAPE_WORDS = ("record", "replay")
+
+
+def run(
+    *launch: Annotated[str, Parameter(help="torchrun's options, then the script (or -m MODULE) and its arguments.")],
+    cluster: Annotated[str | None, Parameter(help="The cluster to emulate, e.g. h100-sxm:1024, or a file.")] = None,
+    world_size: Annotated[int | None, Parameter(help="Ranks; the cluster's by default.")] = None,
+    rank: Annotated[int | None, Parameter(help="The rank that is real (0, or RANK of the environment).")] = None,
+    slow: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", consume_multiple=False, help="A slow peer: gpu=3:1.2 or random=1%:1.2; repeatable."),
+    ] = (),
+    jitter: Annotated[
+        Literal["none", "own"], Parameter(help="own: peers take steps of the real rank drawn at random (none).")
+    ] = "none",
+    seed: Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] = 0,
+    data: Annotated[
+        Literal["like-me", "noise"], Parameter(help="Peers' tensors: what this rank's hold, or noise (like-me).")
+    ] = "like-me",
+    tape: Annotated[
+        str | None, Parameter(help="record:FILE keeps what real peers say, replay:FILE answers from it.")
+    ] = None,
+    captured: Annotated[Path | None, Parameter(help="Captured folder: what ranks unlike the real one do.")] = None,
+    trace: Annotated[Path | None, Parameter(help="Write the last step as a timeline for Perfetto here.")] = None,
+    no_memory: Annotated[bool, Parameter(negative="", help="Do not profile two steps for the peak of memory.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print what was found as JSON.")] = False,
+) -> int:
+    """Run a training script as one real rank of a large job; all other ranks are virtual.
+
+    The real rank has real tensors, a real data loader and optimizer; each communication takes the time that it would
+    with all its members, and leaves data of the right size and scale. The launch line changes in its first word:
+    windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.
+    """
+    from windtunnel.cli.output import note, print_json, stdout
+    from windtunnel.emulate.lines import report_lines
+    from windtunnel.emulate.run import emulate
+
+    asked = _asked(launch, cluster, world_size, rank, slow, jitter, seed, data, tape, captured, not no_memory)
+    outcome = emulate(asked)
+    if outcome.status != "ok":
+        return _failed(asked, outcome)
+    predicted = _predicted(asked)
+    if json:
+        facts = {key: value for key, value in outcome.facts.items() if key != "events"}
+        print_json({**facts, "rank": asked.rank, "world_size": asked.launch.world_size, "cluster": asked.cluster,
+                    "median_step_s": outcome.step_s, "predicted_step_s": predicted})  # fmt: skip
+    elif asked.tape is not None and asked.tape[0] == "record":
+        kept = outcome.facts["tape"]
+        note(f"wrote {asked.tape[1]}: {kept['communications']:,} communications, {kept['bytes']:,} bytes")
+    else:
+        console = stdout()
+        for line in report_lines(asked, outcome, predicted):
+            console.print(line, markup=False, soft_wrap=True)
+    if trace is not None:
+        _write_trace(asked, outcome, trace)
+    return 0
+
+
+def joined_tape(words: Sequence[str]) -> list[str]:
+    """`--tape record FILE` as one word, `--tape=record:FILE`, so that options are told from the script."""
+    found = list(words)
+    for at, word in enumerate(found):
+        if word == "--" or (not word.startswith("-") and at and found[0] != "run"):
+            break
+        if word == "--tape" and at + 2 < len(found) and found[at + 1] in _TAPE_WORDS:
+            found[at : at + 3] = [f"--tape={found[at + 1]}:{found[at + 2]}"]
+            break
+        if word.startswith("--tape=") and word[7:] in _TAPE_WORDS and at + 1 < len(found):
+            found[at : at + 2] = [f"{word}:{found[at + 1]}"]
+            break
+    return found
+
+
+def _asked(
+    words: Sequence[str],
+    cluster: str | None,
+    world_size: int | None,
+    rank: int | None,
+    slow: tuple[str, ...],
+    jitter: str,
+    seed: int,
+    data: Literal["like-me", "noise"],
+    tape: str | None,
+    captured: Path | None,
+    memory: bool,
+) -> Emulation:
+    from windtunnel.emulate.run import Emulation, slow_ranks
+    from windtunnel.errors import LayoutError, SpecError
+
+    words = list(words)
+    if tape in _TAPE_WORDS:
+        if not words:
+            raise SpecError("--tape", tape, "give a file too: --tape record:FILE")
+        tape = f"{tape}:{words.pop(0)}"
+    parted = _tape(tape)
+    if parted is not None and parted[0] == "record":
+        return _recording(words, parted[1])
+    if cluster is None:
+        raise SpecError("--cluster", None, "name the cluster to emulate, e.g. h100-sxm:1024 or my-device.yaml:2")
+    from windtunnel.capture.script.arguments import parse_launch
+    from windtunnel.hardware import parse_cluster
+
+    found = parse_cluster(cluster)
+    line = parse_launch(words, world_size=world_size or found.n_gpus, local_world_size=found.gpus_per_node)
+    if line.world_size != found.n_gpus:
+        remedy = "name a cluster of as many GPUs as there are ranks"
+        raise LayoutError(f"{line.world_size} ranks do not fill --cluster {cluster} ({found.n_gpus} GPUs)", remedy)
+    chosen = _rank(rank, line)
+    return Emulation(line, chosen, cluster, slow_ranks(slow, found, seed, chosen), jitter == "own", seed, data, parted, captured, memory)
+
+
+def _recording(words: Sequence[str], path: str) -> Emulation:
+    """A rank of a real job, as torchrun started it."""
+    from windtunnel.capture.script.arguments import parse_launch
+    from windtunnel.emulate.run import Emulation
+    from windtunnel.errors import UserError
+
+    here = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    if not all(value.isdigit() for value in here.values()):
+        raise UserError(
+            "--tape record keeps what real peers say, and torchrun did not start this process; run it on every rank, "
+            "e.g. torchrun --nproc-per-node 2 -m windtunnel run --tape record:tape-{rank}.bin train.py"
+        )
+    line = parse_launch(words, world_size=int(here["WORLD_SIZE"]), local_world_size=int(here["LOCAL_WORLD_SIZE"]))
+    rank = int(here["RANK"])
+    return Emulation(line, rank, "", tape=("record", path.replace("{rank}", str(rank))), memory=False)
+
+
+def _tape(text: str | None) -> tuple[str, str] | None:
+    from windtunnel.errors import SpecError
+
+    if text is None:
+        return None
+    word, colon, path = text.partition(":")
+    if word not in _TAPE_WORDS or not colon or not path:
+        raise SpecError("--tape", text, "give record:FILE or replay:FILE")
+    return word, path
+
+
+def _rank(given: int | None, line: Launch) -> int:
+    if given is not None:
+        return given
+    said = os.environ.get("RANK", "0")
+    return int(said) if said.isdigit() and int(said) < line.world_size else 0
+
+
+def _predicted(asked: Emulation) -> float | None:
+    """Step time of the captured job on the cluster."""
+    if asked.captured is None:
+        return None
+    from windtunnel.emulate.captured import predict_captured
+
+    words = [f"gpu={rank}:{factor:g}" for rank, factor in asked.slow.items()]
+    return predict_captured(asked.captured, asked.cluster, disturbances=words).step_time_s
+
+
+def _failed(asked: Emulation, outcome: Outcome) -> int:
+    """Say what ended the script; its own status, or 1."""
+    from windtunnel.cli.output import note
+
+    if outcome.details:
+        note(outcome.details.rstrip())
+    if outcome.status == "exit":
+        return outcome.exit_status
+    at = f"{outcome.place}: " if outcome.place else ""
+    note(f"windtunnel: error: {at}{outcome.message}")
+    if outcome.status == "out of memory":
+        note(f"out of memory at {outcome.facts.get('op') or 'an unknown op'}")
+        memory = outcome.facts.get("memory")
+        if memory:
+            note(f"peak until then: {memory['allocated_bytes']:,} bytes allocated")
+    return {"refused": 2, "interrupted": 130}.get(outcome.status, 1)
+
+
+def _write_trace(asked: Emulation, outcome: Outcome, path: Path) -> None:
+    from windtunnel.cli.output import note
+    from windtunnel.emulate.timeline import trace_bytes
+    from windtunnel.report.files import write_atomically
+
+    title = f"{asked.launch.line}, rank {asked.rank} of {asked.launch.world_size} real, on {asked.cluster}"
+    write_atomically(path, trace_bytes(title, outcome.facts.get("events") or (), {"cluster": asked.cluster}))
+    note(f"wrote {path}")

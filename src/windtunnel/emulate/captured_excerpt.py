@@ -1,0 +1,69 @@
+"""The part of a captured step's timeline that a result keeps.
+
+A small step is kept op by op. Of a large one, neighbouring ops of one stream that belong together (one layer of one
+micro-batch in one phase, or communications of one kind) become one interval, in the order of time as far as there is
+room. Each captured program is shown on the first class of ranks that runs it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from windtunnel.capture.script.program import Op
+from windtunnel.capture.script.to_graph import PricedJob
+from windtunnel.emulate.captured_step import Replayed
+from windtunnel.result import Interval
+
+EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
+JOINED_GAP_NS = 50_000  # between ops of one interval
+_LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
+
+
+def captured_excerpt(priced: PricedJob, now: Replayed) -> tuple[Interval, ...]:
+    """Intervals by captured program and time."""
+    lasting = int((now.timeline.end_ns > now.timeline.start_ns).sum())
+    joined = lasting > EXCERPT_OPS
+    rows = [row for number in range(len(priced.templates)) for row in _rows(priced, now, number, joined)]
+    rows = sorted(rows, key=lambda row: row.start_ns)[:EXCERPT_OPS]
+    return tuple(sorted(rows, key=lambda row: (row.stage, row.start_ns, row.stream)))
+
+
+def _rows(priced: PricedJob, now: Replayed, number: int, joined: bool) -> list[Interval]:
+    """The first intervals of one program, as many as a result may hold at most."""
+    graph, timeline, template = now.captured.graph, now.timeline, priced.templates[number]
+    program = int(np.flatnonzero(now.captured.template_of == number)[0])
+    first, last = int(now.captured.first_op[program]), int(now.captured.first_op[program + 1])
+    ops = first + np.flatnonzero(timeline.end_ns[first:last] > timeline.start_ns[first:last])
+    ops = ops[np.argsort(timeline.start_ns[ops], kind="stable")]
+    found: list[Interval] = []
+    open_of: dict[str, int] = {}  # stream -> its last interval
+    for op in ops.tolist():
+        source = int(template.op_of[op - first])
+        captured = template.program.ops[source] if source >= 0 else None
+        stream = template.stream_names[int(template.stream[op - first])]
+        category = graph.categories[int(graph.category[op])].removeprefix("exposed ")
+        label = _joined_label(captured, category) if joined else graph.labels[int(graph.label[op])]
+        start, end = int(timeline.start_ns[op]), int(timeline.end_ns[op])
+        held = found[open_of[stream]] if stream in open_of else None
+        if joined and held is not None and held.label == label and start - held.end_ns <= JOINED_GAP_NS:
+            found[open_of[stream]] = replace(held, end_ns=end)
+            continue
+        if len(found) == EXCERPT_OPS:
+            break
+        open_of[stream] = len(found)
+        found.append(Interval(number, stream, label, category, start, end))
+    return found
+
+
+def _joined_label(op: Op | None, category: str) -> str:
+    if op is None:
+        return category
+    layer = _LAYER.match(op.module)
+    where = layer[1] if layer else op.module.partition(".")[0]
+    if op.communication is not None:
+        return f"{op.communication.kind} {where}".rstrip()
+    again = "recompute " if op.recompute else ""
+    return f"{again}{op.phase} mb {op.micro_batch} {where}".rstrip()

@@ -1,0 +1,251 @@
+"""When each communication of the real rank is done: the whole job replayed around it, corrected by what it measures.
+
+    first steps     nothing is known of the peers: they come when the real rank comes; its marks are kept
+    same step again peers run the program that was seen, each part taking what it took the real rank (typical of the
+                    steps so far, or drawn from them); ranks of other classes run theirs
+    every so often  the program is priced again with all steps measured so far; when no arrival of a step of the job
+                    moves by more than 0.1 % of the step, the plan holds, and is corrected ever more rarely
+
+A step that is not the one known (evaluation, logging every tenth step) has its peers come when the real rank comes, and
+the replay begins anew after it; how many communications that were is told.
+
+Pure: every method is given the time. `emulate.listen` joins it to a running script.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.capture.script.communication import Communication
+from windtunnel.emulate.observe import NO_CPU, ObservedStep, Observer, host_program, moved
+from windtunnel.emulate.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
+
+WARM_UP = 3  # steps alike before peers run them: caches, allocator and optimizer state settle
+MOST_SAMPLES = 64
+SETTLED = 1e-3  # of the step
+_TYPICAL_STEPS = 2
+
+# The other classes' programs with the ranks that run them, given the real rank's as it was measured.
+OtherClasses = Callable[[HostProgram], Sequence[tuple[HostProgram, Sequence[int]]]]
+
+
+class Ticket:
+    """A communication that was begun: asked for its time until it has one."""
+
+    __slots__ = ("_ask", "_due", "place")
+
+    def __init__(self, place: int, due: float | None, ask: Callable[[], float | None] | None = None) -> None:
+        self.place, self._due, self._ask = place, due, ask
+
+    def due(self) -> float | None:
+        """When it is done; None while that hangs on what the real rank does next."""
+        if self._due is None and self._ask is not None:
+            self._due = self._ask()
+        return self._due
+
+
+@dataclass
+class Conductor:
+    """The state of one emulation."""
+
+    rank: int
+    world_size: int
+    seconds_of: SecondsOf
+    same_class: Sequence[int]  # ranks that run the real rank's program, itself among them
+    others: OtherClasses | None = None  # None: nothing is known of ranks outside `same_class`
+    slow: Mapping[int, float] = field(default_factory=dict)
+    jitter: bool = False
+    seed: int = 0
+    watch: Sequence[int] = ()
+    steps: deque[ObservedStep] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
+    alike: int = 0
+    replay: Replay | None = None
+    settled_at: int | None = None  # the step from which on the plan holds
+    movement: float = float("inf")  # of arrivals, the last time that it was priced anew
+    unplanned: int = 0  # communications of steps that were not the known one
+    planned: int = 0
+    n_steps: int = 0
+    last_watched: dict[int, list[Watched]] = field(default_factory=dict)
+    replayed_step_s: float | None = None  # all ranks virtual, with the parts as measured
+
+    def __post_init__(self) -> None:
+        self._free: dict[tuple[str, str, int], float] = {}
+        self._observer: Observer | None = None
+        self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self._arrivals: NDArray[np.float64] = np.zeros(0)
+        self._off_plan = False
+        self._watched: dict[int, list[Watched]] = {}
+        self._own_part: list[Watched] = []
+        self._program: HostProgram | None = None
+        self._odd: ObservedStep | None = None
+
+    # ------------------------------------------------------------------------------------------------- the real rank
+
+    def begin(self, call: Communication, now: float, cpu: float = NO_CPU) -> Ticket:
+        """The real rank arrives at a communication."""
+        place = self._observer.begin(call, now, cpu) if self._observer is not None else -1
+        replay = self.replay
+        if replay is not None and not self._off_plan:
+            expected = replay.expected()
+            if expected is not None and resembles(call, expected):
+                self.planned += 1
+                key = replay.begin(call, now)
+                due = replay.finish(key)
+                self._tell(place, due)
+                return Ticket(place, due, None if due is not None else self._later(replay, key, place))
+            self._off_plan = True
+        self.unplanned += replay is not None
+        due = self._like_me(call, now)
+        self._tell(place, due)
+        return Ticket(place, due)
+
+    def waited(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
+        """The host waited for it from `entered` to `now`."""
+        if self._observer is not None:
+            self._observer.waited(call, entered, now, cpu)
+
+    def optimizer(self, now: float, cpu: float = NO_CPU) -> None:
+        """The optimizer begins."""
+        if self._observer is not None:
+            self._observer.optimizer(now, cpu)
+
+    def end_step(self, now: float, cpu: float = NO_CPU, *, learns: bool = True) -> ObservedStep | None:
+        """The step ends, and the next begins. What was seen of it; None for the first, whose begin nobody saw.
+
+        `learns`: it was an ordinary step; nothing slowed it that is not the job's.
+        """
+        self.n_steps += 1
+        if self._observer is None:
+            self._observer = Observer(now, cpu)
+            return None
+        seen = self._observer.end(now, cpu)
+        if learns:
+            self._learn(seen)
+        if self.replay is not None and not self._off_plan and self.replay.expected() is None:
+            self.replay.end_step(now)
+            self._turn_page()
+        else:
+            self.replay = None
+        self._off_plan = False
+        if learns and self.alike >= WARM_UP and self._is_due():
+            self._plan(now)
+        elif self.replay is None and self._program is not None and self.steps and self.alike:
+            self._start(now)
+        return seen
+
+    def begin_anew(self, now: float, cpu: float = NO_CPU) -> None:
+        """Something that is no part of the job took time since the step's end: the step begins now, for everybody."""
+        if self._observer is not None:
+            self._observer = Observer(now, cpu, carried=self._observer.carried, step=self._observer.step)
+        if self.replay is not None:
+            assert self._program is not None
+            self._start(now)
+
+    def holds(self, seen: ObservedStep) -> list[Watched]:
+        """For a device that is planned ahead: learn a step, and give the real rank's part of the job's replay."""
+        self.n_steps += 1
+        self._learn(seen)
+        if self.alike >= WARM_UP and self._is_due():
+            self._plan(None)
+        return self._own_part
+
+    # ----------------------------------------------------------------------------------------------------- the peers
+
+    def _learn(self, seen: ObservedStep) -> None:
+        if not self.steps or self.steps[-1].like(seen):
+            self.steps.append(seen)
+            self.alike += 1
+            self._odd = None
+            return
+        odd = self._odd
+        if odd is not None and odd.like(seen):  # twice: this is the step from now on
+            self.steps.clear()
+            self.steps.extend((odd, seen))
+            self.alike, self.settled_at, self._program, self.replay = 2, None, None, None
+            self._odd = None
+        else:
+            self._odd = seen
+
+    def _is_due(self) -> bool:
+        """After 3, 4, 6, 8, 12, 16, 24, ... steps alike, so that correcting costs ever less."""
+        since = self.alike
+        while since > 4 and since % 2 == 0:
+            since //= 2
+        return since in (3, 4)
+
+    def _plan(self, now: float | None) -> None:
+        program = host_program(self.rank, self.steps, samples=False)
+        arrivals = self._arrivals_of(program)
+        self.movement = moved(self._arrivals, arrivals)
+        self._arrivals = arrivals
+        self._program = host_program(self.rank, self.steps, samples=True) if self.jitter else program
+        if self.settled_at is None and self.movement < SETTLED:
+            self.settled_at = self.n_steps
+        if self.replay is not None:
+            self.replay.reprice(self._classes(self._program))
+        elif now is not None:
+            self._start(now)
+
+    def _arrivals_of(self, program: HostProgram) -> NDArray[np.float64]:
+        """Seconds from a step's begin to each arrival of the real rank, were it virtual too."""
+        replay = self._new_replay(program, 0.0, real=None, jitter=False)
+        kept = replay.watch([self.rank])[self.rank]
+        replay.run(_TYPICAL_STEPS)
+        cohort = next(one for one in replay.cohorts if self.rank in one.ranks)
+        at = int(np.searchsorted(cohort.ranks, self.rank))
+        first, last = (float(end[at]) for end in cohort.step_ends[-2:])
+        self.replayed_step_s = last - first
+        self._own_part = [one for one in kept if one.step == _TYPICAL_STEPS - 1]
+        seen = [one.begun - first for one in self._own_part if one.what == "communication"]
+        return np.array([*seen, last - first])
+
+    def _start(self, now: float) -> None:
+        assert self._program is not None
+        self.replay = self._new_replay(self._program, now, real=self.rank, jitter=self.jitter)
+        self._watched = self.replay.watch(self.watch)
+
+    def _new_replay(self, program: HostProgram, begin_at: float, *, real: int | None, jitter: bool) -> Replay:
+        return Replay(
+            self._classes(program),
+            self.world_size,
+            self.seconds_of,
+            begin_at=begin_at,
+            real=real,
+            slow=self.slow,
+            draw=self._draw if jitter else None,
+            messages_meet=self.others is not None,
+        )
+
+    def _classes(self, program: HostProgram) -> list[tuple[HostProgram, Sequence[int]]]:
+        return [(program, self.same_class), *(self.others(program) if self.others is not None else ())]
+
+    def _draw(self, ranks: int, samples: int) -> NDArray[np.int64]:
+        return self._random.integers(0, samples, ranks)
+
+    def _turn_page(self) -> None:
+        assert self.replay is not None
+        self.last_watched = self._watched
+        self._watched = self.replay.watch(self.watch)
+
+    def _later(self, replay: Replay, key: tuple[int, int], place: int) -> Callable[[], float | None]:
+        def ask() -> float | None:
+            due = replay.finish(key)
+            self._tell(place, due)
+            return due
+
+        return ask
+
+    def _tell(self, place: int, due: float | None) -> None:
+        if due is not None and place >= 0 and self._observer is not None:
+            self._observer.due(place, due)
+
+    def _like_me(self, call: Communication, now: float) -> float:
+        channel = (call.group, call.kind if call.is_message else "", call.peer if call.is_message else -1)
+        due = max(now, self._free.get(channel, now)) + self.seconds_of(call)
+        self._free[channel] = due
+        return due

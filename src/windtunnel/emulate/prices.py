@@ -1,0 +1,46 @@
+"""What a communication of a running script takes on a cluster, once all its members are there: `cost.collectives`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from windtunnel.capture.script.communication import Communication
+from windtunnel.cost.collectives import Group, collective
+from windtunnel.hardware import Cluster
+
+# `cost.collectives` has no collective with a root but broadcast and reduce: the root moves what all would.
+KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv", "recv": "send_recv"}
+
+
+def seconds_on(cluster: Cluster) -> Callable[[Communication], float]:
+    """Prices on this cluster, ranks laid on it in order."""
+    groups: dict[tuple[int, ...], Group] = {}
+    known: dict[tuple[str, int, Group], float] = {}
+
+    def seconds(call: Communication) -> float:
+        members = tuple(sorted({call.members[call.position], call.peer})) if call.is_message else call.members
+        group = groups.get(members)
+        if group is None:
+            group = groups[members] = group_on(members, cluster.scale_up_domain)
+        key = (call.kind, _bytes(call), group)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = collective(KIND.get(call.kind, call.kind), float(key[1]), group, cluster).seconds
+        return found
+
+    return seconds
+
+
+def group_on(members: tuple[int, ...], domain: int) -> Group:
+    """Where the members lie: how many share a scale-up domain at most, and how far apart they are."""
+    if len(members) == 1:
+        return Group(1, 1)
+    inside: dict[int, int] = {}
+    for rank in members:
+        inside[rank // domain] = inside.get(rank // domain, 0) + 1
+    return Group(len(members), max(inside.values()), 1, max(members) - min(members) + 1)
+
+
+def _bytes(call: Communication) -> int:
+    """Of an uneven all-to-all what the busier direction moves, as if all ranks did."""
+    return max(call.bytes, sum(call.sent_bytes), sum(call.received_bytes))

@@ -1,0 +1,424 @@
+"""The real rank: a process of its own that runs the script as one rank of a virtual world, and says what came of it.
+
+`python -m windtunnel.emulate.rank FOLDER`, with what to run in FOLDER/task.json; `run.py` starts it and reads
+FOLDER/outcome.json. Imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import UserError, WindtunnelError
+
+if TYPE_CHECKING:
+    from windtunnel.capture.script.communication import Communication
+    from windtunnel.emulate.conductor import Conductor
+    from windtunnel.emulate.memory import Peak
+    from windtunnel.emulate.observe import ObservedStep
+
+MEMORY_STEP = 2  # profiling begins at the end of this step: the optimizer's state is there
+MEMORY_STEPS = 2
+
+
+class Journal:
+    """What is learnt while the script runs."""
+
+    def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
+        self.folder, self.task = folder, task
+        self.step_s: list[float] = []
+        self.blocked_s: list[float] = []
+        self.profiled: list[int] = []  # steps that the profiler slowed
+        self.kinds: Counter[str] = Counter()
+        self.kind_bytes: Counter[str] = Counter()
+        self.last: ObservedStep | None = None
+        self.memory: Peak | None = None
+        self.notes: list[str] = []
+        self.optimizers: list[Any] = []
+        self._watch: Any = None
+        self.conductor: Conductor | None = None
+
+    @property
+    def profiling(self) -> bool:
+        """Whether this step is slowed by looking at it."""
+        return self._watch is not None
+
+    def heard(self, call: Communication) -> None:
+        """A communication was begun."""
+        self.kinds[call.kind] += 1
+        self.kind_bytes[call.kind] += call.bytes
+
+    def on_step(self, number: int, seen: ObservedStep | None) -> bool:
+        """A step has ended; whether this took time that is not the job's."""
+        if seen is not None:
+            self.step_s.append(seen.ended - seen.begun)
+            self.blocked_s.append(seen.blocked)
+            self.last = seen
+        if self._watch is not None:
+            self._watch.mark()
+            self.profiled.append(len(self.step_s) - 1)
+            if len(self.profiled) < MEMORY_STEPS:
+                return False
+            self.stop_watch()
+            return True
+        if number == MEMORY_STEP and self.task["memory"] and not self.profiled:
+            return self._start_watch()
+        return False
+
+    def _start_watch(self) -> bool:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            return False
+        from windtunnel.emulate.memory import MemoryWatch
+
+        watch = MemoryWatch()
+        if watch.start(self.optimizers):
+            watch.mark()
+            self._watch = watch
+        else:
+            self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
+        return True
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        """Know all optimizers; see where gradients lie."""
+        if all(known is not optimizer for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        if self._watch is not None:
+            self._watch.note_gradients(self.optimizers)
+
+    def stop_watch(self) -> None:
+        """Read the profiler's log."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self.memory = watch.stop(self.folder, self._folders())
+
+    def _folders(self) -> list[str]:
+        here = [os.getcwd()]
+        if not self.task["launch"]["is_module"]:
+            here.append(str(Path(self.task["launch"]["target"]).resolve().parent))
+        return here
+
+
+def main() -> None:
+    """Run the task of the folder named on the command line."""
+    folder = Path(sys.argv[1])
+    task = json.loads((folder / "task.json").read_text())
+    _die_with_parent()
+    journal = Journal(folder, task)
+    outcome: dict[str, Any] = {}
+    status = 0
+    try:
+        with _prepared(task):
+            outcome = _recorded(task, journal) if task["tape"][:1] == ["record"] else _emulated(task, journal, outcome)
+        outcome.setdefault("status", "ok")
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+        outcome |= {"status": "ok" if status == 0 else "exit", "exit": status}
+    except KeyboardInterrupt:
+        status = 130
+        outcome |= {"status": "interrupted"}
+    except BaseException as error:  # whatever a script can raise
+        status = 2 if isinstance(error, UserError) else 1
+        outcome |= told(error)
+    outcome |= _facts(journal)
+    partial = folder / "outcome.json.partial"
+    partial.write_text(json.dumps(outcome))
+    partial.replace(folder / "outcome.json")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads that the script left do not keep it
+
+
+def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from windtunnel.capture.script._torch_compat import Replacements
+    from windtunnel.capture.script._torch_compat_emulate import checkpoints_of_one_rank
+    from windtunnel.capture.script.letters import LetterBox
+    from windtunnel.capture.script.world import World
+
+    launch = launch_of(task)
+    on_gpu = torch.cuda.is_available()
+    listener, policy, undo = (_on_gpu if on_gpu else _on_cpu)(task, launch, journal)
+    world = World(
+        task["rank"],
+        launch.world_size,
+        local_world_size=launch.local_world_size,
+        peers=policy,
+        listener=listener,
+        mailbox=LetterBox(journal.folder, task["rank"]),
+        devices=("cpu", "cuda") if on_gpu else ("cpu",),
+    )
+    replaced = Replacements()
+    try:
+        with world:
+            checkpoints_of_one_rank(replaced, journal.notes.append)
+            _run(launch)
+    finally:
+        replaced.undo()
+        undo()
+        journal.stop_watch()
+        journal.notes += world.notes
+    return outcome
+
+
+def _on_cpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
+    from windtunnel.emulate.listen import Listening, optimizer_hooks
+
+    conductor = journal.conductor = _conductor(task, launch)
+    listening = Listening(
+        conductor,
+        on_step=journal.on_step,
+        learns=lambda: not journal.profiling,
+        started=lambda call, ticket: journal.heard(call),
+    )
+    undo = optimizer_hooks(listening.optimizer, listening.end_step, journal.before_optimizer)
+    return listening, _policy(task, journal), undo
+
+
+def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
+    """Stream-ordered. Not yet run on a GPU."""
+    from windtunnel.capture.script import work
+    from windtunnel.emulate.cuda_device import TorchCuda
+    from windtunnel.emulate.hold import Holding
+    from windtunnel.emulate.lines import NOT_RUN_ON_GPU
+    from windtunnel.emulate.listen import optimizer_hooks
+    from windtunnel.training.keeping import memory_document
+
+    conductor = journal.conductor = _conductor(task, launch)
+
+    def seen(step: ObservedStep) -> list[Any]:
+        journal.on_step(len(journal.step_s) + 1, step)
+        return conductor.holds(step)
+
+    device = TorchCuda(communicator_bytes=int(memory_document()["communicator_mib"]) << 20)
+    holding = Holding(device, conductor.seconds_of, _policy(task, journal), on_step=seen, started=journal.heard)
+    journal.notes.append(NOT_RUN_ON_GPU)
+    hooks = optimizer_hooks(holding.optimizer, holding.end_step, journal.before_optimizer)
+    futures = holding.futures_of(work.VirtualWork)
+
+    def undo() -> None:
+        hooks()
+        futures()
+        device.memory.release()
+
+    return holding, holding.policy, undo
+
+
+def _recorded(task: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
+    import torch
+
+    from windtunnel.emulate.record_real import Recording
+    from windtunnel.emulate.tape import TapeWriter
+
+    launch = launch_of(task)
+    path = Path(task["tape"][1])
+    facts = {"rank": task["rank"], "world_size": launch.world_size, "torch": str(torch.__version__)}
+    writer = TapeWriter(path, facts)
+    recording = Recording(writer, ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",))
+    try:
+        with recording:
+            _run(launch)
+    except BaseException:
+        writer.discard()
+        raise
+    writer.close()
+    unread = recording.unread()
+    return {"tape": {"communications": writer.communications, "bytes": writer.bytes, "unread": unread}}
+
+
+def _run(launch: Any) -> None:
+    """The script; ending itself with success is an end like any other."""
+    from windtunnel.capture.script.session import run_script
+
+    try:
+        run_script(launch)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+
+
+def _conductor(task: Mapping[str, Any], launch: Any) -> Conductor:
+    from windtunnel.emulate.conductor import Conductor
+    from windtunnel.emulate.prices import seconds_on
+    from windtunnel.hardware import parse_cluster
+
+    cluster = parse_cluster(task["cluster"])
+    same: Any = range(launch.world_size)
+    others = None
+    if task["captured"]:
+        same, others = _captured(task, cluster)
+    slow = {int(rank): float(factor) for rank, factor in task["slow"].items()}
+    return Conductor(
+        task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
+        jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
+    )  # fmt: skip
+
+
+def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
+    from windtunnel.capture.script.folder import load_job
+    from windtunnel.capture.script.pricing import ATTENTION, GEMM, op_pricer
+    from windtunnel.emulate.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
+
+    job = load_job(Path(task["captured"]))
+    if len(set(job.runs.tolist())) == 1:
+        return range(job.world_size), None
+    pricer = op_pricer(cluster)
+
+    def price(op: Any) -> tuple[float, int]:
+        if op.kind not in ("compute", "copy"):
+            return 0.0, KERNELS
+        priced = pricer.price(op)
+        if priced is None:
+            return 0.0, KERNELS
+        part = OPTIMIZER if op.phase == "optimizer" else PRODUCTS if priced.category in (GEMM, ATTENTION) else KERNELS
+        return priced.price.seconds, part
+
+    return other_classes(job, task["rank"], price)
+
+
+def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
+    from windtunnel.capture.script import peers
+    from windtunnel.emulate.shards import TiedShards
+
+    tied = TiedShards(peers.PEERS_LIKE_ME).policy()
+    policy = peers.PeerPolicy(peers.noise) if task["data"] == "noise" else tied
+    if task["tape"][:1] == ["replay"]:
+        from windtunnel.emulate.tape import Tape, player
+
+        tape = Tape(Path(task["tape"][1]))
+        of_rank = (tape.facts.get("rank"), tape.facts.get("world_size"))
+        if of_rank != (task["rank"], task["launch"]["world_size"]):
+            raise UserError(
+                f"{tape.path} was recorded on rank {of_rank[0]} of {of_rank[1]}, this is rank {task['rank']} of "
+                f"{task['launch']['world_size']}; give --rank {of_rank[0]} --world-size {of_rank[1]}"
+            )
+        play = player(tape, journal.notes.append)
+        otherwise = {kind: peers.recorded(play, fill) for kind, fill in policy.by_kind.items()}
+        return peers.PeerPolicy(peers.recorded(play, policy.default), otherwise)
+    return policy
+
+
+def launch_of(task: Mapping[str, Any]) -> Any:
+    """The launch line of a task."""
+    from windtunnel.capture.script.arguments import Launch
+
+    given = task["launch"]
+    return Launch(**{**given, "arguments": tuple(given["arguments"])})
+
+
+@contextlib.contextmanager
+def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
+    if task["tape"][:1] != ["record"]:
+        os.environ.update(launch_of(task).environment(task["rank"]))
+    import torch  # noqa: F401 - before the clock of the script runs
+
+    yield
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    """What the parent says of an error: message, place in the script, traceback."""
+    from windtunnel.capture.script.session import place_in_script
+
+    place = place_in_script(error.__traceback__)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, WindtunnelError):
+        return {"status": "refused", "message": text, "place": place}
+    message = f"{type(error).__name__}: {text[:600]}"
+    outcome: dict[str, Any] = {"status": "raised", "message": message, "place": place, "traceback": _traceback(error)}
+    if is_out_of_memory(error):
+        frames = [f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)]
+        outcome |= {"status": "out of memory", "stack": frames[::-1][:24], "op": frames[-1] if frames else ""}
+    return outcome
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the device or of the host."""
+    name, text = type(error).__name__, str(error)
+    return name in ("OutOfMemoryError", "MemoryError") or (
+        name == "RuntimeError" and ("not enough memory" in text or "can't allocate memory" in text)
+    )
+
+
+def _traceback(error: BaseException) -> str:
+    """As Python prints it, from the script's first frame on."""
+    trace = error.__traceback__
+    ours = str(Path(__file__).resolve().parent.parent)
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith((ours, "<frozen runpy")):
+            break
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+
+
+def _facts(journal: Journal) -> dict[str, Any]:
+    conductor = journal.conductor
+    if conductor is None:
+        return {"notes": journal.notes}
+    from windtunnel.emulate.timeline import events_of_peer, events_of_real
+
+    events: list[Any] = []
+    if journal.last is not None:
+        events += events_of_real(conductor.rank, journal.last)
+        for rank, watched in conductor.last_watched.items():
+            factor = conductor.slow.get(rank)
+            events += events_of_peer(rank, watched, f"slow by {factor:g}" if factor else "")
+    memory = journal.memory
+    if memory is None:
+        from windtunnel.emulate.memory import cuda_peak
+
+        memory = cuda_peak() if "torch" in sys.modules else None
+    return {
+        "steps": conductor.n_steps,
+        "step_s": journal.step_s,
+        "blocked_s": journal.blocked_s,
+        "profiled": journal.profiled,
+        "kinds": {kind: [count, journal.kind_bytes[kind]] for kind, count in sorted(journal.kinds.items())},
+        "settled_at": conductor.settled_at,
+        "movement": conductor.movement if conductor.movement != float("inf") else None,
+        "unplanned": conductor.unplanned,
+        "planned": conductor.planned,
+        "replayed_step_s": conductor.replayed_step_s,
+        "memory": memory.to_dict() if memory is not None else None,
+        "peak_rss_bytes": _peak_rss(),
+        "events": events,
+        "notes": journal.notes,
+        "cpu_s": time.process_time(),
+    }
+
+
+def _peak_rss() -> int:
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
+def _die_with_parent() -> None:
+    """If the command is killed, so is this (Linux)."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+    import signal
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1:
+        os._exit(137)
+
+
+if __name__ == "__main__":
+    main()

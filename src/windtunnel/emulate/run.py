@@ -1,0 +1,310 @@
+"""Running a script as one real rank among virtual peers: the process around it.
+
+    emulate(Emulation(launch, rank=0, cluster="h100-sxm:1024", ...)) -> Outcome
+
+The script runs in a process of its own (`rank.py`), in a session of its own. It is ended, with everything it started,
+when it is done, fails, is interrupted, or when this process goes; its folder of temporary files goes with it. Control
+messages that it waits for (pipelines send shapes) come from peers that are captured on the side, on demand
+(`windtunnel.capture.script`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from windtunnel.capture.script import letters, zygote
+from windtunnel.errors import SpecError, UserError
+
+if TYPE_CHECKING:
+    from windtunnel.capture.script.arguments import Launch
+
+FOLDER_PREFIX = "windtunnel-run-"
+WATCHED = 8  # virtual peers drawn in the timeline
+_LOOK_S, _END_S, _KILL_S = 0.05, 10.0, 5.0
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What to run, and how."""
+
+    launch: Launch
+    rank: int
+    cluster: str  # `parse_cluster` takes it; as many GPUs as ranks
+    slow: Mapping[int, float] = field(default_factory=dict)  # rank -> how many times longer it computes
+    jitter: bool = False  # virtual peers run the real rank's steps drawn at random, instead of a typical one
+    seed: int = 0
+    data: Literal["like-me", "noise"] = "like-me"
+    tape: tuple[str, str] | None = None  # ("record" | "replay", path)
+    captured: Path | None = None  # a captured folder: programs of ranks unlike the real one
+    memory: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. `facts` is what the real rank told: docs/emulate.md lists its keys."""
+
+    status: str  # ok | exit | raised | refused | out of memory | interrupted | died
+    exit_status: int
+    facts: Mapping[str, Any]
+    message: str = ""
+    place: str = ""  # file:line of the script
+    details: str = ""  # traceback
+
+    @property
+    def settled_steps_s(self) -> list[float]:
+        """Steps after the plan held, or the second half; without those that a profiler slowed."""
+        steps, profiled = self.facts.get("step_s") or [], set(self.facts.get("profiled") or ())
+        known = [(number, seconds) for number, seconds in enumerate(steps) if number not in profiled]
+        settled = self.facts.get("settled_at")
+        if settled is not None:
+            late = [seconds for number, seconds in known if number + 1 >= settled]
+            if len(late) >= 3:
+                return late
+        return [seconds for _, seconds in known[len(known) // 2 :]]
+
+    @property
+    def step_s(self) -> float | None:
+        """Median of the settled steps."""
+        steps = self.settled_steps_s
+        return median(steps) if steps else None
+
+
+def emulate(asked: Emulation) -> Outcome:
+    """Run it. Whatever the end, no process and no temporary file is left.
+
+    Raises:
+        UserError: what is asked cannot be.
+        KeyboardInterrupt: interrupted; the script was told, and given time to end.
+    """
+    _check(asked)
+    _sweep()
+    with _terminated_is_an_end(), _Run(asked) as run:
+        return run.watch()
+
+
+class _Run:
+    def __init__(self, asked: Emulation) -> None:
+        self.asked = asked
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._peers: Any = None  # workers that play captured peers
+
+    def __enter__(self) -> _Run:
+        try:
+            task = {
+                "launch": asdict(self.asked.launch),
+                "rank": self.asked.rank,
+                "cluster": self.asked.cluster,
+                "slow": {str(rank): factor for rank, factor in self.asked.slow.items()},
+                "watch": watched(self.asked),
+                "jitter": self.asked.jitter,
+                "seed": self.asked.seed,
+                "data": self.asked.data,
+                "tape": list(self.asked.tape or ()),
+                "captured": str(self.asked.captured) if self.asked.captured else "",
+                "memory": self.asked.memory,
+            }
+            (self.folder / "task.json").write_text(json.dumps(task))
+            environment = dict(os.environ)
+            if self.asked.launch.local_world_size > 1:
+                environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+            environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler warns of what it cannot know
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "windtunnel.emulate.rank", str(self.folder)],
+                start_new_session=True,
+                env=environment,
+            )
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def watch(self) -> Outcome:
+        """Until it ends."""
+        assert self._process is not None
+        try:
+            while (status := self._process.poll()) is None:
+                key = letters.waits(self.folder, self.asked.rank)
+                if key is not None:
+                    self._deliver(key)
+                time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        return self._outcome(status)
+
+    def _outcome(self, status: int) -> Outcome:
+        facts: dict[str, Any] = {}
+        with suppress(FileNotFoundError, ValueError):
+            facts = json.loads((self.folder / "outcome.json").read_text())
+        if not facts:
+            return Outcome("died", 1, {}, died(status))
+        found = str(facts.get("status", "ok"))
+        message, place = str(facts.get("message", "")), str(facts.get("place", ""))
+        return Outcome(found, status, facts, message, place, str(facts.get("traceback", "")))
+
+    def _interrupt(self) -> None:
+        """Tell the script as a terminal would, and give it time; a second interrupt ends the patience."""
+        assert self._process is not None
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._process.wait(_END_S)
+
+    # Peers that send control messages
+
+    def _deliver(self, key: str) -> None:
+        """Have the sender of a control message played, and bring what it sent."""
+        from windtunnel.capture.script.launch import LOAD, PLAYER, TRY_TO_LOAD
+        from windtunnel.capture.script.workers import Workers
+
+        sender = letters.sender_of(key)
+        if sender is None:
+            return
+        if self._peers is None:
+            settings = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}
+            self._peers = Workers(settings)
+            self._peers.__enter__()
+        task = {
+            "launch": asdict(self.asked.launch),
+            "steps": 1,
+            "device": "cpu",
+            "answers": {},
+            "timeout_s": 600.0,
+        }
+        self._peers.run([sender], task)
+        for letter in sorted((self._peers.folder / letters.LETTERS).iterdir()):
+            place = self.folder / letters.LETTERS / letter.name
+            if not place.exists() and not letter.name.startswith("."):
+                letters.write_whole(place, letter.read_bytes())
+        if letters.waits(self.folder, self.asked.rank) == key:
+            raise UserError(
+                f"rank {self.asked.rank} waits for {letters.name_of(key)}, which rank {sender} did not send; the two "
+                "take different branches of the script: check who sends to whom"
+            )
+
+    # The end
+
+    def _close(self) -> None:
+        before = _hold_interrupts()
+        try:
+            if self._peers is not None:
+                self._peers.close()
+            process, self._process = self._process, None
+            if process is not None:
+                end_session(process)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the session that a process led, and take its status."""
+    until = time.monotonic() + _KILL_S
+    while True:
+        left = [pid for pid, _, session in zygote.processes() if session == process.pid and pid != os.getpid()]
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        ended = process.poll() is not None
+        if (ended and not left) or time.monotonic() > until:
+            return
+        time.sleep(0.01)
+
+
+def died(status: int) -> str:
+    """What the end of a process without a word tells."""
+    if status >= 0:
+        return f"the script's process ended with status {status} and said nothing: it called os._exit, perhaps"
+    name = signal.Signals(-status).name
+    if name == "SIGKILL":
+        return "the script's process was killed (SIGKILL): the machine is out of memory, perhaps; try a smaller batch"
+    return f"the script's process was ended by {name}; python -X faulthandler shows where"
+
+
+def watched(asked: Emulation) -> list[int]:
+    """Virtual peers for the timeline: slow ones, the next, the last."""
+    size, rank = asked.launch.world_size, asked.rank
+    wanted = [*sorted(asked.slow, key=lambda one: -asked.slow[one]), (rank + 1) % size, size - 1]
+    return [one for one in dict.fromkeys(wanted) if one != rank][:WATCHED]
+
+
+def _check(asked: Emulation) -> None:
+    size = asked.launch.world_size
+    if not 0 <= asked.rank < size:
+        raise SpecError("--rank", asked.rank, f"ranks are 0 to {size - 1}")
+    if asked.rank in asked.slow:
+        raise SpecError("--slow", f"gpu={asked.rank}", "is the real rank, which is as fast as it is: slow another")
+
+
+def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: int) -> dict[int, float]:
+    """Factors of `gpu=3:1.2` and `random=1%:1.2`; chance spares the real rank, which is as fast as it is.
+
+    Raises SpecError on disturbances that no peer can be given.
+    """
+    from windtunnel.training.disturbance_words import read_slow
+
+    found: dict[int, float] = {}
+    for one in read_slow(texts, cluster, seed):
+        if one.kind not in ("gpu", "random"):
+            raise SpecError("--slow", one.text, "virtual peers can be given gpu=NUMBER:FACTOR or random=SHARE%:FACTOR")
+        for rank in one.gpus:
+            if rank == real and one.kind == "random":
+                continue
+            found[rank] = max(found.get(rank, 1.0), one.factor)
+    return found
+
+
+@contextmanager
+def _terminated_is_an_end() -> Iterator[None]:
+    """Being told to end (a scheduler, `timeout`, a closed terminal) cleans up as an interrupt does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    with suppress(ValueError):  # not the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _sweep() -> None:
+    """Folders of runs that were killed before they could clean up."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hold_interrupts() -> Callable[[int, Any], Any] | int | None:
+    try:
+        return signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: no interrupt comes here
+        return None

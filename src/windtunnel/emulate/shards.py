@@ -1,0 +1,129 @@
+"""What peers' shards hold, so that a model that is sharded over thousands of ranks still learns.
+
+The real rank holds one part in n of each sharded parameter. Were every other part a copy of it (peers like me), all
+rows of a weight would be the same, every class would have the same logit, and a loss would stay where it is. So part i
+of a gathered parameter is the own part with its signs flipped, by a fixed random pattern d(i), d(own) = 1:
+
+    part i = d(i) * own
+
+which keeps the size of every weight, and its gradient with respect to the own part, which is what the optimizer should
+get, is the sum over all parts:
+
+    reduce-scatter: own gradient = sum over i of d(i) * gradient of part i, divided by the square root of their number
+
+(times n where the job asks for the sum), so that it is as large as that of one part. Of more than `MOST` parts as many
+are taken, others in each call. Training then is gradient descent on a model whose shards are tied: losses are finite
+and fall; they are not the losses of the real job (a tape has those).
+
+Gathers of parameters are known by being done in place (the own part is a part of the output), as FSDP2 and sharded
+optimizers do; the gradients by being scattered over the same group. Everything else is left to the policy beneath.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from windtunnel.capture.script.peers import Exchange, Fill, PeerPolicy, reduce_equals
+
+MOST = 16  # parts whose gradients are added up
+PERIOD = 4096  # a pattern repeats after so many elements
+_SEED = 20_26
+
+
+class TiedShards:
+    """The policy. Patterns are made once for each dtype and device."""
+
+    def __init__(self, beneath: PeerPolicy) -> None:
+        self._beneath = beneath
+        self._signs: dict[tuple[Any, Any], Any] = {}
+        self._sharding: set[tuple[int, ...]] = set()
+        self._turn = 0
+
+    def policy(self) -> PeerPolicy:
+        """With gathers and reduce-scatters of shards answered here."""
+        others: dict[str, Fill] = dict(self._beneath.by_kind)
+        gather, scatter = (others.get(kind, self._beneath.default) for kind in ("all_gather", "reduce_scatter"))
+        others["all_gather"] = self._either(self._gather, gather)
+        others["reduce_scatter"] = self._either(self._scatter, scatter)
+        return PeerPolicy(self._beneath.default, others)
+
+    def _either(self, mine: Callable[[Exchange], bool], otherwise: Fill) -> Fill:
+        def fill(exchange: Exchange) -> None:
+            if not mine(exchange):
+                otherwise(exchange)
+
+        return fill
+
+    def _gather(self, exchange: Exchange) -> bool:
+        n, place = exchange.size, exchange.call.position
+        if n == 1 or len(exchange.inputs) != len(exchange.outputs):
+            return False
+        pairs = []
+        for own, whole in zip(exchange.inputs, exchange.outputs, strict=True):
+            if not _is_plain(whole) or whole.numel() != n * own.numel() or not own.numel():
+                return False
+            rows = whole.view(n, -1)
+            if rows[place].data_ptr() != own.data_ptr():
+                return False
+            pairs.append((own.view(-1), rows))
+        self._sharding.add(exchange.call.members)
+        import torch
+
+        for own, rows in pairs:
+            for first, last in ((0, place), (place + 1, n)):
+                for begin, end, width in _blocks(own.numel()):
+                    if last > first:
+                        target = rows[first:last, begin:end].unflatten(1, (-1, width))
+                        signs = self._pattern(own, n, first, last, width)
+                        torch.mul(own[begin:end].view(1, -1, width), signs, out=target)
+        return True
+
+    def _scatter(self, exchange: Exchange) -> bool:
+        n, place = exchange.size, exchange.call.position
+        if exchange.call.members not in self._sharding or len(exchange.inputs) != len(exchange.outputs):
+            return False
+        if exchange.call.reduce_op not in ("sum", "avg", "premul_sum"):
+            return False
+        if not all(_is_plain(out) and own.numel() == n * out.numel() for own, out in
+                   zip(exchange.inputs, exchange.outputs, strict=True)):  # fmt: skip
+            return False
+        taken = min(n, MOST)
+        self._turn += taken - 1
+        others = [(place + 1 + (self._turn + step) % (n - 1)) % n for step in range(taken - 1)] if n > 1 else []
+        for own, out in zip(exchange.inputs, exchange.outputs, strict=True):
+            rows, total = own.reshape(n, -1), out.view(-1)
+            if rows[place].data_ptr() != total.data_ptr():
+                total.copy_(rows[place])
+            for part in others:
+                for begin, end, width in _blocks(total.numel()):
+                    signs = self._pattern(total, n, part, part + 1, width)
+                    of_part = rows[part, begin:end].view(1, -1, width)
+                    total[begin:end].view(1, -1, width).addcmul_(of_part, signs)
+            total.mul_(1.0 / math.sqrt(taken))
+            reduce_equals(out, exchange.call.reduce_op, n, exchange.factor)
+        return True
+
+    def _pattern(self, like: Any, n: int, first: int, last: int, width: int) -> Any:
+        """Signs of parts `first` to `last`: windows of one random row, each an element further."""
+        key = (like.dtype, like.device)
+        known = self._signs.get(key)
+        if known is None or known.numel() < n + PERIOD:
+            import torch
+
+            random = torch.Generator().manual_seed(_SEED)
+            bits = torch.randint(0, 2, (2 * n + PERIOD,), generator=random)
+            known = self._signs[key] = (2 * bits - 1).to(dtype=like.dtype, device=like.device)
+        return known.as_strided((last - first, 1, width), (1, 0, 1), first)
+
+
+def _is_plain(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() and tensor.element_size() > 1 and tensor.is_contiguous())
+
+
+def _blocks(count: int) -> list[tuple[int, int, int]]:
+    """(begin, end, width): whole periods, then the rest."""
+    whole = count // PERIOD * PERIOD
+    found = [(0, whole, PERIOD)] if whole else []
+    return [*found, (whole, count, count - whole)] if count > whole else found

@@ -1,0 +1,262 @@
+"""`windtunnel capture` on whole scripts: what comes out, what it says where it cannot, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from windtunnel.capture.script.classes import digest
+from windtunnel.capture.script.folder import CapturedFolder, load_job
+from windtunnel.capture.script.program_file import read_program
+from windtunnel.capture.script.zygote import FOLDER_PREFIX, processes
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
+
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+
+def main(doing):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert int(os.environ["LOCAL_RANK"]) == rank % int(os.environ["LOCAL_WORLD_SIZE"])
+    model = nn.Linear(8, 4).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(4):
+        more = doing == "odd" and rank == 5 or doing == "thirds" and rank % 3 == 1
+        x = torch.randn(9 if more else 8, 8, device=device)
+        loss = model(x).square().mean()
+        if doing == "raise" and step == 1:
+            raise ValueError("no such thing")
+        if doing == "wait" and rank == 0:
+            dist.recv_object_list([None], src=1)
+        if doing == "circle" and rank < 2:
+            dist.recv_object_list([None], src=1 - rank)
+        if doing == "sleep":
+            import time; time.sleep(60)
+        if doing == "unsupported":
+            dist.shrink_group([1])
+        if doing == "read" and loss.item() < 0:
+            raise SystemExit("diverged")
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+        if doing != "idle":
+            optimizer.step()
+        optimizer.zero_grad()
+    if doing == "exit":
+        sys.exit(0)
+
+main(sys.argv[1] if len(sys.argv) > 1 else "")
+"""
+
+LOADING = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.full((8,), float(index)), index % 4
+
+dist.init_process_group("gloo")
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in DataLoader(Numbers(), 8, num_workers=2, persistent_workers=True):
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def line(text: str) -> str:
+    """`train.py:17`, where the script says this."""
+    return f"train.py:{next(at for at, one in enumerate(SCRIPT.lstrip().splitlines(), 1) if text in one)}"
+
+
+def capture(folder: Path, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run the verb in `folder`, with temporary files in `folder/tmp`."""
+    return subprocess.run(
+        [sys.executable, "-m", "windtunnel", "capture", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(folder),
+        timeout=timeout,
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    return {**os.environ, "TMPDIR": str(temporary), "COLUMNS": "150"}
+
+
+def left_over(folder: Path) -> list[str]:
+    """Temporary files, half-written folders, and processes that know this folder."""
+    found = [str(path) for path in (folder / "tmp").glob(f"{FOLDER_PREFIX}*")]
+    found += [str(path) for path in folder.glob(".captured*")]
+    for pid, _, _ in processes():
+        try:
+            known = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+        except OSError:
+            continue
+        if f"TMPDIR={folder / 'tmp'}\0" in known and pid != os.getpid():
+            found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT.lstrip())
+    (tmp_path / "loading.py").write_text(LOADING.lstrip())
+    return tmp_path
+
+
+def test_a_script_is_captured_at_full_scale_and_says_so_in_short(folder: Path) -> None:
+    done = capture(folder, "--cluster", "h100-sxm:8192", "--steps=3", "train.py", "read")
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "8,192 ranks",
+        "1 class of ranks",
+        "all_reduce",
+        f"{line('item() < 0')}: 2.0",
+        "8,191 peers",
+        "windtunnel predict",
+    ):
+        assert text in done.stdout
+    job = load_job(folder / "captured")
+    assert job.world_size == 8192
+    assert set(job.runs.tolist()) == {0}
+    assert [len(family.groups) for family in job.families] == [1]
+    program = job.programs[0]
+    assert [op.communication.kind for op in program.ops if op.communication] == ["all_reduce"] * 2
+    assert program.facts["step"] == 3
+    assert not left_over(folder)
+
+
+def test_what_follows_the_script_is_the_scripts(folder: Path) -> None:
+    (folder / "words.py").write_text("import sys\nraise ValueError(' '.join(sys.argv))\n")
+    done = capture(folder, "--world-size", "4", "words.py", "--world-size", "9", "--help", "--out", "x", "--seed=1.5")
+    assert done.returncode == 2
+    assert "words.py --world-size 9 --help --out x --seed=1.5" in done.stderr
+
+
+def test_a_module_is_run_as_torchrun_runs_it(folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("")
+    (folder / "package" / "part.py").write_text("from package import __name__ as name\n" + SCRIPT)
+    done = capture(folder, "--nnodes=2", "--nproc_per_node", "8", "--ranks", "15", "--json", "-m", "package.part")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["world_size"] == 16
+    assert [entry["rank"] for entry in document["classes"]] == [15]
+    assert read_program(folder / "captured" / "rank_15.jsonl.gz").rank == 15
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.py", "raise"], f"rank 0: {line('no such thing')}: ValueError: no such thing"),
+        (["train.py", "idle"], "ended after 0 steps"),
+        (["--steps", "9", "train.py", "exit"], "ended after 4 steps, and step 9"),
+        (["train.py", "wait"], f"ended without sending, at {line('src=1)')}"),
+        (["train.py", "circle"], f"waits too, at {line('src=1 - rank')}"),
+        (["--timeout", "3", "train.py", "sleep"], f"within 3 s, at {line('sleep(60)')}"),
+        (["train.py", "unsupported"], f"{line('shrink_group')}: shrink_group"),
+        (["--answer", f"{line('item() < 0')}=-1", "train.py", "read"], "ended itself (exit status diverged)"),
+        (["--answer", "colour=1", "train.py"], "is no answer"),
+        (["--answer", "flag=1", "train.py"], "give true or false"),
+        (["--ranks", "8", "train.py"], "ranks are 0 to 7"),
+        (["--out", "tmp/..", "train.py"], "other things in it"),
+    ],
+)
+def test_what_cannot_be_captured_is_said_in_one_line_with_its_place(words: list[str], said: str, folder: Path) -> None:
+    done = capture(folder, "--device", "cpu", "--world-size", "8", *words)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2
+    assert last.startswith("windtunnel: error: ")
+    assert said in last, done.stderr
+    assert "windtunnel/" not in done.stderr.replace(str(folder), "")
+    assert not (folder / "captured").exists()
+    assert not left_over(folder)
+
+
+def test_ranks_that_no_few_stand_for_are_not_folded(folder: Path) -> None:
+    """Every third rank has more rows: random draws see it, and no interval of ranks explains it."""
+    done = capture(folder, "--device", "cpu", "--world-size", "128", "train.py", "thirds")
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "no few ranks stand for all 128" in last
+    assert "op 0 (aten.randn, other): outputs: float32[" in last
+    assert not (folder / "captured").exists()
+    assert not left_over(folder)
+
+
+@pytest.mark.parametrize("how", [["--representatives", "all"], ["--verify", "8"]])
+def test_an_odd_rank_that_is_seen_becomes_a_class(how: list[str], folder: Path) -> None:
+    done = capture(folder, "--device", "cpu", "--world-size", "8", *how, "train.py", "odd")
+    assert done.returncode == 0, done.stderr
+    found = CapturedFolder(folder / "captured")
+    assert [found.class_of(rank) for rank in range(8)] == [0, 0, 0, 0, 0, 5, 0, 0]
+
+
+def test_data_loader_workers_work_and_die_with_their_rank(folder: Path) -> None:
+    done = capture(folder, "--device", "cpu", "--world-size", "2", "loading.py")
+    assert done.returncode == 0, done.stderr
+    assert not left_over(folder)
+
+
+def test_an_earlier_capture_is_replaced_whole(folder: Path) -> None:
+    assert capture(folder, "--world-size", "4", "--ranks", "0-3", "train.py").returncode == 0
+    assert capture(folder, "--world-size", "4", "--ranks", "1", "train.py").returncode == 0
+    assert sorted(path.name for path in (folder / "captured").iterdir()) == ["captured.yaml", "rank_1.jsonl.gz"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
+def test_representatives_equal_all_16_ranks_of_every_schedule(schedule: str, tmp_path: Path) -> None:
+    """pp 4 x dp 2 x tp 2: the capture from representatives equals that of all ranks, rank by rank."""
+    script = [str(EXAMPLES / "train_3d.py"), "--pp", "4", "--tp", "2", "--schedule", schedule]
+    for name, how in (("few", ["--verify", "0"]), ("all", ["--representatives", "all"])):
+        done = capture(tmp_path, "--world-size", "16", "--out", name, *how, *script, timeout=900)
+        assert done.returncode == 0, done.stderr
+    few, every = CapturedFolder(tmp_path / "few"), CapturedFolder(tmp_path / "all")
+    digests = {path: {rank: digest(path.program(rank)) for rank in path.kept} for path in (few, every)}
+    for rank in range(16):
+        assert digests[few][few.class_of(rank)] == digests[every][every.class_of(rank)]
+    assert len(few.kept) == len(every.kept) == 4
+
+
+@pytest.mark.slow
+def test_interrupted_at_any_of_20_moments_it_leaves_nothing(folder: Path) -> None:
+    order = random.Random(5)
+    statuses = set()
+    for _ in range(20):
+        words = ["--device", "cpu", "--world-size", "2", "--steps", "3", "loading.py"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "windtunnel", "capture", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env=environment(folder),
+            start_new_session=True,
+        )
+        time.sleep(order.uniform(0.3, 4.0))
+        os.killpg(process.pid, signal.SIGINT)
+        statuses.add(process.wait(30))
+        assert not left_over(folder)
+    assert statuses <= {0, 130, -signal.SIGINT}
+    assert 130 in statuses

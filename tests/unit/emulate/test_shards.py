@@ -1,0 +1,60 @@
+"""Shards that are tied to the real rank's own."""
+
+from typing import Any
+
+import pytest
+
+from windtunnel.capture.script.communication import Communication
+from windtunnel.capture.script.peers import PEERS_LIKE_ME, Exchange
+from windtunnel.emulate.shards import PERIOD, TiedShards
+
+torch = pytest.importorskip("torch")
+
+
+def call(kind: str, n: int, place: int, reduce_op: str = "") -> Communication:
+    return Communication(kind, "0", tuple(range(n)), place, 0, reduce_op=reduce_op)
+
+
+def gathered(policy: Any, own: Any, n: int, place: int) -> Any:
+    whole = torch.full((n * own.numel(),), float("nan"), dtype=own.dtype)
+    part = whole[place * own.numel() : (place + 1) * own.numel()]
+    part.copy_(own)
+    policy.fill(Exchange(call("all_gather", n, place), (part,), (whole,), lambda tensor: None))
+    return whole.view(n, -1)
+
+
+@pytest.mark.parametrize(("n", "place", "count"), [(4, 1, 10), (3, 2, PERIOD + 7), (1024, 5, 3), (2, 0, 2 * PERIOD)])
+def test_parts_are_as_large_as_the_own_one_and_differ(n: int, place: int, count: int) -> None:
+    own = torch.randn(count)
+    rows = gathered(TiedShards(PEERS_LIKE_ME).policy(), own, n, place)
+    assert torch.equal(rows[place], own)
+    assert torch.equal(rows.abs(), own.abs().expand(n, count))
+    if count > 8:
+        assert len({tuple(row.tolist()) for row in rows}) == n
+
+
+def test_the_own_gradient_is_that_of_all_tied_parts() -> None:
+    """By autograd: a loss of the gathered parameter, differentiated with respect to the own part."""
+    n, place, count = 5, 2, PERIOD + 3
+    policy = TiedShards(PEERS_LIKE_ME).policy()
+    own = torch.randn(count, dtype=torch.float64)
+    signs = gathered(policy, own, n, place) / own
+    tied = own.clone().requires_grad_()
+    weights = torch.randn(n, count, dtype=torch.float64)
+    (weights * (tied * signs)).sum().backward()
+    out = torch.empty(count, dtype=torch.float64)
+    full = weights.reshape(-1).clone()  # the gradient with respect to the gathered parameter
+    policy.fill(Exchange(call("reduce_scatter", n, place, "avg"), (full,), (out,), lambda tensor: None))
+    torch.testing.assert_close(out, tied.grad / n**0.5)
+    policy.fill(Exchange(call("reduce_scatter", n, place, "sum"), (full,), (out,), lambda tensor: None))
+    torch.testing.assert_close(out, tied.grad * n**0.5)
+
+
+def test_gathers_that_are_not_in_place_are_left_to_the_policy_beneath() -> None:
+    policy = TiedShards(PEERS_LIKE_ME).policy()
+    own, whole = torch.randn(4), torch.empty(12)
+    policy.fill(Exchange(call("all_gather", 3, 0), (own,), (whole,), lambda tensor: None))
+    assert torch.equal(whole.view(3, 4), own.expand(3, 4))
+    full, out = torch.arange(12.0), torch.empty(4)
+    policy.fill(Exchange(call("reduce_scatter", 3, 1, "sum"), (full,), (out,), lambda tensor: None))
+    assert out.tolist() == [12.0, 15.0, 18.0, 21.0]
