@@ -75,7 +75,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start_new_session=True,
     )
     try:
-        launcher.communicate(json.dumps(runs), timeout=300)
+        launcher.communicate(json.dumps(runs), timeout=600)
     finally:
         with suppress(ProcessLookupError):  # ranks that still wait for each other, if there are any
             os.killpg(launcher.pid, signal.SIGKILL)

@@ -70,7 +70,9 @@ def run(folder: Path, text: str, *options: str, **more: str) -> subprocess.Compl
     script = folder / "train.py"
     script.write_text(text)
     words = line(script, *options)
-    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment(folder, **more), timeout=300)
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=folder, env=environment(folder, **more), timeout=300
+    )
     assert list((folder / "tmp").glob("windtunnel-*")) == [], "temporary files are left"
     return done
 
@@ -174,7 +176,9 @@ def test_checkpoints_are_saved_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_runs(tmp_path: Path) -> None:
-    text = DDP.replace("DistributedDataParallel(model)", "DistributedDataParallel(torch.compile(model, backend='aot_eager'))")
+    text = DDP.replace(
+        "DistributedDataParallel(model)", "DistributedDataParallel(torch.compile(model, backend='aot_eager'))"
+    )
     done = run(tmp_path, text + train(4), "--no-memory")
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 4
@@ -216,7 +220,9 @@ def test_an_interrupt_ends_everything_and_leaves_nothing(tmp_path: Path, number:
     _, told = process.communicate(timeout=60)
     assert process.returncode in ({signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15)}[number]), told
     for pid in started:
-        assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
+        assert (
+            not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
+        )
     assert list((tmp_path / "tmp").glob("windtunnel-*")) == []
     assert b"Traceback" not in told.split(b"KeyboardInterrupt")[-1]
 

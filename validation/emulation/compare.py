@@ -59,7 +59,9 @@ def undisturbed(run: Callable[[], Any], most: float, tries: int, log: dict[str, 
     return best
 
 
-def emulation(words: list[str], rank: int, device: str, options: list[str], core: int, folder: str) -> subprocess.Popen[bytes]:
+def emulation(
+    words: list[str], rank: int, device: str, options: list[str], core: int, folder: str
+) -> subprocess.Popen[bytes]:
     """An emulation of one rank, pinned; its report goes to FOLDER/RANK.out."""
     line = [
         *(*pinned(core), sys.executable, "-m", "windtunnel", "run", "--rank", str(rank), "--world-size", "2"),
@@ -108,7 +110,18 @@ def main() -> None:
         if kind == "pp":
             folder = Path(args.captured or tempfile.mkdtemp()) / f"captured_{kind}"
             if not folder.exists():
-                line = [sys.executable, "-m", "windtunnel", "capture", "--world-size", "2", "--device", "cpu", "--out", str(folder)]
+                line = [
+                    sys.executable,
+                    "-m",
+                    "windtunnel",
+                    "capture",
+                    "--world-size",
+                    "2",
+                    "--device",
+                    "cpu",
+                    "--out",
+                    str(folder),
+                ]
                 subprocess.run([*line, str(JOB), *words], check=True, stdout=subprocess.DEVNULL)
             options += ["--captured", str(folder)]
         log: dict[str, Any] = {}
@@ -117,17 +130,31 @@ def main() -> None:
         blocks = []
         for _ in range(args.blocks):
             truth = undisturbed(lambda: run_truth(words), args.foreign, args.tries, log)  # noqa: B023
-            made = undisturbed(lambda: run_emulation(words, args.device, options, args.beside), args.foreign, args.tries, log)  # noqa: B023
+            made = undisturbed(
+                lambda: run_emulation(words, args.device, options, args.beside), args.foreign, args.tries, log
+            )
             true_s += truth[0]["seconds"][args.skip :]
             emulated_s += made["seconds"][args.skip :]
             blocks.append((median(truth[0]["seconds"][args.skip :]), median(made["seconds"][args.skip :])))
             one, other = blocks[-1]
-            print(f"  {kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms ({other / one - 1:+.2%})", flush=True)
+            print(
+                f"  {kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms ({other / one - 1:+.2%})",
+                flush=True,
+            )
         one, other = median(true_s), median(emulated_s)
-        found[kind] = {"truth_s": one, "emulated_s": other, "error": other / one - 1, "blocks": blocks, **log,
-                       "report": {k: v for k, v in made["report"].items() if k not in ("step_s", "blocked_s")}}
-        print(f"{kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms, error {other / one - 1:+.2%}; "
-              f"{log['runs']} runs for {2 * args.blocks} blocks, others took {max(log['foreign']):.1%} at most", flush=True)
+        found[kind] = {
+            "truth_s": one,
+            "emulated_s": other,
+            "error": other / one - 1,
+            "blocks": blocks,
+            **log,
+            "report": {k: v for k, v in made["report"].items() if k not in ("step_s", "blocked_s")},
+        }
+        print(
+            f"{kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms, error {other / one - 1:+.2%}; "
+            f"{log['runs']} runs for {2 * args.blocks} blocks, others took {max(log['foreign']):.1%} at most",
+            flush=True,
+        )
     Path(args.out).write_text(json.dumps(found, indent=1))
 
 

@@ -87,8 +87,21 @@ def parallel(args: argparse.Namespace, world: int) -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("ddp", "fsdp2", "tp", "pp"))
-    for name, value in dict(dim=256, layers=4, heads=8, ffn=704, vocab=1024, seq=128, batch=4, steps=12, seed=0,
-                            micro_batches=6, bucket_mb=2, same_batch=1, extra_us=0).items():
+    for name, value in dict(
+        dim=256,
+        layers=4,
+        heads=8,
+        ffn=704,
+        vocab=1024,
+        seq=128,
+        batch=4,
+        steps=12,
+        seed=0,
+        micro_batches=6,
+        bucket_mb=2,
+        same_batch=1,
+        extra_us=0,
+    ).items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--times")

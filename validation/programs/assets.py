@@ -1,7 +1,7 @@
 """What a program would download, made here instead: a tokenizer, a text data set. A few kilobytes, the same every time.
 
-torchtitan's test assets (`tests/assets/tokenizer`, `tests/assets/c4_test`) are in its repository, not in its wheel. These stand in
-for them: byte-level tokens and made-up sentences. Shapes, operations and memory depend on neither.
+torchtitan's test assets (`tests/assets/tokenizer`, `tests/assets/c4_test`) are in its repository, not in its wheel.
+These stand in for them: byte-level tokens and made-up sentences. Shapes, operations and memory depend on neither.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 VOCAB = 2_000  # torchtitan's own test tokenizer has as many, and its debug model 2,048 rows
-WORDS = "time year people way day man thing woman life child world school state family student group country problem".split()
+WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state")
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer on a small Llama and random tokens: nothing is downloaded. DDP by default; FSDP with `--fsdp`.
 
-    torchrun --nproc-per-node 2 hf_trainer.py
-    torchrun --nproc-per-node 2 hf_trainer.py --fsdp
+torchrun --nproc-per-node 2 hf_trainer.py
+torchrun --nproc-per-node 2 hf_trainer.py --fsdp
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def main() -> None:
     model = LlamaForCausalLM(config)
     more = {}
     if given.fsdp:
-        wrap = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "version": given.fsdp, "reshard_after_forward": True}
+        wrap = {
+            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+            "version": given.fsdp,
+            "reshard_after_forward": True,
+        }
         if given.fsdp == 1:
             wrap["reshard_after_forward"] = "full_shard"
         more = {"fsdp": "full_shard auto_wrap", "fsdp_config": wrap}

@@ -1,6 +1,6 @@
 """Lightning's Trainer on a small transformer and made-up tokens. DDP by default; `--strategy fsdp` shards.
 
-    torchrun --nproc-per-node 2 lightning_trainer.py
+torchrun --nproc-per-node 2 lightning_trainer.py
 """
 
 from __future__ import annotations

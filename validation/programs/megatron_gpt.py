@@ -1,8 +1,9 @@
-"""megatron-core's GPT, in the shape of its own `run_simple_mcore_train_loop.py`: random tokens in place of its mock data set.
+"""megatron-core's GPT, in the shape of its own `run_simple_mcore_train_loop.py`, on random tokens.
 
     torchrun --nproc-per-node 2 megatron_gpt.py --tp 2
 
-Layers are megatron-core's local ones (no Transformer Engine). Pipelines and the distributed optimizer as megatron-core has them.
+Layers are megatron-core's local ones (no Transformer Engine). Pipelines and the distributed optimizer as
+megatron-core has them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,16 @@ def forward_step(iterator, model):
 def main() -> None:
     """A few steps."""
     parser = argparse.ArgumentParser()
-    for name, value in {"tp": 1, "pp": 1, "vpp": 0, "cp": 1, "ep": 1, "experts": 0, "steps": 3, "micro-batches": 4}.items():
+    for name, value in {
+        "tp": 1,
+        "pp": 1,
+        "vpp": 0,
+        "cp": 1,
+        "ep": 1,
+        "experts": 0,
+        "steps": 3,
+        "micro-batches": 4,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)
@@ -108,7 +118,11 @@ def main() -> None:
         chunks.append(DistributedDataParallel(config, ddp, model))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
-            optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=given.distributed_optimizer
+            optimizer="adam",
+            lr=1e-3,
+            bf16=True,
+            params_dtype=torch.bfloat16,
+            use_distributed_optimizer=given.distributed_optimizer,
         ),
         chunks,
     )

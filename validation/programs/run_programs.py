@@ -1,12 +1,12 @@
-"""Run programs that are not ours, unmodified, under `windtunnel capture` and `windtunnel run`; write the table of docs/support.md.
+"""Run programs that are not ours, unmodified, under `windtunnel capture` and `windtunnel run`, for docs/support.md.
 
     python validation/programs/run_programs.py                    # all of them, into docs/support.md
     python validation/programs/run_programs.py --only torchtitan --no-large
     python validation/programs/run_programs.py --list
 
-Each program is captured at a small and at a large number of ranks, on pretended GPUs, and run as one real CPU rank where it can
-train on a CPU at all. Nothing is downloaded: tokenizer and text are made in a temporary folder (assets.py). Programs whose
-packages are not installed are left out, and named.
+Each program is captured at a small and at a large number of ranks, on pretended GPUs, and run as one real CPU rank
+where it can train on a CPU at all. Nothing is downloaded: tokenizer and text are made in a temporary folder
+(assets.py). Programs whose packages are not installed are left out, and named.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _titan(name: str, *words: str, small: int = 8, large: int = 1024) -> Program
     return Program(name, ("torchtitan",), line, small, large, run_on_cpu="torchtitan insists on an accelerator")
 
 
-def _script(name: str, package: str, file: str, *words: str, small: int = 8, large: int = 1024, cpu: str = "") -> Program:
+def _script(
+    name: str, package: str, file: str, *words: str, small: int = 8, large: int = 1024, cpu: str = ""
+) -> Program:
     return Program(name, (package,) if package else (), (str(HERE / file), *words), small, large, run_on_cpu=cpu)
 
 
@@ -103,14 +105,20 @@ PROGRAMS = (
     _script("transformers Trainer, FSDP 1", "transformers", "hf_trainer.py", "--fsdp", "1"),
     _script("transformers Trainer, FSDP 2", "transformers", "hf_trainer.py", "--fsdp", "2"),
     _script("Lightning, DDP", "lightning", "lightning_trainer.py"),
-    _script("Lightning, FSDP", "lightning", "lightning_trainer.py", "--strategy", "fsdp", cpu="Lightning wants a GPU for it"),
-    _script("megatron-core GPT, TP 2", "megatron-core", "megatron_gpt.py", "--tp", "2", cpu=_MEGATRON_CPU),
-    _script("megatron-core GPT, PP 2, TP 2", "megatron-core", "megatron_gpt.py", "--pp", "2", "--tp", "2", cpu=_MEGATRON_CPU),
     _script(
-        *("megatron-core GPT, PP 2 interleaved", "megatron-core", "megatron_gpt.py", "--pp", "2", "--vpp", "2"), cpu=_MEGATRON_CPU
+        "Lightning, FSDP", "lightning", "lightning_trainer.py", "--strategy", "fsdp", cpu="Lightning wants a GPU for it"
+    ),
+    _script("megatron-core GPT, TP 2", "megatron-core", "megatron_gpt.py", "--tp", "2", cpu=_MEGATRON_CPU),
+    _script(
+        "megatron-core GPT, PP 2, TP 2", "megatron-core", "megatron_gpt.py", "--pp", "2", "--tp", "2", cpu=_MEGATRON_CPU
     ),
     _script(
-        *("megatron-core GPT, MoE, EP 4", "megatron-core", "megatron_gpt.py", "--ep", "4", "--experts", "8"), cpu=_MEGATRON_CPU
+        *("megatron-core GPT, PP 2 interleaved", "megatron-core", "megatron_gpt.py", "--pp", "2", "--vpp", "2"),
+        cpu=_MEGATRON_CPU,
+    ),
+    _script(
+        *("megatron-core GPT, MoE, EP 4", "megatron-core", "megatron_gpt.py", "--ep", "4", "--experts", "8"),
+        cpu=_MEGATRON_CPU,
     ),
     _script(
         *("megatron-core GPT, distributed optimizer", "megatron-core", "megatron_gpt.py", "--distributed-optimizer"),
@@ -165,7 +173,19 @@ def capture(program: Program, ranks: int, place: Path, limit_s: float, verify: i
     """Capture at this size: what came of it."""
     line = program.large_line if program.large_line is not None and ranks == program.large else program.line
     out = place / f"captured-{abs(hash((program.name, ranks)))}"
-    words = ["capture", "--world-size", str(ranks), "--verify", str(verify), "--jobs", "1", "--json", "--out", str(out), *line]
+    words = [
+        "capture",
+        "--world-size",
+        str(ranks),
+        "--verify",
+        str(verify),
+        "--jobs",
+        "1",
+        "--json",
+        "--out",
+        str(out),
+        *line,
+    ]
     status, printed, errors, seconds = launched(words, place, limit_s)
     if status:
         return {"ok": False, "why": _why(errors), "seconds": seconds}
@@ -261,13 +281,15 @@ def page(rows: dict[str, dict[str, object]]) -> str:
         "",
         MARK,
         "",
-        "Unmodified programs under `windtunnel capture` (pretended GPUs, tensors without data) and `windtunnel run` (one real CPU rank,",
-        "all others virtual). The table is produced by running them: `python validation/programs/run_programs.py`.",
+        "Unmodified programs under `windtunnel capture` (pretended GPUs, tensors without data) and `windtunnel run`",
+        "(one real CPU rank, all others virtual). The table is produced by running them:",
+        "`python validation/programs/run_programs.py`.",
         "",
         f"Versions: {', '.join(_versions())}; Python {platform.python_version()}, {os.cpu_count()} cores.",
         "Tokenizer and text are made locally: torchtitan's own test assets are not in its wheel.",
         "",
-        "Columns: ranks, then seconds for the whole command, ranks that were run, classes found, and the most memory that one rank took.",
+        "Columns: ranks, then seconds for the whole command, ranks that were run, classes found, and the most memory",
+        "that one rank took on this machine.",
         "",
         "| program | captured at | captured large | one real rank |",
         "|---|---|---|---|",
@@ -292,13 +314,13 @@ def page(rows: dict[str, dict[str, object]]) -> str:
     lines += ["", "## What does not run, and why", "", *(reasons or ["Everything in the table runs."])]
     lines += [
         "",
-        "- torchtitan 0.3.0: its trainer calls `torch.distributed.set_timeout`, and its default `spmd_types` backend shards plain tensors",
-        "  with `fully_shard(dp_mesh_dims=...)`; PyTorch 2.13.0 has neither. 0.2.2 is what runs on PyTorch 2.13.",
+        "- torchtitan 0.3.0: its trainer calls `torch.distributed.set_timeout`, and its default `spmd_types` backend",
+        "  shards plain tensors with `fully_shard(dp_mesh_dims=...)`; PyTorch 2.13.0 has neither. 0.2.2 runs.",
         "- torchao 0.18 cannot be imported with Triton 3.9; Triton 3.8 works.",
         "- `torch.compile`: the script's graphs are not built; the same code is captured as eager ops.",
-        "- `flex_attention` is captured as one fused attention with a causal mask; a document mask costs less than that.",
+        "- `flex_attention` is captured as one fused causal attention; a document mask costs less than that.",
         "- CUDA graphs are refused: what they replay is never seen by PyTorch's dispatcher.",
-        "- Kernels written in CUDA or Triton by the program have no shapes to go by, unless they are registered as custom ops.",
+        "- Kernels of the program's own in CUDA or Triton need to be registered as custom ops with a fake form.",
         "",
     ]
     return "\n".join(lines)
@@ -306,7 +328,17 @@ def page(rows: dict[str, dict[str, object]]) -> str:
 
 def _versions() -> list[str]:
     found = []
-    for package in ("torch", "torchtitan", "transformers", "accelerate", "lightning", "megatron-core", "datasets", "torchao", "triton"):
+    for package in (
+        "torch",
+        "torchtitan",
+        "transformers",
+        "accelerate",
+        "lightning",
+        "megatron-core",
+        "datasets",
+        "torchao",
+        "triton",
+    ):
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

@@ -2,13 +2,17 @@
 
     python validation/programs/torchtitan_rows.py --table training_tune.csv --work /tmp/rows
 
-Each layout of the table's torchtitan rows is captured at its own number of ranks by `windtunnel capture -m torchtitan.train ...`
-(no GPU), then priced on the cluster of the row. No constant is fitted here. `--work` keeps the captured folders.
+Each layout of the table's torchtitan rows is captured at its own number of ranks by `windtunnel capture -m
+torchtitan.train ...` (no GPU), then priced on the cluster of the row. No constant is fitted here. `--work` keeps the
+captured folders.
 
 What differs between a row and its capture is said in its last column:
-- torchtitan there was of December 2024 on a nightly build of PyTorch 2.6; here it is the version that is installed, on PyTorch 2.13.
-- compile: rows with torch.compile are captured, and priced, eager. fp8: captured in bf16 (its conversion wants compile).
+- torchtitan there was of December 2024 on a nightly build of PyTorch 2.6; here it is the version that is installed,
+  on PyTorch 2.13.
+- compile: rows with torch.compile are captured, and priced, eager. fp8: captured in bf16 (its conversion wants
+  compile).
 - async TP is not captured: the row is the same script as the one without.
+
 Memory is what torchtitan printed: the most that the allocator had reserved.
 """
 
@@ -43,7 +47,14 @@ class Layout:
 def layout_of(row: dict[str, str]) -> Layout:
     """torchtitan's arguments for a row of the table."""
     size = row["model"].removeprefix("Llama-3-")
-    words = ["--model.flavor", size, "--training.seq_len", row["seq_len"], "--training.local_batch_size", row["micro_batch"]]
+    words = [
+        "--model.flavor",
+        size,
+        "--training.seq_len",
+        row["seq_len"],
+        "--training.local_batch_size",
+        row["micro_batch"],
+    ]
     words += SELECTIVE if row["recompute"].startswith("selective") else FULL
     name = f"{size.lower()}-{row['n_gpus']}-{int(row['seq_len']) // 1024}k"
     for column, option in (("tp", "tensor"), ("cp", "context"), ("pp", "pipeline")):
@@ -85,7 +96,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True, help="training_tune.csv")
     parser.add_argument("--work", type=Path, help="folder for what is captured (a temporary one)")
-    parser.add_argument("--verify", type=int, default=1, help="ranks drawn at random that must equal their representative")
+    parser.add_argument(
+        "--verify", type=int, default=1, help="ranks drawn at random that must equal their representative"
+    )
     parser.add_argument("--only", help="rows, with commas between them: titan-001,titan-004")
     given = parser.parse_args()
     with given.table.open() as lines:
@@ -95,7 +108,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as spare:
         work = given.work or Path(spare)
         work.mkdir(parents=True, exist_ok=True)
-        print("| row | model | GPUs | seq | measured s | predicted s | error | measured GiB | predicted GiB | error | not captured |")
+        print("| row | model | GPUs | seq | measured s | predicted s | error |", end="")
+        print(" measured GiB | predicted GiB | error | not captured |")
         print("|---|---|---|---|---|---|---|---|---|---|---|")
         for row in rows:
             layout = layout_of(row)

@@ -121,7 +121,8 @@ def _asked(
         remedy = "name a cluster of as many GPUs as there are ranks"
         raise LayoutError(f"{line.world_size} ranks do not fill --cluster {cluster} ({found.n_gpus} GPUs)", remedy)
     chosen = _rank(rank, line)
-    return Emulation(line, chosen, cluster, slow_ranks(slow, found, seed, chosen), jitter == "own", seed, data, parted, captured, memory)
+    slowed = slow_ranks(slow, found, seed, chosen)
+    return Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory)
 
 
 def _recording(words: Sequence[str], path: str) -> Emulation:

@@ -158,9 +158,7 @@ def _path(now: Replayed, places: _Places) -> tuple[PathPart, ...]:
         rank = int(now.captured.first_rank[program[begin]])
         what = words[int(time[number].argmax())]
         found.append(
-            PathPart(
-                rank, *places.of(rank), what, int(timeline.start_ns[path[begin]]), int(timeline.end_ns[path[end]])
-            )
+            PathPart(rank, *places.of(rank), what, int(timeline.start_ns[path[begin]]), int(timeline.end_ns[path[end]]))
         )
     return tuple(found)
 
@@ -206,4 +204,3 @@ def _ready(now: Replayed) -> NDArray[np.int64]:
     waiter = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
     np.maximum.at(ready, waiter, end[graph.dep_idx])
     return ready
-

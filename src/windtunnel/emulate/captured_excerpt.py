@@ -8,7 +8,6 @@ room. Each captured program is shown on the first class of ranks that runs it.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
@@ -38,24 +37,31 @@ def _rows(priced: PricedJob, now: Replayed, number: int, joined: bool) -> list[I
     first, last = int(now.captured.first_op[program]), int(now.captured.first_op[program + 1])
     ops = first + np.flatnonzero(timeline.end_ns[first:last] > timeline.start_ns[first:last])
     ops = ops[np.argsort(timeline.start_ns[ops], kind="stable")]
-    found: list[Interval] = []
+    found: list[tuple[str, str, str, int]] = []  # stream, label, category, start
+    ends: list[int] = []
     open_of: dict[str, int] = {}  # stream -> its last interval
-    for op in ops.tolist():
-        source = int(template.op_of[op - first])
-        captured = template.program.ops[source] if source >= 0 else None
-        stream = template.stream_names[int(template.stream[op - first])]
-        category = graph.categories[int(graph.category[op])].removeprefix("exposed ")
-        label = _joined_label(captured, category) if joined else graph.labels[int(graph.label[op])]
-        start, end = int(timeline.start_ns[op]), int(timeline.end_ns[op])
-        held = found[open_of[stream]] if stream in open_of else None
-        if joined and held is not None and held.label == label and start - held.end_ns <= JOINED_GAP_NS:
-            found[open_of[stream]] = replace(held, end_ns=end)
-            continue
+    labels: dict[tuple[int, str], str] = {}
+    columns = (ops - first, timeline.start_ns[ops], timeline.end_ns[ops], graph.category[ops], graph.label[ops])
+    for own, start, end, of_category, of_label in zip(*(column.tolist() for column in columns), strict=True):
+        source = int(template.op_of[own])
+        stream = template.stream_names[int(template.stream[own])]
+        category = graph.categories[of_category].removeprefix("exposed ")
+        label = graph.labels[of_label]
+        if joined:
+            label = labels.get((source, category), "")
+            if not label:
+                captured = template.program.ops[source] if source >= 0 else None
+                label = labels[source, category] = _joined_label(captured, category)
+            held = open_of.get(stream, -1)
+            if held >= 0 and found[held][1] == label and start - ends[held] <= JOINED_GAP_NS:
+                ends[held] = end
+                continue
         if len(found) == EXCERPT_OPS:
             break
         open_of[stream] = len(found)
-        found.append(Interval(number, stream, label, category, start, end))
-    return found
+        found.append((stream, label, category, start))
+        ends.append(end)
+    return [Interval(number, *row, end) for row, end in zip(found, ends, strict=True)]
 
 
 def _joined_label(op: Op | None, category: str) -> str:

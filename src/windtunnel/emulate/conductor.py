@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.capture.script.communication import Communication
-from windtunnel.emulate.observe import NO_CPU, ObservedStep, Observer, host_program, moved
+from windtunnel.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, moved
 from windtunnel.emulate.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
 
 WARM_UP = 3  # steps alike before peers run them: caches, allocator and optimizer state settle
@@ -37,16 +37,31 @@ OtherClasses = Callable[[HostProgram], Sequence[tuple[HostProgram, Sequence[int]
 class Ticket:
     """A communication that was begun: asked for its time until it has one."""
 
-    __slots__ = ("_ask", "_due", "place")
+    __slots__ = ("_ask", "_due", "left", "place", "seconds", "since")
 
-    def __init__(self, place: int, due: float | None, ask: Callable[[], float | None] | None = None) -> None:
-        self.place, self._due, self._ask = place, due, ask
+    def __init__(
+        self, place: int, due: float | None, ask: Callable[[], float | None] | None, seconds: float, takes: float
+    ) -> None:
+        self.place, self._due, self._ask, self.seconds = place, due, ask, seconds
+        self.left = takes  # seconds of this rank's processor that it still needs
+        self.since = float("-inf")  # until when these were paid for
 
     def due(self) -> float | None:
         """When it is done; None while that hangs on what the real rank does next."""
         if self._due is None and self._ask is not None:
             self._due = self._ask()
         return self._due
+
+    def pay(self, now: float) -> float:
+        """Seconds that the processor spent on it until now, and computing could not have; it is done so much later."""
+        due = self.due()
+        if due is None or self.left <= 0.0:
+            return 0.0
+        overlap = min(max(0.0, now - max(due - self.seconds, self.since)), self.left)
+        self.left -= overlap
+        self._due = due + overlap
+        self.since = now + overlap
+        return overlap
 
 
 @dataclass
@@ -62,6 +77,7 @@ class Conductor:
     jitter: bool = False
     seed: int = 0
     watch: Sequence[int] = ()
+    takes: SecondsOf | None = None  # of the rank's own processor, where a communication shares it with computing
     steps: deque[ObservedStep] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     alike: int = 0
     replay: Replay | None = None
@@ -79,6 +95,7 @@ class Conductor:
         self._random = np.random.Generator(np.random.PCG64(self.seed))
         self._arrivals: NDArray[np.float64] = np.zeros(0)
         self._off_plan = False
+        self._underway: list[Ticket] = []
         self._watched: dict[int, list[Watched]] = {}
         self._own_part: list[Watched] = []
         self._program: HostProgram | None = None
@@ -86,9 +103,25 @@ class Conductor:
 
     # ------------------------------------------------------------------------------------------------- the real rank
 
-    def begin(self, call: Communication, now: float, cpu: float = NO_CPU) -> Ticket:
-        """The real rank arrives at a communication."""
-        place = self._observer.begin(call, now, cpu) if self._observer is not None else -1
+    def begin(self, call: Communication, now: float, cpu: float = NO_CPU, came: Came | None = None) -> Ticket:
+        """The real rank arrives at a communication; `came`: where it had to share its processor before that."""
+        place = self._observer.begin(call, now, cpu, came) if self._observer is not None else -1
+        ticket = self._ticket(call, now, place)
+        if ticket.left > 0.0:
+            self._underway.append(ticket)
+        return ticket
+
+    def share(self, now: float, waits_for: Ticket | None = None) -> float:
+        """How long the real rank's processor was somebody else's since it was last asked: it goes on so much later."""
+        spent = 0.0
+        for one in self._underway:
+            spent += one.pay(now + spent)
+        self._underway = [one for one in self._underway if one.left > 0.0 and one is not waits_for]
+        return spent
+
+    def _ticket(self, call: Communication, now: float, place: int) -> Ticket:
+        seconds = self.seconds_of(call)
+        takes = self.takes(call) if self.takes is not None else 0.0
         replay = self.replay
         if replay is not None and not self._off_plan:
             expected = replay.expected()
@@ -97,12 +130,13 @@ class Conductor:
                 key = replay.begin(call, now)
                 due = replay.finish(key)
                 self._tell(place, due)
-                return Ticket(place, due, None if due is not None else self._later(replay, key, place))
+                later = None if due is not None else self._later(replay, key, place)
+                return Ticket(place, due, later, seconds, takes)
             self._off_plan = True
         self.unplanned += replay is not None
-        due = self._like_me(call, now)
+        due = self._like_me(call, now, seconds)
         self._tell(place, due)
-        return Ticket(place, due)
+        return Ticket(place, due, None, seconds, takes)
 
     def waited(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
         """The host waited for it from `entered` to `now`."""
@@ -110,7 +144,8 @@ class Conductor:
             self._observer.waited(call, entered, now, cpu)
 
     def optimizer(self, now: float, cpu: float = NO_CPU) -> None:
-        """The optimizer begins."""
+        """The optimizer begins: what nobody was seen to wait for is done."""
+        self._underway = [one for one in self._underway if (one.due() or now) > now]
         if self._observer is not None:
             self._observer.optimizer(now, cpu)
 
@@ -219,6 +254,7 @@ class Conductor:
             slow=self.slow,
             draw=self._draw if jitter else None,
             messages_meet=self.others is not None,
+            takes=self.takes,
         )
 
     def _classes(self, program: HostProgram) -> list[tuple[HostProgram, Sequence[int]]]:
@@ -244,8 +280,8 @@ class Conductor:
         if due is not None and place >= 0 and self._observer is not None:
             self._observer.due(place, due)
 
-    def _like_me(self, call: Communication, now: float) -> float:
+    def _like_me(self, call: Communication, now: float, seconds: float) -> float:
         channel = (call.group, call.kind if call.is_message else "", call.peer if call.is_message else -1)
-        due = max(now, self._free.get(channel, now)) + self.seconds_of(call)
+        due = max(now, self._free.get(channel, now)) + seconds
         self._free[channel] = due
         return due

@@ -14,7 +14,7 @@ from typing import Any
 
 from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.conductor import Conductor, Ticket
-from windtunnel.emulate.observe import ObservedStep
+from windtunnel.emulate.observe import Came, ObservedStep
 from windtunnel.errors import UserError
 
 _ASK_AGAIN_S = 1e-3
@@ -28,18 +28,21 @@ class HangError(UserError):
 class Due(float):
     """When a communication is done, as far as it is known; compares and subtracts as that time."""
 
-    __slots__ = ("asked_at", "call", "since", "thread", "ticket")
+    __slots__ = ("asked_at", "call", "share", "since", "thread", "ticket")
 
     ticket: Ticket
     call: Communication
     thread: int
+    share: Callable[[float, Ticket], float]
     asked_at: float | None  # when the script's thread first asked how long there is left
     since: float | None  # since when it asks without an answer
 
-    def __new__(cls, ticket: Ticket, call: Communication, thread: int) -> Due:
-        """A time that `ticket` is asked for."""
+    def __new__(cls, ticket: Ticket, call: Communication, thread: int, share: Callable[[float, Ticket], float]) -> Due:
+        """A time that `ticket` is asked for; `share`: how long the thread `thread` first was held up by communications
+        that take its processor.
+        """
         made = super().__new__(cls, float("nan"))
-        made.ticket, made.call, made.thread = ticket, call, thread
+        made.ticket, made.call, made.thread, made.share = ticket, call, thread, share
         made.asked_at = made.since = None
         return made
 
@@ -51,6 +54,8 @@ class Due(float):
         mine = threading.get_ident() == self.thread
         if mine and self.asked_at is None:
             self.asked_at = now
+            if spin_until(now + self.share(now, self.ticket)):
+                now = time.perf_counter()
         due = self.known()
         if due is not None:
             return due - now
@@ -121,8 +126,11 @@ class Listening:
             self.control += 1
             return None
         with self._lock:
-            ticket = self.conductor.begin(call, now, cpu)
-            due = Due(ticket, call, self._thread)
+            came = Came(now, cpu)
+            if spin_until(now + self.conductor.share(now)):
+                now, cpu = time.perf_counter(), time.thread_time()
+            ticket = self.conductor.begin(call, now, cpu, came)
+            due = Due(ticket, call, self._thread, self.conductor.share)
             self._open[_identity(call)] = due
             if len(self._open) > 4096:
                 self._open.pop(next(iter(self._open)))
@@ -139,8 +147,8 @@ class Listening:
         with self._lock:
             entered = due.asked_at if due.asked_at is not None else now
             blocked_until = due.known()
-            # A wait that was over before it began did not block, however long its own Python took.
-            entered = now if blocked_until is None or blocked_until <= entered else entered
+            if blocked_until is None or blocked_until <= entered:
+                entered = now  # it was over before it began, however long its own Python took
             self.conductor.waited(call, entered, now, cpu)
 
     def optimizer(self) -> None:
@@ -156,6 +164,15 @@ class Listening:
             self.steps += 1
             if self._on_step is not None and self._on_step(self.steps, seen):
                 self.conductor.begin_anew(time.perf_counter(), time.thread_time())
+
+
+def spin_until(when: float) -> bool:
+    """Keep the processor busy until then; whether that took any time."""
+    if time.perf_counter() >= when:
+        return False
+    while time.perf_counter() < when:
+        pass
+    return True
 
 
 def optimizer_hooks(

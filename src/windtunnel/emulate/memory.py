@@ -203,9 +203,7 @@ def _thin(timeline: Sequence[tuple[float, int]], most: int = 400) -> tuple[tuple
     if len(timeline) <= most:
         return tuple(timeline)
     width = -(-len(timeline) // most)
-    return tuple(
-        max(timeline[at : at + width], key=lambda point: point[1]) for at in range(0, len(timeline), width)
-    )
+    return tuple(max(timeline[at : at + width], key=lambda point: point[1]) for at in range(0, len(timeline), width))
 
 
 # ----------------------------------------------------------------------------------------------------- with PyTorch
@@ -287,13 +285,13 @@ class MemoryWatch:
         self.owned: dict[str, dict[int, int]] = {}
         self.gradients: set[int] = set()
 
-    def start(self, optimizers: Iterable[Any]) -> bool:
-        """Whether it could: a script that profiles itself cannot be profiled."""
+    def start(self, optimizers: Iterable[Any], *, stack: bool = True) -> bool:
+        """Whether it could: a script that profiles itself cannot be profiled. `stack`: Python frames too."""
         import torch
 
         self.before_bytes, self.owned = live_tensors(optimizers)
         profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=True, record_shapes=False
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=stack, record_shapes=False
         )
         try:
             with _silence():
@@ -324,16 +322,20 @@ class MemoryWatch:
         """The peak of the last step; `folder` holds the trace for a moment."""
         if self._profiler is None:
             return None
+        return peak_of(read_log(self.trace(folder)), self.before_bytes, self.owned, self.gradients, folders)
+
+    def trace(self, folder: Path) -> dict[str, Any]:
+        """End the profile; its Chrome trace."""
         profiler, self._profiler = self._profiler, None
         with _silence():
             profiler.stop()
         path = folder / "memory_trace.json"
         profiler.export_chrome_trace(str(path))
         try:
-            document = json.loads(path.read_text())
+            document: dict[str, Any] = json.loads(path.read_text())
         finally:
             path.unlink(missing_ok=True)
-        return peak_of(read_log(document), self.before_bytes, self.owned, self.gradients, folders)
+        return document
 
 
 def cuda_peak() -> Peak | None:

@@ -26,15 +26,23 @@ TRIMMED = 0.2  # share of the samples left out at either end
 NO_CPU = -1.0
 
 
+class Came(NamedTuple):
+    """When the host came to a communication that it arrives at later."""
+
+    at: float
+    cpu: float = NO_CPU
+
+
 class Mark(NamedTuple):
     """Something that the host did."""
 
     what: str  # begin | wait | optimizer | end
     call: int
-    entered: float  # begin: the host arrives; wait: it starts to wait
-    left: float  # wait: it goes on; else as `entered`
-    cpu: float  # processor seconds of the thread when it left; `NO_CPU` where not known
+    entered: float  # when computing ended: a wait begins, or a communication is come to
+    left: float  # when computing goes on; a communication is arrived at
+    cpu: float  # processor seconds of the thread when it entered; `NO_CPU` where not known
     steps_ago: int = 0
+    cpu_left: float = NO_CPU  # when it left
 
 
 @dataclass(frozen=True)
@@ -71,12 +79,16 @@ class Observer:
     carried: set[int] = field(default_factory=set)  # places that the next step waits for
     step: int = 0
 
-    def begin(self, call: Communication, now: float, cpu: float = NO_CPU) -> int:
-        """The host arrives at a communication. Its place in the step."""
+    def begin(self, call: Communication, now: float, cpu: float = NO_CPU, came: Came | None = None) -> int:
+        """The host arrives at a communication. Its place in the step.
+
+        `came`: when it came to it, and its processor time then, where something that is no computing lay between.
+        """
         place = len(self.calls)
         self.calls.append(call)
         self.dues.append(now)
-        self.marks.append(Mark("begin", place, now, now, cpu))
+        came = came if came is not None else Came(now, cpu)
+        self.marks.append(Mark("begin", place, came.at, now, came.cpu, 0, cpu))
         self.places[_identity(call)] = (self.step, place)
         return place
 
@@ -90,26 +102,26 @@ class Observer:
         if found is not None:
             if found[0] < self.step:
                 self.carried.add(found[1])
-            self.marks.append(Mark("wait", found[1], entered, now, cpu, self.step - found[0]))
+            self.marks.append(Mark("wait", found[1], entered, now, NO_CPU, self.step - found[0], cpu))
 
     def optimizer(self, now: float, cpu: float = NO_CPU) -> None:
         """The optimizer begins."""
-        self.marks.append(Mark("optimizer", -1, now, now, cpu))
+        self.marks.append(Mark("optimizer", -1, now, now, cpu, 0, cpu))
 
     def end(self, now: float, cpu: float = NO_CPU) -> ObservedStep:
         """The step ends, and the next begins."""
-        marks = [*self.marks, Mark("end", -1, now, now, cpu)]
+        marks = [*self.marks, Mark("end", -1, now, now, cpu, 0, cpu)]
         seen = {mark.call for mark in marks if mark.what == "wait" and not mark.steps_ago}
         hidden = [place for place in range(len(self.calls)) if place not in seen and place not in self.carried]
         gate = max((at for at, mark in enumerate(marks) if mark.what == "optimizer"), default=len(marks) - 1)
         events: list[Event] = []
         seconds: list[float] = []
         so_far = optimizer = blocked = 0.0
-        before = Mark("end", -1, self.begun, self.begun, self.cpu_begun)
+        before = Mark("end", -1, self.begun, self.begun, self.cpu_begun, 0, self.cpu_begun)
         ratio = self._wall_per_cpu()
         for at, mark in enumerate(marks):
             part = mark.entered - before.left
-            blocked += mark.left - mark.entered
+            blocked += mark.left - mark.entered if mark.what == "wait" else 0.0
             if at == gate and hidden:
                 part, stopped = self._without_blocking(before, mark, [self.dues[place] for place in hidden], ratio)
                 blocked += stopped
@@ -134,25 +146,23 @@ class Observer:
         self._next(now, cpu)
         return found
 
-    def _without_blocking(
-        self, before: Mark, mark: Mark, dues: Sequence[float], ratio: float
-    ) -> tuple[float, float]:
+    def _without_blocking(self, before: Mark, mark: Mark, dues: Sequence[float], ratio: float) -> tuple[float, float]:
         """(computing, blocked) of a stretch at whose end the host may have stood waiting."""
         wall = mark.entered - before.left
         most = min(max(0.0, max(dues) - before.left), wall)
-        if most == 0.0 or before.cpu == NO_CPU or mark.cpu == NO_CPU:
+        if most == 0.0 or NO_CPU in (before.cpu_left, mark.cpu):
             return wall, 0.0
-        computed = min(max((mark.cpu - before.cpu) * ratio, wall - most), wall)
+        computed = min(max((mark.cpu - before.cpu_left) * ratio, wall - most), wall)
         return computed, wall - computed
 
     def _wall_per_cpu(self) -> float:
         """Of stretches from one mark to the next begin, in which nothing waits."""
         wall = cpu = 0.0
-        first = Mark("end", -1, self.begun, self.begun, self.cpu_begun)
+        first = Mark("end", -1, self.begun, self.begun, self.cpu_begun, 0, self.cpu_begun)
         for before, mark in pairwise((first, *self.marks)):
-            if mark.what == "begin" and NO_CPU not in (before.cpu, mark.cpu):
+            if mark.what == "begin" and NO_CPU not in (before.cpu_left, mark.cpu):
                 wall += mark.entered - before.left
-                cpu += mark.cpu - before.cpu
+                cpu += mark.cpu - before.cpu_left
         return wall / cpu if cpu > 0.0 and wall > 0.0 else 1.0
 
     def _next(self, now: float, cpu: float) -> None:

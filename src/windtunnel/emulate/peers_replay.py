@@ -84,6 +84,17 @@ class Watched(NamedTuple):
         return self.ended if self.meeting is None else float(self.meeting.finish[self.group])
 
 
+@dataclass(slots=True, eq=False)
+class Underway:
+    """A communication that takes its ranks' own processors while it goes on."""
+
+    meeting: Meeting
+    groups: Ranks
+    left: Times  # seconds of the processor that it still needs, of each rank
+    since: Times  # until when it was paid for
+    paid: Times
+
+
 @dataclass(slots=True)
 class Cohort:
     """Ranks that go through one program in step."""
@@ -97,6 +108,7 @@ class Cohort:
     step: int = 0
     sample: Ranks = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # which row of `seconds` each rank runs
     begun: dict[tuple[int, int], tuple[Meeting, Ranks]] = field(default_factory=dict)  # (step, call) -> meeting, groups
+    underway: list[Underway] = field(default_factory=list)
     met: dict[tuple[Channel, str], int] = field(default_factory=dict)  # how often each side of a channel was used
     step_ends: list[Times] = field(default_factory=list)
     watchers: dict[int, list[Watched]] = field(default_factory=dict)  # place of a rank -> what it does
@@ -121,6 +133,7 @@ class Replay:
         slow: Mapping[int, float] | None = None,
         draw: Callable[[int, int], Ranks] | None = None,
         messages_meet: bool = True,
+        takes: SecondsOf | None = None,
     ) -> None:
         """Programs with the ranks that run each; every rank must have one.
 
@@ -134,9 +147,11 @@ class Replay:
             draw: (ranks, samples) -> which sample each runs in a step; None = the first.
             messages_meet: False where the programs of the ranks that messages go to are not known: the other side
                 then comes when this one does.
+            takes: Seconds of a rank's own processor that a communication needs, where there is one for both: what the
+                rank computes meanwhile takes so much longer, and so does the communication.
         """
         self.world_size, self.seconds_of, self.real = world_size, seconds_of, real
-        self.messages_meet = messages_meet
+        self.messages_meet, self.takes = messages_meet, takes
         self.draw = draw or (lambda ranks, samples: np.zeros(ranks, dtype=np.int64))
         self._streams: dict[Channel, Times] = {}
         self._meetings: dict[tuple[Channel, int], tuple[Meeting, int]] = {}  # and the step that they are of
@@ -277,6 +292,7 @@ class Replay:
                 if np.isnan(finish).any():
                     return False
                 self._compute(cohort)
+                finish = finish + self._paid(cohort, meeting)
                 for place, kept in cohort.watchers.items():
                     if finish[place] > cohort.clock[place]:
                         begun, call = float(cohort.clock[place]), cohort.program.calls[event.call]
@@ -294,8 +310,18 @@ class Replay:
         before = {place: float(cohort.clock[place]) for place in cohort.watchers}
         cohort.clock += cohort.program.seconds[cohort.sample, cohort.at] * cohort.factor
 
+        for one in cohort.underway:
+            share_processor(one, cohort.clock)
         for place, kept in cohort.watchers.items():
             kept.append(Watched("compute", cohort.step, before[place], float(cohort.clock[place])))
+
+    def _paid(self, cohort: Cohort, meeting: Meeting) -> Times | float:
+        """How much later it is done for having shared the processor; who waits for it shares no longer."""
+        found = next((one for one in cohort.underway if one.meeting is meeting), None)
+        if found is None:
+            return 0.0
+        cohort.underway.remove(found)
+        return found.paid
 
     def _begin(self, cohort: Cohort, event: Event, call: Communication) -> None:
         channel, of, groups = self._channel(cohort, call)
@@ -305,6 +331,9 @@ class Replay:
         free_at = self._streams.setdefault(channel, idle(of))
         meeting.arrive(groups, cohort.clock, self.seconds_of(call), free_at)
         cohort.begun[cohort.step, event.call] = (meeting, groups)
+        if self.takes is not None and (seconds := self.takes(call)) > 0.0:
+            nothing = np.zeros(len(cohort.ranks))
+            cohort.underway.append(Underway(meeting, groups, nothing + seconds, nothing - np.inf, nothing))
         for place, kept in cohort.watchers.items():
             at, group = float(cohort.clock[place]), int(groups[place])
             kept.append(Watched("communication", cohort.step, at, np.nan, call, meeting, group))
@@ -312,6 +341,7 @@ class Replay:
     def _end(self, cohort: Cohort) -> None:
         self._compute(cohort)
         cohort.step_ends.append(cohort.clock.copy())
+        cohort.underway = [one for one in cohort.underway if (one.left > 0.0).any()]
         del cohort.step_ends[:-64]
         for key in [key for key in cohort.begun if key[0] < cohort.step]:
             del cohort.begun[key]
@@ -354,6 +384,16 @@ class Replay:
             place = alike.index(call.group) if call.group in alike else call.group
             known = self._names[key] = (shape, place)
         return known
+
+
+def share_processor(one: Underway, clock: Times) -> None:
+    """Half of the time since it started is its own: computing that took `clock` alone takes so much longer."""
+    since = np.maximum(one.meeting.start[one.groups], one.since)
+    overlap = np.nan_to_num(np.clip(clock - since, 0.0, one.left), nan=0.0)
+    one.left = one.left - overlap
+    one.paid = one.paid + overlap
+    clock += overlap
+    one.since = clock.copy()
 
 
 def _parts(program: HostProgram, ranks: Ranks, world_size: int) -> list[Ranks]:

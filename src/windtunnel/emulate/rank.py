@@ -261,10 +261,18 @@ def _conductor(task: Mapping[str, Any], launch: Any) -> Conductor:
     if task["captured"]:
         same, others = _captured(task, cluster)
     slow = {int(rank): float(factor) for rank, factor in task["slow"].items()}
+    seconds_of = seconds_on(cluster)
     return Conductor(
-        task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
+        task["rank"], launch.world_size, seconds_of, same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
+        takes=seconds_of if _one_core(cluster) else None,
     )  # fmt: skip
+
+
+def _one_core(cluster: Any) -> bool:
+    """Whether this is a CPU whose communications run on the one core that also computes: gloo's threads are busy."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cluster.calibration is not None and cluster.calibration.kind == "cpu" and cores == 1
 
 
 def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from windtunnel.capture.script import _torch_compat as compat
 from windtunnel.capture.script.answers import NO_COMMUNICATION, Answers
+from windtunnel.capture.script.communication import Communication
 from windtunnel.capture.script.groups import Group
 from windtunnel.capture.script.peers import Exchange
 from windtunnel.emulate.tape import Key, Numbering, TapeWriter, bytes_of
@@ -24,8 +25,14 @@ from windtunnel.emulate.tape import Key, Numbering, TapeWriter, bytes_of
 class Recording:
     """A context in which this process's communications are kept."""
 
-    def __init__(self, tape: TapeWriter, devices: Sequence[str] = ("CPU",)) -> None:
-        self._tape, self._devices = tape, devices
+    def __init__(
+        self,
+        tape: TapeWriter | None,
+        devices: Sequence[str] = ("CPU",),
+        heard: Callable[[Communication], None] | None = None,
+    ) -> None:
+        """`heard` is told of every communication; without a tape that is all."""
+        self._tape, self._devices, self._heard = tape, devices, heard
         self._numbering = Numbering()
         self._asking = _Asking()
         self._libraries: list[Any] = []
@@ -63,8 +70,10 @@ class Recording:
                 describe(*args)
                 exchange = self._asking.exchange
                 key = self._numbering.key(exchange.call, exchange.outputs) if exchange is not None else ()
+            if exchange is not None and self._heard is not None:
+                self._heard(exchange.call)
             result = original.call_boxed(keyset, *args)
-            if exchange is None or exchange.call.kind in ("send", "barrier"):
+            if self._tape is None or exchange is None or exchange.call.kind in ("send", "barrier"):
                 return result
             parts = result if isinstance(result, tuple) else (result,)
             work = KeptWork(dist.Work.unbox(parts[-1]), exchange.outputs, self, key)
@@ -79,7 +88,8 @@ class Recording:
         data = [bytes_of(tensor) for tensor in tensors]
         with self._lock:
             self._works.discard(work)
-            self._tape.add(key, data)
+            if self._tape is not None:
+                self._tape.add(key, data)
 
     def unread(self) -> int:
         """Communications whose results nobody waited for: they are not on the tape."""

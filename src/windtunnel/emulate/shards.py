@@ -11,9 +11,9 @@ get, is the sum over all parts:
 
     reduce-scatter: own gradient = sum over i of d(i) * gradient of part i, divided by the square root of their number
 
-(times n where the job asks for the sum), so that it is as large as that of one part. Of more than `MOST` parts as many
-are taken, others in each call. Training then is gradient descent on a model whose shards are tied: losses are finite
-and fall; they are not the losses of the real job (a tape has those).
+(times n where the job asks for the sum), so that it is as large as that of one part. Of gradients of more than `WHOLE`
+bytes `MOST` parts are taken, others in each call. Training then is gradient descent on a model whose shards are tied:
+losses are finite and fall; they are not the losses of the real job (a tape has those).
 
 Gathers of parameters are known by being done in place (the own part is a part of the output), as FSDP2 and sharded
 optimizers do; the gradients by being scattered over the same group. Everything else is left to the policy beneath.
@@ -27,7 +27,9 @@ from typing import Any
 
 from windtunnel.capture.script.peers import Exchange, Fill, PeerPolicy, reduce_equals
 
-MOST = 16  # parts whose gradients are added up
+WHOLE = 8 << 20  # bytes of a gradient whose parts are all added up, `TEMPORARY` bytes at a time
+TEMPORARY = 256 << 10
+MOST = 16  # parts of a larger one that are
 PERIOD = 4096  # a pattern repeats after so many elements
 _SEED = 20_26
 
@@ -89,21 +91,39 @@ class TiedShards:
         if not all(_is_plain(out) and own.numel() == n * out.numel() for own, out in
                    zip(exchange.inputs, exchange.outputs, strict=True)):  # fmt: skip
             return False
-        taken = min(n, MOST)
-        self._turn += taken - 1
-        others = [(place + 1 + (self._turn + step) % (n - 1)) % n for step in range(taken - 1)] if n > 1 else []
         for own, out in zip(exchange.inputs, exchange.outputs, strict=True):
             rows, total = own.reshape(n, -1), out.view(-1)
-            if rows[place].data_ptr() != total.data_ptr():
-                total.copy_(rows[place])
-            for part in others:
-                for begin, end, width in _blocks(total.numel()):
-                    signs = self._pattern(total, n, part, part + 1, width)
-                    of_part = rows[part, begin:end].view(1, -1, width)
-                    total[begin:end].view(1, -1, width).addcmul_(of_part, signs)
+            taken = self._add_all(rows, total, place) if own.nbytes <= WHOLE else self._add_some(rows, total, place)
             total.mul_(1.0 / math.sqrt(taken))
             reduce_equals(out, exchange.call.reduce_op, n, exchange.factor)
         return True
+
+    def _add_all(self, rows: Any, total: Any, place: int) -> int:
+        n = len(rows)
+        if rows[place].data_ptr() != total.data_ptr():
+            total.copy_(rows[place])
+        for begin, end, width in _blocks(total.numel()):
+            at_once = max(1, TEMPORARY // ((end - begin) * total.element_size()))
+            for first in (*range(0, place, at_once), *range(place + 1, n, at_once)):
+                last = min(first + at_once, place if first < place else n)
+                signs = self._pattern(total, n, first, last, width)
+                parts = rows[first:last, begin:end].unflatten(1, (-1, width))
+                total[begin:end] += (parts * signs).sum(0).view(-1)
+        return n
+
+    def _add_some(self, rows: Any, total: Any, place: int) -> int:
+        n = len(rows)
+        taken = min(n, MOST)
+        self._turn += taken - 1
+        if rows[place].data_ptr() != total.data_ptr():
+            total.copy_(rows[place])
+        for step in range(taken - 1):
+            part = (place + 1 + (self._turn + step) % (n - 1)) % n
+            for begin, end, width in _blocks(total.numel()):
+                signs = self._pattern(total, n, part, part + 1, width)
+                of_part = rows[part, begin:end].view(1, -1, width)
+                total[begin:end].view(1, -1, width).addcmul_(of_part, signs)
+        return taken
 
     def _pattern(self, like: Any, n: int, first: int, last: int, width: int) -> Any:
         """Signs of parts `first` to `last`: windows of one random row, each an element further."""

@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.conductor import WARM_UP, Conductor
-from windtunnel.emulate.observe import NO_CPU, Observer, typical
+from windtunnel.emulate.observe import NO_CPU, Came, Observer, typical
 
 PRICE = 0.01
 MEMBERS = tuple(range(4))
@@ -122,6 +122,28 @@ def test_blocking_that_leaves_no_mark_is_told_by_processor_time() -> None:
     assert seen.seconds == pytest.approx((1.0, 1.0, 0.5))
     assert seen.blocked == pytest.approx(3.5)
     assert [event.waits for event in seen.events] == [False, True]
+
+
+@pytest.mark.parametrize(("beside", "ends"), [(2.0, 3.5), (0.2, 1.7), (0.0, 1.5)])
+def test_the_real_rank_shares_its_processor_as_its_peers_do(beside: float, ends: float) -> None:
+    made = Conductor(0, 2, lambda call: 0.5, range(2), takes=lambda call: 0.5)
+    now = 10.0
+    for number in range(12):
+        begun = now
+        now += 1.0
+        came = now
+        now += made.share(now)
+        ticket = made.begin(call(number), now, came=Came(came))
+        now += beside
+        entered = now
+        now += made.share(now, ticket)
+        now = max(now, ticket.due() or 0.0)
+        made.waited(call(number), entered, now)
+        made.end_step(now)
+        assert now - begun == pytest.approx(ends)
+    assert made.replayed_step_s == pytest.approx(ends)
+    assert made.replay is not None
+    assert made.replay.cohorts[0].program.seconds.sum() == pytest.approx(1.0 + beside)
 
 
 def test_what_the_next_step_waits_for_is_no_wait_of_this_one() -> None:

@@ -164,3 +164,12 @@ def test_two_groups_of_one_shape_are_two_streams() -> None:
     replay = Replay([(same, range(2))], 2, seconds_of)
     replay.run(1)
     assert replay.cohorts[0].step_ends[0][0] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("beside", "ends"), [(2.0, 3.5), (0.2, 1.7), (0.0, 1.5)])
+def test_a_communication_that_takes_the_processor_slows_what_is_computed_beside_it(beside: float, ends: float) -> None:
+    """0.5 s of both share one core: half each while both go on. Never more than one after the other."""
+    one = program([collective(range(2), 0)], "b0 w0", [1.0, beside, 0.0])
+    replay = Replay([(one, range(2))], 2, seconds_of, takes=seconds_of)
+    replay.run(1)
+    assert replay.cohorts[0].step_ends[0].tolist() == pytest.approx([ends] * 2)

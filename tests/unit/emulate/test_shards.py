@@ -58,3 +58,20 @@ def test_gathers_that_are_not_in_place_are_left_to_the_policy_beneath() -> None:
     full, out = torch.arange(12.0), torch.empty(4)
     policy.fill(Exchange(call("reduce_scatter", 3, 1, "sum"), (full,), (out,), lambda tensor: None))
     assert out.tolist() == [12.0, 15.0, 18.0, 21.0]
+
+
+def test_of_a_large_gradient_some_parts_are_taken_others_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.emulate import shards
+
+    n, count = 40, 8
+    policy = TiedShards(PEERS_LIKE_ME).policy()
+    signs = gathered(policy, torch.ones(count), n, 0)
+    monkeypatch.setattr(shards, "WHOLE", 0)
+    full, out = (signs * torch.arange(n)[:, None]).reshape(-1), torch.empty(count)
+    sums = []
+    for _ in range(3):
+        policy.fill(Exchange(call("reduce_scatter", n, 0, "avg"), (full,), (out,), lambda tensor: None))
+        sums.append(round(float(out[0]) * shards.MOST**0.5))
+    assert torch.allclose(out, out[0])
+    assert len(set(sums)) == 3
+    assert sums[0] == sum(1 + (15 + step) % 39 for step in range(15))

@@ -1,14 +1,17 @@
 """Where a fake tensor does not do what a real one does, and programs notice. Private names of torch, tried on 2.13.
 
-- `parameter.data = parameter.to("cuda")` moves a real tensor; a fake one goes on naming its first device (`fake_device`).
-- `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync each.
+- `parameter.data = parameter.to("cuda")` moves a real tensor; a fake one goes on naming its first device
+  (`fake_device`).
+- `torch.tensor([loss, norm])` reads the elements in C++, under no dispatch mode: here Python reads them, as a sync
+  each.
 - `copy.deepcopy(tensor)` copies a storage, which has no data, and a known value, which is real.
-- `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which parameters were
-  used: it gets a real one, in which all are.
-- `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers): the address
-  of the storage's description stands in for that of its data.
+- `DistributedDataParallel(find_unused_parameters=True)` counts in C++, in a tensor whose address it looks at, which
+  parameters were used: it gets a real one, in which all are.
+- `tensor.data_ptr()` is refused, and programs use it to tell tensors apart (FSDP of the first version, flat buffers):
+  the address of the storage's description stands in for that of its data.
 - DTensor reads and sets the state of the random numbers around each op that draws some.
-- `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices that way.
+- `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
+  that way.
 """
 
 from __future__ import annotations
@@ -110,7 +113,9 @@ def copies_of_fakes() -> Iterator[None]:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol at the moment")
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user support the deepcopy protocol at the moment"
+            )
         with torch.no_grad():
             made = self.clone()
         if isinstance(self, torch.nn.Parameter):

@@ -1,12 +1,13 @@
 """`flex_attention` under fake tensors: its kernel is compiled from the script's own mask function, which needs a GPU.
 
-As an eager call PyTorch would fill the whole matrix of scores, and the whole mask before it: neither happens on a GPU, where both
-are compiled. So the kernel is written down as one fused attention, causal, and a block mask as its block counts alone. What
-depends on the mask's data is lost: a document mask is taken for a causal one, which is a bound from above.
+As an eager call PyTorch would fill the whole matrix of scores, and the whole mask before it: neither happens on a
+GPU, where both are compiled. So the kernel is written down as one fused attention, causal, and a block mask as its
+block counts alone. What depends on the mask's data is lost: a document mask is taken for a causal one, which is a
+bound from above.
 
-Names of torch.nn.attention.flex_attention, all private but the first: `flex_attention_hop` (the kernel, called where the public
-function does not run under the compiler), `_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG` (says not to compile it then), `create_mask`
-and `_convert_mask_to_block_mask` (what `create_block_mask` makes blocks of). Tried on 2.13.
+Names of torch.nn.attention.flex_attention, all private but the first: `flex_attention_hop` (the kernel, called where
+the public function does not run under the compiler), `_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG` (says not to compile it
+then), `create_mask` and `_convert_mask_to_block_mask` (what `create_block_mask` makes blocks of). Tried on 2.13.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Itera
 
     aten = torch.ops.aten
 
-    def kernel(query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any, **__: Any) -> Any:
+    def kernel(
+        query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any, **__: Any
+    ) -> Any:
         causal = getattr(block_mask[-1], "__name__", "") != "noop_mask"
         if note is not None:
             note("flex_attention: recorded as fused attention, every mask as a causal one")
@@ -48,11 +51,11 @@ def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Itera
             lse = query.new_empty(query.shape[:3], dtype=torch.float32)
         return out, lse, query.new_empty((0,), dtype=torch.float32)
 
-    def mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = None) -> Any:  # noqa: N803 (torch's)
+    def mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: Any = None) -> Any:
         device = device or torch.accelerator.current_accelerator() or "cpu"
         return torch.empty((), dtype=torch.bool, device=device).expand(B or 1, H or 1, Q_LEN, KV_LEN)
 
-    def blocks(mask: Any, Q_BLOCK_SIZE: int = 128, KV_BLOCK_SIZE: int = 128, separate_full_blocks: bool = False) -> Any:  # noqa: N803
+    def blocks(mask: Any, Q_BLOCK_SIZE: int = 128, KV_BLOCK_SIZE: int = 128, separate_full_blocks: bool = False) -> Any:
         while mask.dim() < 4:
             mask = mask.unsqueeze(0)
         *outer, rows, columns = mask.shape

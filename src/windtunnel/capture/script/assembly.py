@@ -56,6 +56,6 @@ def _receives_placed(ops: tuple[Op, ...]) -> tuple[Op, ...]:
     for i, op in enumerate(ops):
         reader = readers.get(i)
         call = op.communication
-        if reader is not None and call is not None and call.kind == "recv" and op.phase == "other":
+        if reader is not None and call is not None and call.kind == "recv" and not op.module:
             changed[i] = replace(op, phase=reader.phase, micro_batch=reader.micro_batch)
     return tuple(changed)

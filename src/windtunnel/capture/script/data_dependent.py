@@ -13,7 +13,7 @@ import torch
 from windtunnel.capture.script import _torch_compat as compat
 from windtunnel.capture.script.assembly import AFTER
 from windtunnel.capture.script.control_flow import Answers, line_of_script
-from windtunnel.capture.script.known_values import LIMIT, KnownValues
+from windtunnel.capture.script.known_values import CREATED, KnownValues
 from windtunnel.capture.script.op_table import OpFacts
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Reader:
     def _constant(self, tensor: Any) -> Any:
         if isinstance(tensor, self._fake_class):
             return tensor.constant
-        return tensor if tensor.device.type == "cpu" and tensor.numel() <= LIMIT else None
+        return tensor if tensor.device.type == "cpu" and tensor.numel() <= CREATED else None
 
     # ---- values
 

@@ -77,7 +77,7 @@ class Exchanges:
         specs = tuple(recorder.spec(t)[0] for t in inputs)
         given = tuple(recorder.spec(t)[0] for t in outputs)
         size = float(sum(recorder.spec(t)[1] for t in inputs))
-        place = self._place(inputs, after)
+        place = self._place(inputs, after, facts.short.startswith("recv"))
         index = -1
         for call in begun or [None]:
             index = recorder.note(
@@ -107,11 +107,11 @@ class Exchanges:
             return recorder.reader.done(answer, (func, args, kwargs), {})
         return answer(func, args, kwargs)
 
-    def _place(self, inputs: list[Any], after: set[int]) -> Place:
+    def _place(self, inputs: list[Any], after: set[int], received: bool) -> Place:
         """Outside all modules: that of what is sent."""
         recorder = self._recorder
         place = recorder.where.here(inputs)
-        if place.module or place.phase not in ("other", "forward"):
+        if place.module or place.phase not in ("other", "forward") or received:
             return place
         base, rows = recorder.rows()
         source = max((i for i in after if i >= base), default=None)

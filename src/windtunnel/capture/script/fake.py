@@ -28,16 +28,20 @@ def fake_tensors(
     from windtunnel.capture.script import _torch_compat_fake_gaps as gaps
     from windtunnel.capture.script import _torch_compat_fakes as compat
     from windtunnel.capture.script._torch_compat_flex import compiler_rules_kept, flex_attention_in_one_op
+    from windtunnel.capture.script._torch_compat_triton import triton_kernels_in_one_op
     from windtunnel.capture.script.pretend_cuda import pretend_cuda
 
     with ExitStack() as stack:
         stack.enter_context(compiler_rules_kept())
+        FakeTensorMode.cache_clear()  # for the process; "cuda" may have meant another device before
         if device == "cuda":
-            stack.enter_context(pretend_cuda(gpu, count=gpus, device=local_rank))
+            cuda = stack.enter_context(pretend_cuda(gpu, count=gpus, device=local_rank))
+            cuda.watch_device(lambda _: FakeTensorMode.cache_clear())
         for prepared in (
             *(compat.eager_compile, compat.numpy_of_fakes, compat.swappable_fakes, compat.multi_tensor_optimizers),
             *(compat.collectives_as_in_a_run, gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes),
-            *(gaps.copies_of_fakes, gaps.addresses_looked_at, gaps.random_dtensors, flex_attention_in_one_op),
+            *(gaps.copies_of_fakes, gaps.addresses_looked_at, gaps.random_dtensors),
+            *(flex_attention_in_one_op, triton_kernels_in_one_op),
         ):
             stack.enter_context(prepared())
         mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -15,6 +15,14 @@ import torch
 
 from windtunnel.capture.script import _torch_compat_recorder as compat
 
+_NO_TENSORS = frozenset(
+    (
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_enter.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    )
+)
+
 
 class _Output(NamedTuple):
     """How one output comes about."""
@@ -47,8 +55,15 @@ class FastFakes:
         self._entries: dict[Any, _Entry | None] = {}
         self._template: dict[str, Any] = {}
 
+    def forget(self) -> None:
+        """What "cuda" means has changed: another device is the current one."""
+        self._entries.clear()
+
     def run(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `func(*args, **kwargs)` gives under the mode."""
+        if func in _NO_TENSORS:
+            with compat.set_aside(self._mode):
+                return func(*args, **kwargs)
         parts: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         tensors: list[Any] = []
         try:

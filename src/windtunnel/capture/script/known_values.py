@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 LIMIT = 65536  # elements: more is data, not control
-_CREATED = 1024
+CREATED = 1024  # elements made from Python: more is a batch of the data loader
 
 _MAKERS = frozenset(
     ("full", "zeros", "ones", "arange", "scalar_tensor", "eye", "linspace", "full_like", "zeros_like", "ones_like")
@@ -117,6 +117,12 @@ class KnownValues:
             with self._outside():
                 self.hold(tensor, value, assumed=True)
 
+    def lifted(self, tensor: Any, real: torch.Tensor) -> None:
+        """`torch.tensor([1, 2, 3])`: PyTorch keeps the value of a single number only."""
+        if real.numel() <= CREATED and self._constant_of(tensor) is None and _fills(tensor):
+            with self._outside():
+                self.hold(tensor, real)
+
     # ---- ops
 
     def after(
@@ -131,7 +137,7 @@ class KnownValues:
     ) -> None:
         """An op ran on fake tensors: carry on what is known. Cheap where nothing is."""
         if not inputs:
-            if short in _MAKERS and len(outputs) == 1 and outputs[0].numel() <= _CREATED and _is_control(outputs[0]):
+            if short in _MAKERS and len(outputs) == 1 and outputs[0].numel() <= CREATED and _is_control(outputs[0]):
                 self._compute(func, args, kwargs, outputs, [], False)
             return
         if self._even(short, args, kwargs, outputs):
@@ -295,7 +301,7 @@ def _small(tensors: Sequence[Any]) -> bool:
 
 def _is_control(tensor: Any) -> bool:
     """Few numbers, or integers: not the zeros that a norm's gradient starts from."""
-    return bool(tensor.numel() <= 16 or (tensor.numel() <= _CREATED and not tensor.dtype.is_floating_point))
+    return bool(tensor.numel() <= 16 or (tensor.numel() <= CREATED and not tensor.dtype.is_floating_point))
 
 
 def _is_index(tensor: Any) -> bool:

@@ -135,8 +135,8 @@ def _not_folded(launch: Launch, workers: Workers, grid: Grid, one: int, other: i
     what = difference.text if difference else "their programs have different digests"
     return ScriptError(
         f"no few ranks stand for all {launch.world_size:,}: rank {other} ({grid.label(other)}) should run what rank"
-        f" {one} ({grid.label(one)}) runs, and does not: {what}; the job is not folded. If what differs is data, make it"
-        " equal; or run every rank with --representatives all, or some with --ranks"
+        f" {one} ({grid.label(one)}) runs, and does not: {what}; the job is not folded. If what differs is data, make"
+        " it equal; or run every rank with --representatives all, or some with --ranks"
     )
 
 

@@ -166,6 +166,10 @@ class Whereabouts:
             self._by_node[number] = place
         self._nodes_seen = now
 
+    def optimizer_stepped(self) -> None:
+        """What follows, up to the next forward pass, is of the first micro-batch of the next step."""
+        self._micro_batch = 0
+
     def begin_step(self) -> None:
         """Micro-batches are counted anew; nodes of earlier steps are over."""
         self._forwards.clear()

@@ -51,8 +51,9 @@ class PretendedCuda:
     def set_device(self, device: int) -> int:
         """Make another device the current one; returns the one before."""
         before, self.device = self.device, device
-        for watcher in self._watchers:
-            watcher(device)
+        if device != before:
+            for watcher in self._watchers:
+                watcher(device)
         return before
 
     def watch_device(self, watcher: Callable[[int], None]) -> None:

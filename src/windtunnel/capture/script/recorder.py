@@ -115,7 +115,11 @@ class Recorder:
         self.ledger.begin()
         mode = compat.fake_mode()
         self.reader.fake = mode is not None
-        self._run = _plain if mode is None else FastFakes(mode).run
+        if mode is not None:
+            fakes = FastFakes(mode)
+            self._run = fakes.run
+            if self.cuda is not None:
+                self.cuda.watch_device(lambda _: fakes.forget())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -250,6 +254,7 @@ class Recorder:
             return
         if self._began:
             self._bound = (self._count, len(self.ledger.events))
+            self.where.optimizer_stepped()
 
     # ---- ops
 
@@ -285,7 +290,10 @@ class Recorder:
         if facts.view and not facts.communication:
             if self.real_integers:
                 return self.reader.with_real_integers(func, facts, args, kwargs)
-            return self._run(func, types, args, kwargs)
+            out = self._run(func, types, args, kwargs)
+            if facts.short == "lift_fresh" and self.reader.fake and type(args[0]) is torch.Tensor:
+                self.reader.values.lifted(out, args[0])
+            return out
         if facts.wraps:
             return compat.unwaited(args[0]) if self.reader.fake else func(*args, **kwargs)
         if facts.composite:  # in inference mode only: elsewhere autograd has taken it apart already

@@ -32,7 +32,6 @@ from windtunnel.capture.script.program_file import write_program
 from windtunnel.capture.script.summary import summary
 from windtunnel.errors import UserError, WindtunnelError
 
-
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
 

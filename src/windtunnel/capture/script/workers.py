@@ -127,8 +127,8 @@ class Workers:
     def run(self, ranks: Sequence[int], task: Mapping[str, Any], *, helpers_end: bool = False) -> None:
         """Play these ranks, and those that they wait for. Raises ScriptError; then `close` is due.
 
-        `helpers_end`: of those that were not asked for, only the messages are wanted: they run when nobody else can, and
-        are ended with the last of those that were.
+        `helpers_end`: of those that were not asked for, only the messages are wanted: they run when nobody else can,
+        and are ended with the last of those that were.
         """
         queue = deque(rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes)
         needed = len(queue)

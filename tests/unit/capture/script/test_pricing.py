@@ -96,9 +96,7 @@ def test_grouped_products_forward_and_of_weights() -> None:
         ("_scaled_dot_product_flash_attention", (), True, "flash"),
     ],
 )
-def test_attention_is_read_off_its_tensors(
-    name: str, scalars: tuple[object, ...], causal: bool, kernel: str
-) -> None:
+def test_attention_is_read_off_its_tensors(name: str, scalars: tuple[object, ...], causal: bool, kernel: str) -> None:
     q, k = spec(2, 8, 128, 64), spec(2, 4, 128, 64)
     expected = Attention(2, 128, 128, 8, 4, 64, 64, causal, False, kernel, "bfloat16")
     assert attention_of(op(name, q, k, k, scalars=scalars)) == expected
