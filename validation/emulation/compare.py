@@ -3,8 +3,8 @@
     windtunnel calibrate --out dev.yaml && windtunnel calibrate --collectives --world-size 2 --out dev.yaml
     python validation/emulation/compare.py --device dev.yaml ddp fsdp2 tp pp
 
-For each kind, blocks of truth and of emulation in turn, as machines drift: the truth runs both ranks; the emulation runs
-rank 0 among virtual peers on core 0. `--beside` keeps the other core as busy as the truth does, by an independent
+For each kind, blocks of truth and of emulation in turn, as machines drift: the truth runs both ranks; the emulation
+runs rank 0 among virtual peers on core 0. `--beside` keeps the other core as busy as the truth does, by an independent
 emulation of rank 1: cores of one CPU share caches, memory bandwidth and power, GPUs do not. Collectives cost what
 `windtunnel calibrate` measured, on sizes of its own and no model at all.
 
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,9 +130,9 @@ def main() -> None:
         emulated_s: list[float] = []
         blocks = []
         for _ in range(args.blocks):
-            truth = undisturbed(lambda: run_truth(words), args.foreign, args.tries, log)  # noqa: B023
+            truth = undisturbed(partial(run_truth, words), args.foreign, args.tries, log)
             made = undisturbed(
-                lambda: run_emulation(words, args.device, options, args.beside), args.foreign, args.tries, log
+                partial(run_emulation, words, args.device, options, args.beside), args.foreign, args.tries, log
             )
             true_s += truth[0]["seconds"][args.skip :]
             emulated_s += made["seconds"][args.skip :]

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 
 class Block(nn.Module):
@@ -35,10 +35,10 @@ class Block(nn.Module):
         h = self.norm1(x)
         head = self.head_dim = dim // self.heads
         q, k, v = (f(h).view(batch, seq, -1, head).transpose(1, 2) for f in (self.q, self.k, self.v))
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        a = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(a.transpose(1, 2).reshape(batch, seq, -1))
         h = self.norm2(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + self.down(functional.silu(self.gate(h)) * self.up(h))
 
 
 class Model(nn.Module):
@@ -60,7 +60,7 @@ class Model(nn.Module):
 
 
 def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
 
 
 def parallel(args: argparse.Namespace, world: int) -> nn.Module:
@@ -87,21 +87,21 @@ def parallel(args: argparse.Namespace, world: int) -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("ddp", "fsdp2", "tp", "pp"))
-    for name, value in dict(
-        dim=256,
-        layers=4,
-        heads=8,
-        ffn=704,
-        vocab=1024,
-        seq=128,
-        batch=4,
-        steps=12,
-        seed=0,
-        micro_batches=6,
-        bucket_mb=2,
-        same_batch=1,
-        extra_us=0,
-    ).items():
+    for name, value in {
+        "dim": 256,
+        "layers": 4,
+        "heads": 8,
+        "ffn": 704,
+        "vocab": 1024,
+        "seq": 128,
+        "batch": 4,
+        "steps": 12,
+        "seed": 0,
+        "micro_batches": 6,
+        "bucket_mb": 2,
+        "same_batch": 1,
+        "extra_us": 0,
+    }.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--times")

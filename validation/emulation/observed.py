@@ -1,4 +1,4 @@
-"""One rank of job.py, observed: its ops and communications, or every event of the allocator; real or among virtual peers.
+"""One rank of job.py, observed: its ops and communications, or events of the allocator; real or among virtual peers.
 
     observed.py real|virtual ops|memory OUT.json KIND [words of job.py]        (RANK and WORLD_SIZE in the environment)
 

@@ -76,14 +76,16 @@ def main() -> None:
             real, virtual = (observe(how, "memory", kind, words) for how in ("real", "virtual"))
             one, other = real["allocated_bytes"], virtual["allocated_bytes"]
             print(
-                f"{kind}: peak {one:,} bytes real, {other:,} virtual ({other - one:+,}), at {real['op']} and {virtual['op']}"
+                f"{kind}: peak {one:,} bytes real, {other:,} virtual ({other - one:+,}),"
+                f" at {real['op']} and {virtual['op']}"
             )
             outside = [[size for size, whose in run["log"] if not whose] for run in (real, virtual)]
             inside = [sorted(size for size, whose in run["log"] if whose and size > 0) for run in (real, virtual)]
             found = differences(*outside)
             print(
                 f"{kind}: {len(outside[0])} allocator events outside c10d: {'equal' if not found else 'DIFFERENT'}; "
-                f"inside {sum(inside[0]):,} bytes in {len(inside[0])} real, {sum(inside[1]):,} in {len(inside[1])} virtual",
+                f"inside {sum(inside[0]):,} bytes in {len(inside[0])} real,"
+                f" {sum(inside[1]):,} in {len(inside[1])} virtual",
                 flush=True,
             )
             print("".join(f"    {line}\n" for line in found), end="")

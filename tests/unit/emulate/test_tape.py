@@ -52,7 +52,7 @@ def test_the_end_of_the_tape_is_an_error_or_is_told_once(tmp_path: Path) -> None
     path = recorded(tmp_path / "tape", (call(), torch.ones(3)))
     strict = player(Tape(path))
     strict(exchange(call(), torch.zeros(3)))
-    with pytest.raises(TapeError, match="has no further all_reduce among 2 ranks .*record a longer run"):
+    with pytest.raises(TapeError, match=r"has no further all_reduce among 2 ranks .*record a longer run"):
         strict(exchange(call(number=1), torch.zeros(3)))
     told: list[str] = []
     lenient = player(Tape(path), told.append)
@@ -77,7 +77,7 @@ def test_a_run_that_fails_leaves_no_tape(tmp_path: Path) -> None:
 def test_a_damaged_tape_is_refused(tmp_path: Path, cut: int) -> None:
     path = recorded(tmp_path / "tape", (call(), torch.ones(64)))
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(InputFileError, match="damaged|no tape"):
+    with pytest.raises(InputFileError, match=r"damaged|no tape"):
         Tape(path)
 
 

@@ -1,8 +1,8 @@
 """Triton kernels that a program launches itself: they need a driver, and tensors with data.
 
-A launch on fake tensors is written down as one op that reads and writes the tensors it is given, and is not run. Its bytes are
-a bound from above: a kernel may touch less. `triton.runtime.jit.JITFunction.run` and `.autotuner.Autotuner.run` are what
-`kernel[grid](...)` ends in; private, tried on Triton 3.8.
+A launch on fake tensors is written down as one op that reads and writes the tensors it is given, and is not run. Its
+bytes are a bound from above: a kernel may touch less. `triton.runtime.jit.JITFunction.run` and
+`.autotuner.Autotuner.run` are what `kernel[grid](...)` ends in; private, tried on Triton 3.8.
 """
 
 from __future__ import annotations
