@@ -86,7 +86,7 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     out, journal = tmp_path / "my.yaml", tmp_path / "my.yaml.journal"
-    words = ("--device", "cpu", "--budget", "10", "--out", "my.yaml", *FEW)
+    words = ("--device", "cpu", "--budget", "20", "--out", "my.yaml", *FEW)
     begun = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not journal.exists() or journal.read_bytes().count(b'"kind"') < 8:

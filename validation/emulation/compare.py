@@ -31,6 +31,9 @@ from typing import Any
 from truth import JOB, pinned, run_truth
 
 
+WAIT_S = 600.0
+
+
 def busy_s() -> float:
     """Seconds that all cores together were busy since the machine started."""
     fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
@@ -44,10 +47,21 @@ def own_s() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
+def wait_for_idle(share: float, most_s: float) -> None:
+    """Return when others took at most this share of the cores for two seconds, or after `most_s`."""
+    until = time.monotonic() + most_s
+    while time.monotonic() < until:
+        busy, begun = busy_s(), time.monotonic()
+        time.sleep(2.0)
+        if (busy_s() - busy) / (2 * (time.monotonic() - begun)) <= share:
+            return
+
+
 def undisturbed(run: Callable[[], Any], most: float, tries: int, log: dict[str, Any]) -> Any:
     """Run until others took at most this share of two cores meanwhile; the quietest run otherwise."""
     best, best_share = None, float("inf")
     for _ in range(tries):
+        wait_for_idle(most, WAIT_S)
         begun, busy, own = time.monotonic(), busy_s(), own_s()
         found = run()
         share = max(0.0, busy_s() - busy - (own_s() - own)) / (2 * (time.monotonic() - begun))

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,7 @@ def _why(errors: str) -> str:
     lines = [line for line in errors.strip().splitlines() if line.startswith("windtunnel: error:")]
     text = (lines or errors.strip().splitlines() or ["no message"])[-1].removeprefix("windtunnel: error: ")
     text = text.split("; the traceback")[0].replace("|", "/")
+    text = re.sub(r"/\S*/(site-packages|validation)/", "", text)
     return text if len(text) < 220 else text[:220] + " ..."
 
 
@@ -320,7 +322,9 @@ def page(rows: dict[str, dict[str, object]]) -> str:
         "- `torch.compile`: the script's graphs are not built; the same code is captured as eager ops.",
         "- `flex_attention` is captured as one fused causal attention; a document mask costs less than that.",
         "- CUDA graphs are refused: what they replay is never seen by PyTorch's dispatcher.",
-        "- Kernels of the program's own in CUDA or Triton need to be registered as custom ops with a fake form.",
+        "- Triton kernels that a program launches itself are not run: one op that touches all the tensors it is given.",
+        "- Kernels of its own in CUDA need to be registered as custom ops with a fake form.",
+        "- megatron-core's MoE router names `te_general_gemm` without defining it where Transformer Engine is missing.",
         "",
     ]
     return "\n".join(lines)

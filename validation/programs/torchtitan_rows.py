@@ -3,8 +3,12 @@
     python validation/programs/torchtitan_rows.py --table training_tune.csv --work /tmp/rows
 
 Each layout of the table's torchtitan rows is captured at its own number of ranks by `windtunnel capture -m
-torchtitan.train ...` (no GPU), then priced on the cluster of the row. No constant is fitted here. `--work` keeps the
+torchtitan.train ...` (no GPU), then priced on the cluster of the row. `--work` keeps the
 captured folders.
+
+Nothing is fitted here, but the pricing is not blind to these rows: `cost/calibration/training.yaml` names torchtitan
+among the sources of `sustained` (bf16, fp8, attention_flash2) and `host.step_per_doubling_s`. So no figure of this
+table is held out.
 
 What differs between a row and its capture is said in its last column:
 - torchtitan there was of December 2024 on a nightly build of PyTorch 2.6; here it is the version that is installed,

@@ -18,7 +18,7 @@ from windtunnel.calibrate.timing import HostTimer, no_garbage_collection, quanti
 from windtunnel.calibrate.torch_ops import torch_dtype
 
 _MANY, _FEW = 33, 1
-_NEW_BYTES = 64 << 20
+_NEW_BYTES = 48 << 20
 _MOST_ROWS, _SHAPES = 512, 15
 _COMPILED = """
 import sys, time
@@ -160,7 +160,7 @@ def _newly(op: Callable[..., Any], *inputs: Any) -> float:
     with no_garbage_collection():
         there = op(*inputs)
         calls = {"warm": lambda: op(*inputs, out=there), "new": lambda: op(*inputs)}
-        seconds = {name: summary(HostTimer().samples([call] * 9)).median_s for name, call in calls.items()}
+        seconds = {name: summary(HostTimer().samples([call] * 7)).median_s for name, call in calls.items()}
     return float(max(0.0, seconds["new"] - seconds["warm"]) / (there.numel() * there.element_size()))
 
 

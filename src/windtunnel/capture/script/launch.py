@@ -97,7 +97,7 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
     layout = _layout(launch, workers.outcomes)
 
     def digests(ranks: Sequence[int]) -> dict[int, str]:
-        workers.run(ranks, task)
+        workers.run(ranks, task, helpers_end=True)
         return {rank: str(workers.outcomes[rank]["digest"]) for rank in ranks}
 
     known: list[int] = []
@@ -109,12 +109,11 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
                 layout = refined
                 table = find_classes(layout, digests, known)
             drawn = draw(layout, options.verify, options.seed + turn, workers.outcomes)
-            for ranks in drawn:
-                digests(ranks)
+            digests(drawn)
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
             odd = _that_differs(table, workers)
             if odd is None:
-                return table, sorted(rank for ranks in drawn for rank in ranks)
+                return table, drawn
             known.append(odd)
     except NoClassesError as error:
         workers.run([error.one, error.other], task)
@@ -231,6 +230,7 @@ def _facts(
         "notes": sorted({note for outcome in outcomes.values() for note in outcome["notes"]}),
         "seconds": round(seconds, 2),
         "seconds_of_one_rank": round(max(outcome["seconds"] for outcome in outcomes.values()), 2),
+        "cpu_seconds_of_one_rank": round(max(outcome["cpu_seconds"] for outcome in outcomes.values()), 2),
         "peak_rss_bytes": max(outcome["peak_rss_bytes"] for outcome in outcomes.values()),
     }
 

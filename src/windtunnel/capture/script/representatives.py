@@ -5,7 +5,7 @@ A first run of rank 0 shows its groups, hence the grid of ranks (`grid.py`). Alo
 logs, the last shards of uneven tensors are short or empty, each part of a context has a mask of its own. So for each
 combination of exact coordinates, a *stage*:
 
-    run the first and the last rank of all axes; equal: one class
+    run the first and (of three stages; of all, where one of those differs) the last rank of all axes; equal: one class
     else, along each axis, halve between two places whose programs differ until they are neighbours: a cut;
     again, from both ends of every interval of the other axes, until no cut is new
     run one rank of every combination of intervals, and join equal ones
@@ -133,11 +133,19 @@ def find_classes(layout: Layout, digests: Digests, known: Iterable[int] = ()) ->
     """
     search = _Search(layout, digests)
     first, last = tuple(0 for _ in layout.axes), tuple(length - 1 for length in layout.lengths)
-    probes: dict[Place, list[Place]] = {exact: [first, last] for exact in layout.stages()}
+    stages = layout.stages()
+    probes: dict[Place, list[Place]] = {exact: [first] for exact in stages}
     for rank in known:
         exact, along = layout.place(rank)
         probes[exact].append(along)
     search.run([layout.rank(exact, along) for exact, several in probes.items() for along in several])
+    few = list(dict.fromkeys((stages[0], stages[len(stages) // 2], stages[-1])))
+    search.run([layout.rank(exact, last) for exact in few])
+    if any(search.at(exact, first) != search.at(exact, last) for exact in few):
+        few = stages
+        search.run([layout.rank(exact, last) for exact in stages])
+    for exact in few:
+        probes[exact].append(last)
     # Stages go through the search together, so that those that exchange messages run at the same time.
     cuts = {exact: [{0} for _ in layout.axes] for exact in probes}
     uneven = {
@@ -157,19 +165,18 @@ def find_classes(layout: Layout, digests: Digests, known: Iterable[int] = ()) ->
     return Table(layout, tuple(found))
 
 
-def draw(layout: Layout, count: int, seed: int, known: Iterable[int]) -> list[list[int]]:
-    """Ranks to verify with, drawn at random among those not run yet.
+def draw(layout: Layout, count: int, seed: int, known: Iterable[int]) -> list[int]:
+    """Ranks to verify with, drawn at random among those not run yet: `count` of them, or all there are.
 
-    One list for each place along the axes: where stages exchange messages a whole pipeline is drawn, as none of its
-    ranks can run without the others, until there are `count` ranks or no more.
+    Stages at one place along the axes are drawn together: where they exchange messages, none runs without the others.
     """
     taken = set(known)
-    chosen: list[list[int]] = []
+    chosen: list[int] = []
     stages, lengths = layout.stages(), layout.lengths
     places = _product(lengths)
     order = random.Random(seed)
     tried: set[int] = set()
-    while sum(len(ranks) for ranks in chosen) < count and len(tried) < places:
+    while len(chosen) < count and len(tried) < places:
         at = order.randrange(places)
         if at in tried:
             continue
@@ -179,9 +186,8 @@ def draw(layout: Layout, count: int, seed: int, known: Iterable[int]) -> list[li
             at, place = divmod(at, length)
             along.append(place)
         fresh = [rank for exact in stages if (rank := layout.rank(exact, along[::-1])) not in taken]
-        if fresh:
-            chosen.append(fresh)
-    return chosen
+        chosen += order.sample(fresh, min(len(fresh), count - len(chosen)))
+    return sorted(chosen)
 
 
 def _cut(

@@ -53,7 +53,7 @@ def play(task: Mapping[str, Any]) -> int:
     except BaseException as error:  # whatever a script can do
         outcome = {"status": "error", **_told(error)}
     outcome["seconds"] = time.monotonic() - begun
-    outcome["peak_rss_bytes"] = _peak_rss()
+    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = _used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
     return 0 if outcome["status"] == "ok" else 1
 
@@ -313,8 +313,9 @@ def _foreign_folders() -> tuple[str, ...]:
     return (*installed, str(Path(__file__).resolve().parents[2]) + os.sep)
 
 
-def _peak_rss() -> int:
+def _used() -> tuple[float, int]:
+    """Seconds on a core, and the most memory at once, of this process."""
     import resource
 
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.capture.script.grid import Grid, find_grid
@@ -79,6 +79,8 @@ def test_programs_that_change_at_a_few_places_are_all_found(data: st.DataObject)
     grid = Grid((pp, dp, tp), ("pp", "dp", "tp"))
     tails = [sorted(data.draw(st.sets(st.integers(1, max(1, dp - 1)), max_size=2))) for _ in range(pp)]
     logs = data.draw(st.booleans())
+    # Shapes differ between stages at the ends and the middle, or nowhere: what else there is, drawn ranks have to see.
+    assume(any(tails[stage] for stage in (0, pp // 2, pp - 1)) or not any(tails))
 
     def program(rank: int) -> str:
         stage, shard, place = grid.coordinates(rank)
@@ -98,7 +100,7 @@ def test_programs_that_change_at_a_few_places_are_all_found(data: st.DataObject)
     assert len(played) <= pp * min(dp * tp, 4 + 2 * 3 * 8 + 2 * 6 * 4)
 
 
-def test_equal_ranks_take_two_runs_a_stage() -> None:
+def test_equal_ranks_take_one_run_a_stage_and_three_more() -> None:
     grid = Grid((16, 64, 8), ("pp", "dp", "tp"))
     played: list[int] = []
 
@@ -109,7 +111,7 @@ def test_equal_ranks_take_two_runs_a_stage() -> None:
     layout = find_layout(grid, [(0, 512), (512, 1024)])
     assert layout.exact == (0,)
     table = find_classes(layout, digests)
-    assert len(played) == 32
+    assert len(played) == 16 + 3
     assert table.counts() == {512 * stage: 512 for stage in range(16)}
     assert {table.representative_of(rank) for rank in range(1024, 1536)} == {1024}
 
@@ -152,15 +154,15 @@ def test_a_rank_that_was_found_to_differ_is_taken_into_the_search() -> None:
     assert [table.representative_of(rank) for rank in (19, 20, 29, 30)] == [0, 20, 20, 0]
 
 
-def test_drawn_ranks_are_new_whole_pipelines_and_the_same_for_a_seed() -> None:
+def test_drawn_ranks_are_new_of_one_pipeline_and_the_same_for_a_seed() -> None:
     layout = find_layout(Grid((4, 8, 2), ("pp", "dp", "tp")), [(0, 16)])
-    drawn = draw(layout, 4, 7, known=range(0, 64, 16))
-    assert [len(ranks) for ranks in drawn] == [4]
-    assert len({rank % 16 for rank in drawn[0]}) == 1
-    assert drawn == draw(layout, 4, 7, known=range(0, 64, 16))
-    assert not {0, 16, 32, 48} & set(drawn[0])
-    everything = draw(layout, 1000, 0, known=())
-    assert sorted(rank for ranks in everything for rank in ranks) == list(range(64))
+    drawn = draw(layout, 3, 7, known=range(0, 64, 16))
+    assert len(drawn) == len(set(drawn)) == 3
+    assert len({rank % 16 for rank in drawn}) == 1
+    assert drawn == draw(layout, 3, 7, known=range(0, 64, 16))
+    assert not {0, 16, 32, 48} & set(drawn)
+    assert len({tuple(draw(layout, 3, seed, known=())) for seed in range(20)}) > 10
+    assert draw(layout, 1000, 0, known=()) == list(range(64))
 
 
 def test_an_axis_where_all_ranks_differ_is_not_run_to_its_end() -> None:

@@ -1,0 +1,117 @@
+"""Times that are asked for, timelines and prices."""
+
+import gzip
+import json
+import threading
+import time
+from operator import ge
+from typing import Any
+
+import pytest
+
+from windtunnel.capture.script.communication import Communication
+from windtunnel.emulate import listen
+from windtunnel.emulate.conductor import Conductor, Ticket
+from windtunnel.emulate.listen import Due, HangError, Listening
+from windtunnel.emulate.observe import ObservedStep
+from windtunnel.emulate.peers_replay import Event, Watched
+from windtunnel.emulate.prices import group_on, seconds_on
+from windtunnel.emulate.timeline import events_of_peer, events_of_real, trace_bytes
+from windtunnel.hardware import parse_cluster
+
+
+def call(sequence: int = 0, kind: str = "all_reduce", size: int = 1024, **more: Any) -> Communication:
+    return Communication(kind, "0", (0, 1), 0, size, sequence=sequence, **more)
+
+
+def due(ask: Any, thread: int | None = None) -> Due:
+    ticket = Ticket(0, None, ask, 0.0, 0.0)
+    return Due(ticket, call(), threading.get_ident() if thread is None else thread, lambda now, one: 0.0)
+
+
+def test_a_due_compares_and_subtracts_as_its_time() -> None:
+    one, other = due(lambda: 5.0), due(lambda: 7.0)
+    assert one - 4.0 == 1.0
+    assert one < other
+    assert ge(6.0, one)  # as torch's side of the world asks: the clock first
+    assert not ge(4.0, one)
+    assert max(one, other) is other
+    assert one.asked_at == 4.0
+
+
+def test_a_due_that_is_not_known_yet_lies_ahead_and_is_asked_again() -> None:
+    known: list[float] = []
+    one = due(lambda: known[0] if known else None, thread=-1)
+    assert 0.0 < one - 100.0 < 0.01
+    assert not ge(1e9, one)
+    known.append(50.0)
+    assert one - 100.0 == -50.0
+    assert ge(100.0, one)
+
+
+def test_a_wait_for_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "PATIENCE_S", 0.5)
+    one = due(lambda: None)
+    assert one - 10.0 > 0.0
+    with pytest.raises(HangError, match=r"waits for all_reduce in group 0 .*would hang here too"):
+        one - 11.0
+
+
+def test_a_listener_sees_when_the_host_began_to_wait() -> None:
+    made = Conductor(0, 2, lambda one: 0.02, range(2))
+    listening = Listening(made)
+    listening.end_step()
+    for number in range(2):
+        asked = listening.begin(call(number))
+        assert asked is not None
+        while (left := asked - time.perf_counter()) > 0:
+            time.sleep(left)
+        listening.waited(call(number))
+        listening.end_step()
+    assert made.steps[-1].events == (Event(False, 0), Event(True, 0))
+    assert made.steps[-1].blocked == pytest.approx(0.02, abs=0.01)
+    assert sum(made.steps[-1].seconds) < 0.01
+
+
+def test_control_messages_are_answered_at_once() -> None:
+    listening = Listening(Conductor(0, 2, lambda one: 1.0, range(2)))
+    assert listening.begin(call(is_control=True)) is None
+    assert listening.control == 1
+
+
+def test_prices_know_where_the_members_lie() -> None:
+    price = seconds_on(parse_cluster("h100-sxm:16"))
+    near = Communication("all_reduce", "0", tuple(range(8)), 0, 1 << 26)
+    far = Communication("all_reduce", "1", (0, 8), 0, 1 << 26)
+    assert price(far) > price(near) > 0.0
+    message = Communication("send", "0", tuple(range(16)), 0, 1 << 26, peer=1)
+    assert price(message) < price(Communication("send", "0", tuple(range(16)), 0, 1 << 26, peer=8))
+    assert price(call(size=0)) == 0.0
+    assert group_on((0, 8), 8).per_domain == 1
+    assert group_on(tuple(range(8)), 8).per_domain == 8
+
+
+def test_the_timeline_has_real_and_virtual_ranks_from_its_first_event_on() -> None:
+    step = ObservedStep(
+        (call(),), (Event(False, 0), Event(True, 0)), (1.0, 0.0, 0.5), 100.0, 102.0, 0.5,
+        spans=((101.0, 101.5),), waits=((0, 101.0, 101.5),),
+    )  # fmt: skip
+    watched = [
+        Watched("compute", 0, 100.0, 101.2),
+        Watched("wait", 0, 101.2, 101.5, call()),
+        Watched("communication", 0, 101.2, float("nan"), call(), None),
+    ]
+    events = [*events_of_real(0, step), *events_of_peer(3, watched, "slow by 1.2")]
+    document = json.loads(gzip.decompress(trace_bytes("a title", events, {"cluster": "c"})))
+    assert document["otherData"] == {"title": "a title", "cluster": "c"}
+    bars = [(one["pid"], one["name"], one["ts"], one["dur"]) for one in document["traceEvents"] if one["ph"] == "X"]
+    assert bars == [
+        (0, "compute", 0.0, 1e6),
+        (0, "wait for all_reduce", 1e6, 5e5),
+        (0, "compute", 1.5e6, 5e5),
+        (0, "all_reduce 1.02 kB", 1e6, 5e5),
+        (3, "compute", 0.0, 1.2e6),
+        (3, "wait for all_reduce", 1.2e6, pytest.approx(3e5)),
+    ]
+    names = [one["args"]["name"] for one in document["traceEvents"] if one["name"] == "process_name"]
+    assert names == ["rank 0 (real)", "rank 3 (virtual, slow by 1.2)"]
