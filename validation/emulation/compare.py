@@ -30,7 +30,6 @@ from typing import Any
 
 from truth import JOB, pinned, run_truth
 
-
 WAIT_S = 600.0
 
 
