@@ -226,7 +226,10 @@ def test_an_earlier_capture_is_replaced_whole(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["1f1b", pytest.param("interleaved", marks=pytest.mark.long), pytest.param("zbv", marks=pytest.mark.long)],
+)
 def test_representatives_equal_all_16_ranks_of_every_schedule(schedule: str, tmp_path: Path) -> None:
     """pp 4 x dp 2 x tp 2: the capture from representatives equals that of all ranks, rank by rank."""
     script = [str(EXAMPLES / "train_3d.py"), "--pp", "4", "--tp", "2", "--schedule", schedule]
@@ -241,10 +244,11 @@ def test_representatives_equal_all_16_ranks_of_every_schedule(schedule: str, tmp
 
 
 @pytest.mark.slow
-def test_interrupted_at_any_of_20_moments_it_leaves_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("moments", [8, pytest.param(100, marks=pytest.mark.long)])
+def test_interrupted_at_any_moment_it_leaves_nothing(folder: Path, moments: int) -> None:
     order = random.Random(5)
     statuses = set()
-    for _ in range(20):
+    for _ in range(moments):
         words = ["--device", "cpu", "--world-size", "2", "--steps", "3", "loading.py"]
         process = subprocess.Popen(
             [sys.executable, "-m", "windtunnel", "capture", *words],
