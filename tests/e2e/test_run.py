@@ -88,7 +88,7 @@ def below(session_of: int) -> list[int]:
     return [pid for pid, parent, session in processes() if session_of in (parent, session)]
 
 
-@pytest.mark.parametrize("parallel", [DDP, FSDP2], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", [DDP, pytest.param(FSDP2, marks=pytest.mark.long)], ids=["ddp", "fsdp2"])
 @pytest.mark.slow
 def test_200_steps_among_1023_virtual_peers_keep_a_falling_loss(tmp_path: Path, parallel: str) -> None:
     done = run(tmp_path, parallel + train(200, 2e-2), "--trace", "trace.json.gz")
