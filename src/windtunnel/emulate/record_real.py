@@ -1,6 +1,6 @@
 """Recording a tape: the wrapper around a rank of a *real* job that keeps what its peers said.
 
-Every op of `c10d` that the dispatcher knows is wrapped by one that asks the real backend and keeps the outputs once
+Every op of `c10d` that the dispatcher knows is wrapped by one that calls torch's own kernel and keeps the outputs once
 somebody has waited for them, before the script can change them. What a `Work`'s future is asked for is kept when the
 future completes. Recording costs a copy of everything received; times of such a run mean nothing.
 """
@@ -19,7 +19,6 @@ from windtunnel.capture.script.answers import NO_COMMUNICATION, Answers
 from windtunnel.capture.script.communication import Communication
 from windtunnel.capture.script.groups import Group
 from windtunnel.capture.script.peers import Exchange
-from windtunnel.emulate.real_calls import issued
 from windtunnel.emulate.tape import Key, Numbering, TapeWriter, bytes_of
 
 
@@ -53,7 +52,7 @@ class Recording:
             for device in self._devices:
                 original = _kernel(f"c10d::{name}", device)
                 if original is not None:
-                    wrapped = self._wrapped(name, device, original, kernels[name])
+                    wrapped = self._wrapped(original, kernels[name])
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # torch says that kernels are overridden: so it is meant
                         library.impl(name, wrapped, device, with_keyset=True, allow_override=True)
@@ -64,9 +63,7 @@ class Recording:
             compat.destroy_library(library)
         self._libraries.clear()
 
-    def _wrapped(
-        self, name: str, device: str, original: Any, describe: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def _wrapped(self, original: Any, describe: Callable[..., Any]) -> Callable[..., Any]:
         def kernel(keyset: Any, *args: Any) -> Any:
             with self._lock:
                 self._asking.exchange = None
@@ -75,21 +72,14 @@ class Recording:
                 key = self._numbering.key(exchange.call, exchange.outputs) if exchange is not None else ()
             if exchange is not None and self._heard is not None:
                 self._heard(exchange.call)
-            made = None
-            if exchange is not None:
-                made = issued(name, self._asking.backend(args, device), args)
-            if made is None:  # an op without a method of its own; see `real_calls` for the risk
-                result = original.call_boxed(keyset, *args)
-                parts = result if isinstance(result, tuple) else (result,)
-                if parts[-1] is None:  # monitored_barrier_
-                    return result
-                made = (dist.Work.unbox(parts[-1]), parts[0] if len(parts) == 2 else None)
-            work, given = made
-            if self._tape is not None and exchange is not None and exchange.call.kind not in ("send", "barrier"):
-                work = KeptWork(work, exchange.outputs, self, key)
-                self._works.add(work)
-            boxed = compat.boxed_work(work)
-            return boxed if given is None else (given, boxed)
+            result = original.call_boxed(keyset, *args)
+            if self._tape is None or exchange is None or exchange.call.kind in ("send", "barrier"):
+                return result
+            parts = result if isinstance(result, tuple) else (result,)
+            work = KeptWork(dist.Work.unbox(parts[-1]), exchange.outputs, self, key)
+            self._works.add(work)
+            boxed = (*parts[:-1], compat.boxed_work(work))
+            return boxed if isinstance(result, tuple) else boxed[0]
 
         return kernel
 
@@ -194,11 +184,6 @@ class _Asking:
             members = tuple(dist.get_process_group_ranks(handle))
             self._groups[name] = Group(name, members, handle.rank(), "", 0, handle)
         return self._groups[name]
-
-    def backend(self, args: tuple[Any, ...], device: str) -> Any:
-        """The real backend of the group that an op was given."""
-        boxed = next(one for one in args if isinstance(one, torch.ScriptObject) and not hasattr(one, "op"))
-        return compat.unboxed_group(boxed)._get_backend(torch.device(device.lower()))
 
     def begin(self, call: Any) -> None:
         """It takes what it takes."""
