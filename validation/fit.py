@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from windtunnel.accuracy import Case, Skip, case_of, read_table
 from windtunnel.cost.training import training_costs, training_document
-from windtunnel.training import lower, predict
+from windtunnel.training import passes, predict
 from windtunnel.training.plan import Framework
 
 HERE = Path(__file__).parent
@@ -158,7 +158,7 @@ class Fit:
     def predict(self, which: Iterable[int]) -> list[bool]:
         """Write anew the log errors of some runs; whether each lies in its band."""
         training_costs.cache_clear()
-        lower.forget_passes()  # passes remember the prices they were built with
+        passes.forget_passes()  # passes remember the prices they were built with
         inside = []
         for index in which:
             case, measured_s = self.runs[index].case, self.runs[index].measured_s

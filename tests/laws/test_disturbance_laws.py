@@ -45,6 +45,8 @@ PLANS = {
     "no pipeline": {"tp": 4, "cp": 2},
     "fsdp": {"zero_stage": 3, "shard_group": 8},
     "experts": {"ep": 4, "tp": 2, "sequence_parallel": True},
+    "fsdp2, 1f1b": {"framework": "torchtitan", "pp": 4, "tp": 2, "shard_group": 4},
+    "fsdp2, interleaved": {"framework": "torchtitan", "pp": 2, "virtual_stages": 4},
 }
 # On nodes of four GPUs with slow NICs, where passes use them and gradients or parameters meet them there.
 EAGER = {"overlap_grad_reduce": True, "overlap_param_gather": True}

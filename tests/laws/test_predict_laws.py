@@ -29,7 +29,7 @@ from windtunnel.model import load_model
 from windtunnel.model.catalogue import catalogue_names
 from windtunnel.model.operations import Transfer
 from windtunnel.result import Result
-from windtunnel.training import lower, predict
+from windtunnel.training import passes, predict
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import NAMES
 
@@ -433,7 +433,7 @@ def test_an_answer_does_not_depend_on_what_was_asked_before(job, replicas):
     cluster = cluster_with(job.cluster, n_gpus=n * replicas)
     job = replace(job, cluster=cluster).with_plan(global_batch=batch * replicas)
     after_others = answer(job).to_json()
-    lower.forget_passes()
+    passes.forget_passes()
     assert answer(job).to_json() == after_others
 
 

@@ -87,11 +87,12 @@ def training_document() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """A software release against the current one: time of its kernels and of its expert dispatch, and a habit."""
+    """A software release against the current one: time of its kernels and of its expert dispatch, and habits."""
 
     kernels: float = 1.0
     dispatch: float = 1.0
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
+    chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
 
 
 def software(release: str | None) -> Software:

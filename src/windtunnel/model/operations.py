@@ -6,7 +6,7 @@ tokens and an all-gather and a reduce-scatter replace each all-reduce. What a te
 what of it must be kept until then, follows the same paper's section 4.
 
 Element-wise ops are counted in bytes moved. `fused` says whether a compiler or hand-written kernels keep intermediates
-out of memory; eager PyTorch writes them (RMSNorm and RoPE upcast to fp32 first).
+out of memory; eager PyTorch writes them (RoPE upcasts to fp32 first; so did RMSNorm before it became one kernel).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Operation:
     variant: str = ""  # which kernel, where there are several: attention's
     kernels: int = 1  # launches, forward
     skew: float = 1.0  # of a transfer: bytes of its busiest rank, which set the time, over the mean
-    before: Transfer | None = None  # on the input, forward
+    before: Transfer | None = None  # on the input, forward; all of a transfer op
     after: Transfer | None = None  # on the output, forward
-    before_backward: Transfer | None = None  # on the output's gradient
+    before_backward: Transfer | None = None  # on the output's gradient; of a transfer op, going back
     regather: Transfer | None = None  # on the input again, for the weight gradient
     after_backward: Transfer | None = None  # on the input's gradient
     timed: Timed | None = None  # what a calibrated device calls it; None: nothing that it measures
@@ -102,6 +102,8 @@ class Shard:
     attention_impl: str = "flash"  # flash | flash2 | triton | unfused
     activation_bytes: int = ACTIVATION_BYTES
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
+    fused_norms: bool = False  # RMSNorm is one kernel also where nothing else is fused
+    fused_groups: bool = True  # attention of fewer heads for keys and values has a fused kernel
 
     @property
     def tokens(self) -> int:
@@ -152,15 +154,18 @@ def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
 
 
 def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Operation, ...]:
-    """Final norm, output GEMM and cross-entropy over vocabulary shards."""
+    """Final norm, output GEMM and cross-entropy; over vocabulary shards its maximum, sum and target are shared."""
     t, h = shard.tokens, model.hidden_size
     v = vocab_padded / shard.tp
     logits = t * v
     # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.
     forward, backward = (8.0, 6.0) if shard.fused else (16.0, 10.0)
+    shared = Transfer("all_reduce", "tp", 4.0 * t)
+    names = ("loss maximum", "loss sum", "loss target") if shard.tp > 1 else ()
     return (
         _norm("final_norm", model, shard),
         _gemm("head", "head", t, v, h, shard, side="column", low=False),
+        *(Operation(name, "head", "transfer", before=shared) for name in names),
         Operation(
             "loss",
             "head",
@@ -178,7 +183,7 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Oper
 def _norm(name: str, model: Model, shard: Shard) -> Operation:
     elements = shard.residual_tokens * model.hidden_size
     w = shard.activation_bytes
-    one_kernel = shard.fused or model.norm == "layernorm"  # eager LayerNorm is one kernel, eager RMSNorm is not
+    one_kernel = shard.fused or shard.fused_norms or model.norm == "layernorm"
     return Operation(
         name,
         "norms",
@@ -277,7 +282,7 @@ def _attention(attention: Attention, model: Model, shard: Shard) -> list[Operati
     if attention.position == "rope":
         passes += 2 * w if shard.fused else 10 * w
     if attention.qk_norm != "none":
-        passes += 2 * w if shard.fused else 15 * w
+        passes += 2 * w if shard.fused or shard.fused_norms else 15 * w
     if passes:
         ops.append(
             Operation(
@@ -509,6 +514,7 @@ def _transfer(name: str, transfer: Transfer, skew: float = 1.0, arriving: float 
         "moe_transfer" if transfer.group != "cp" else "attention",
         "transfer",
         before=transfer,
+        before_backward=transfer,
         output_bytes=transfer.bytes_total * arriving,
         skew=skew,
     )

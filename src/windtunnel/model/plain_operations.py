@@ -134,16 +134,37 @@ def _plain_attention(attention: Attention, model: Model, shard: Shard) -> list[O
         names.append(name)
     ops.append(_read(_gemm("v", "attention", t, kv_heads * attention.value_head_dim, h, shard, side="none"), "norm_1"))
     core = next(op for op in _attention(attention, model, shard) if op.kind == "attention")
+    if kv_heads < heads and not shard.fused_groups:
+        core = _products(core, shard)
     ops.append(_read(core, *names, "v"))
     out = _gemm("out", "attention", t, h, heads * attention.value_head_dim, shard, side="none")
     return [*ops, _read(out, "core_attention")]
 
 
+def _products(core: Operation, shard: Shard) -> Operation:
+    """Attention as plain products, all scores written: what PyTorch's falls back to where no kernel takes its heads.
+
+    Keys and values are copied for each query head, queries and keys scaled; then the product, the mask added, softmax,
+    a look for rows without any key and the choice between them, and the product with the values.
+    """
+    batch, s, _, heads, _, d, dv, *_ = core.shape
+    w, scores, wide = shard.activation_bytes, batch * heads * s * s, batch * heads * s
+    moved = 7.5 * scores + wide * (6 * d + 2 * dv)
+    return replace(
+        core,
+        variant="products",
+        forward_bytes=w * moved,
+        backward_bytes=w * (5.0 * scores + wide * (6 * d + 2 * dv)),
+        saved_bytes=w * (scores + wide * (2 * d + dv)),
+        kernels=14,
+    )
+
+
 def _per_head(name: str, part: str, rows: float, width: float, shard: Shard, source: str) -> Operation:
     """Rotary embedding or norm of queries or keys."""
     w, size = shard.activation_bytes, rows * width
-    eager = 10 * w if part == "rope" else 15 * w
-    passes = float(2 * w if shard.fused else eager)
+    fused = shard.fused or (part == "norm" and shard.fused_norms)
+    passes = 2.0 * w if fused else 10.0 * w if part == "rope" else 15.0 * w
     return Operation(
         name,
         "attention",
@@ -151,7 +172,7 @@ def _per_head(name: str, part: str, rows: float, width: float, shard: Shard, sou
         forward_bytes=passes * size,
         backward_bytes=1.5 * passes * size,
         output_bytes=size * w,
-        kernels=1 if shard.fused else 6,
+        kernels=1 if fused else 6,
         weight_elements=width if part == "norm" else 0.0,
         timed=Timed("rope" if part == "rope" else "rms_norm", rows, width),
         reads=(source,),

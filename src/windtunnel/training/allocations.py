@@ -46,6 +46,7 @@ class Unit:
     tape: Tape
     gathered: int
     reduced: int
+    root: bool = False  # of the unit that is reduced when the pass ends
 
 
 def with_gradients(units: list[Unit], later: list[Unit], received_bytes: int) -> Passes:
@@ -109,7 +110,7 @@ def string_together(units: list[Unit], received_bytes: int, frees_weights_at_onc
         parts.append(_mapped(tape.backward, tape, where))
         if unit.gathered:
             parts.append(_events([(gather[number], -unit.gathered)]))
-        if frees_weights_at_once:
+        if frees_weights_at_once and not unit.root:
             if unit.reduced:
                 parts.append(_events([(reduce[number], unit.reduced)]))
             parts.append(_events([(int(where[slot]), -tape.sizes[slot]) for slot in tape.weights]))
@@ -117,6 +118,13 @@ def string_together(units: list[Unit], received_bytes: int, frees_weights_at_onc
                 parts.append(_events([(reduce[number], -unit.reduced)]))
         incoming = int(where[tape.outgoing]) if tape.outgoing >= 0 else -1
         outgoing = (incoming, tape.sizes[tape.outgoing]) if incoming >= 0 else None
+    root = [number for number, unit in enumerate(units) if unit.root and frees_weights_at_once]
+    if root:
+        whole = sum(units[number].reduced for number in root)
+        weights = [(number, slot) for number in root for slot in units[number].tape.weights]
+        parts.append(_events([(reduce[root[0]], whole)] if whole else []))
+        parts.append(_events([(int(maps[number][slot]), -units[number].tape.sizes[slot]) for number, slot in weights]))
+        parts.append(_events([(reduce[root[0]], -whole)] if whole else []))
     if outgoing is not None:
         parts.append(_events([(outgoing[0], -outgoing[1])]))
     if not frees_weights_at_once:

@@ -95,10 +95,11 @@ class _Where(NamedTuple):
 def _data_parallel(layout: Layout) -> dict[str, _Where]:
     """From ZeRO-2 on gradients are reduced inside the backward passes; ZeRO-3 gathers parameters inside passes too.
 
-    Parameters that ZeRO-1 and -2 gather come between the steps, from the groups that shard them.
+    Parameters that ZeRO-1 and -2 gather come between the steps, from the groups that shard them; so does all that FSDP2
+    gathers and reduces in a pipeline.
     """
-    zero = layout.plan.zero_stage or 0
-    sharding, copies = _Where(zero >= 2, zero <= 2), _Where(zero >= 2, zero < 2)
+    sharding = _Where(layout.reduces_in_passes, not layout.gathers_in_passes)
+    copies = _Where(layout.reduces_in_passes, not layout.reduces_in_passes)
     return {"dp": sharding, "edp": sharding, "replica": copies}
 
 

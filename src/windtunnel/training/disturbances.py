@@ -149,7 +149,7 @@ def tied_replicas(layout: Layout) -> int:
     tied = 1
     if plan.ep > 1:
         tied = max(tied, plan.ep * layout.etp // (plan.tp * plan.cp))
-    if (plan.zero_stage or 0) >= 2:
+    if layout.reduces_in_passes:
         tied = max(tied, layout.shard_group // plan.cp)
     return tied if tied > 0 and layout.dp % tied == 0 else layout.dp
 

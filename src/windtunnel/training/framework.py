@@ -40,10 +40,15 @@ class Habits:
     account_for_embedding: bool
     expert_tensor_parallel: bool  # experts keep the tensor-parallel degree unless told otherwise
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one
+    fused_norms: bool = False  # RMSNorm is PyTorch's, one kernel (as of 2.13), also where nothing is compiled
     # Parameters, gradients and moments in the plan's precision, no master copy; autograd makes the gradients anew in
     # every step.
     pure_precision: bool = False
     clips_gradients: bool = True  # by their norm over all ranks
+    # torch.distributed.pipelining gathers FSDP2's shards and reduces gradients once in a step (`pipelined_shards.py`).
+    pipeline_shares_once: bool = False
+    copies_exchanges: bool = False  # DTensor copies what it cuts or joins along the second dimension
+    sums_norms_apart: bool = False  # over tensor-parallel ranks, one collective for each gradient
 
 
 HABITS: dict[Framework, Habits] = {
@@ -82,6 +87,10 @@ HABITS: dict[Framework, Habits] = {
         fused_optimizer=True,
         account_for_embedding=False,
         expert_tensor_parallel=False,
+        pipeline_shares_once=True,
+        copies_exchanges=True,
+        sums_norms_apart=True,
+        fused_norms=True,
     ),
     "fsdp": Habits(
         title="PyTorch FSDP",
@@ -100,6 +109,10 @@ HABITS: dict[Framework, Habits] = {
         fused_optimizer=False,
         account_for_embedding=False,
         expert_tensor_parallel=False,
+        pipeline_shares_once=True,
+        copies_exchanges=True,
+        sums_norms_apart=True,
+        fused_norms=True,
     ),
     "nanotron": Habits(
         title="nanotron",
@@ -138,6 +151,7 @@ HABITS: dict[Framework, Habits] = {
         expert_tensor_parallel=False,
         fused_projections=False,
         pure_precision=True,
+        fused_norms=True,
         clips_gradients=False,
     ),
 }

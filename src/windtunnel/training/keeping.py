@@ -25,6 +25,7 @@ class Keeping:
     """What a framework keeps; see `cost/calibration/memory.yaml` for the fields."""
 
     gathered_inputs: bool
+    gathers_again: bool
     triton_norms: bool
     weight_gradients: bool
     buckets: bool
@@ -33,6 +34,11 @@ class Keeping:
     own_low_precision: bool
     expandable: bool
     loss: Mapping[str, Any]
+
+    @property
+    def keeps_all_inputs(self) -> bool:
+        """Whether no gathered input of a GEMM is gathered a second time."""
+        return self.gathered_inputs and not self.gathers_again
 
 
 @lru_cache

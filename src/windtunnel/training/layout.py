@@ -54,6 +54,26 @@ class Layout:
         return self.plan.global_batch * self.plan.seq_len
 
     @property
+    def sums_norms(self) -> bool:
+        """Whether tensor-parallel ranks have gradients of norms, each from its own tokens, to sum up."""
+        return bool(self.plan.sequence_parallel) and self.plan.tp > 1
+
+    @property
+    def shares_once(self) -> bool:
+        """Whether shards are gathered and gradients reduced once in a step: `training/pipelined_shards.py`."""
+        return self.habits.pipeline_shares_once and self.plan.pp > 1 and (self.plan.zero_stage or 0) >= 2
+
+    @property
+    def gathers_in_passes(self) -> bool:
+        """Whether every pass gathers the parameters that it needs."""
+        return self.plan.zero_stage == 3 and not self.shares_once
+
+    @property
+    def reduces_in_passes(self) -> bool:
+        """Whether every backward pass reduces the gradients that it makes."""
+        return (self.plan.zero_stage or 0) >= 2 and not self.shares_once
+
+    @property
     def pass_key(self) -> tuple[object, ...]:
         """What the passes over model pieces depend on, the model apart: not the number of replicas or micro-batches."""
         plan = self.plan.model_copy(update={"global_batch": 1, "dp": None})

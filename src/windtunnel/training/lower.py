@@ -8,7 +8,7 @@ gathered and gradients reduced bucket by bucket overlap them as far as they real
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,21 +23,15 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.new_pages import NONE, new_bytes
 from windtunnel.training.op_arrays import OpArrays
 from windtunnel.training.pass_builder import Segment
+from windtunnel.training.passes import PARTS, distinct_passes, nic_parts
 from windtunnel.training.pieces import Piece, tensors_of
+from windtunnel.training.pipelined_shards import LAYER_BY_LAYER, fetches
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.schedules import Kind, Schedule
-from windtunnel.training.segments import Phase, build_segment
 from windtunnel.training.state import optimizer_price
 
 BUCKET_PARAMETERS = 40e6  # Megatron-Core's default bucket, before its growth with the data-parallel degree
 BUCKETS_MOST = 8
-PHASE = {
-    Kind.FORWARD: Phase.FORWARD,
-    Kind.BACKWARD: Phase.BACKWARD,
-    Kind.BACKWARD_INPUT: Phase.BACKWARD_INPUT,
-    Kind.BACKWARD_WEIGHT: Phase.BACKWARD_WEIGHT,
-}
-PARTS = 1_000_000  # of a NIC, as shares are kept in whole numbers
 STREAMS = ("compute", "pp forward", "pp backward", "dp")
 COMPUTE, PP_FORWARD, PP_BACKWARD, DP = range(4)
 
@@ -64,80 +58,8 @@ class Step:
 
 def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer) -> Step:
     """Build the step graph of a layout under a schedule."""
-    segments, names, segment_of = _segments(pieces, schedule, pricer)
+    segments, names, segment_of = distinct_passes(pieces, schedule, pricer)
     return _Lowering(layout, pieces, schedule, pricer, segments, names, segment_of).step()
-
-
-def _segments(
-    pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer
-) -> tuple[tuple[Segment, ...], tuple[str, ...], NDArray[np.int32]]:
-    """Each distinct pass once."""
-    kinds = [Kind(int(kind)) for kind in np.unique(schedule.kind)]
-    table = np.full((len(pieces), len(Kind)), -1, np.int32)
-    known: dict[tuple[object, Kind], int] = {}
-    segments: list[Segment] = []
-    names: list[str] = []
-    for stage, piece in enumerate(pieces):
-        for kind in kinds:
-            key = (piece.key, kind)
-            if key not in known:
-                known[key] = len(segments)
-                segments.append(_pass(piece, kind, pricer))
-                names.append(PHASE[kind].value)
-            table[stage, kind] = known[key]
-    return tuple(segments), tuple(names), table
-
-
-_PASSES: OrderedDict[tuple[object, ...], tuple[object, Segment]] = OrderedDict()
-PASSES_KEPT = 1024
-
-
-def forget_passes() -> None:
-    """Drop every remembered pass: for whoever changes constants in a running process."""
-    _PASSES.clear()
-
-
-def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
-    """A pass, remembered: it does not depend on how many replicas or micro-batches there are."""
-    layout = pricer.layout
-    # The model goes in by identity (and is kept alive): hashing every layer would cost more than the look-up saves.
-    pace = (pricer.slow_compute, pricer.slow_links, pricer.document_length)
-    key = (id(layout.model), layout.pass_key, piece.key, kind, pace)
-    found = _PASSES.get(key)
-    if found is None:
-        found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, PHASE[kind]))
-        while len(_PASSES) > PASSES_KEPT:
-            _PASSES.popitem(last=False)
-    else:
-        _PASSES.move_to_end(key)
-    return found[1]
-
-
-def slowed_passes(
-    step: Step, pieces: tuple[Piece, ...], pricer: Pricer, compute: float, links: float
-) -> NDArray[np.int64]:
-    """int64[segments]: how long each pass takes on a cell with these factors on its compute and its links."""
-    return pass_durations(step, pieces, pricer.slowed(compute, links))
-
-
-def pass_durations(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:
-    """int64[segments]: how long each pass of a step takes at other prices."""
-    return np.array([segment.duration_ns for segment in passes_at(step, pieces, pricer)], np.int64)
-
-
-def passes_at(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> tuple[Segment, ...]:
-    """The passes of a step at other prices."""
-    found: dict[int, Segment] = {}
-    for stage, kind in zip(*np.nonzero(step.segment_of >= 0), strict=True):
-        number = int(step.segment_of[stage, kind])
-        if number not in found:
-            found[number] = _pass(pieces[stage], Kind(int(kind)), pricer)
-    return tuple(found[number] for number in range(len(step.segments)))
-
-
-def nic_parts(segments: tuple[Segment, ...]) -> NDArray[np.int64]:
-    """int64[segments]: share of a GPU's NIC that each pass takes, in parts of PARTS."""
-    return np.array([round(PARTS * min(1.0, segment.nic_share)) for segment in segments], np.int64)
 
 
 class _Lowering:
@@ -169,7 +91,7 @@ class _Lowering:
         gathers = self._gathers(buckets) if self._gathered() else {}
         self._actions(buckets, first, last)
         self._connect(gathers, buckets, first)
-        self._finish(buckets, last)
+        self._finish(buckets, last, self._share_once(buckets, last) if self._shared_once() else {})
         pointer, index = self.ops.dependencies()
         columns = self.ops.columns()
         stages = self.schedule.stages
@@ -211,10 +133,13 @@ class _Lowering:
         return {rank for rank, row in enumerate(self.held) if stage in row}
 
     def _gathered(self) -> bool:
-        return self.plan.zero_stage in (1, 2) and self._replicated()
+        return self.plan.zero_stage in (1, 2) and self._replicated() and not self.layout.shares_once
 
     def _reduced(self) -> bool:
         return (self.plan.zero_stage or 0) < 2 and self._replicated()
+
+    def _shared_once(self) -> bool:
+        return self.layout.shares_once and self._replicated()
 
     def _replicated(self) -> bool:
         return self.layout.dp * self.plan.cp > 1 or self.layout.group("edp").size > 1
@@ -243,7 +168,10 @@ class _Lowering:
         # With several chunks only the last one's reduction is exposed, so fewer buckets each say as much.
         most = max(2, BUCKETS_MOST // chunks)
         buckets = np.clip(np.ceil(parameters / size), 1, most).astype(np.int64)
-        if not (self._gathered() or self._reduced()):
+        if self._shared_once() and schedule.name in LAYER_BY_LAYER:
+            units = np.array([[_units(self.pieces[v]) for v in row] for row in schedule.virtual_stage])
+            buckets = np.clip(units, 1, most).astype(np.int64)
+        elif not (self._gathered() or self._reduced()):
             buckets[:] = 1
         cell = schedule.rank.astype(np.int64) * chunks + schedule.chunk
         index = np.arange(len(cell))
@@ -302,12 +230,63 @@ class _Lowering:
         op = -1
         for parameters, group in ((piece.dense_parameters, "dp"), (piece.expert_parameters, "edp")):
             if parameters and self.layout.group(group).size > 1:
-                messages = max(1, round(parameters / count / self.layout.habits.message_parameters))
+                whole = _units(piece) if self.layout.shares_once else parameters / self.layout.habits.message_parameters
+                messages = max(1, round(whole / count))
                 op = self._collective(name, Transfer(kind, group, parameters * width / count), rank, messages=messages)
                 if kind == "reduce_scatter" and group == "dp" and self.layout.replicas > 1:
                     own = parameters * width / count / self.layout.shard_group
                     op = self._collective("reduce replicas", Transfer("all_reduce", "replica", own), rank)
         return op
+
+    def _share_once(self, buckets: NDArray[np.int64], last: NDArray[np.int64]) -> dict[int, int]:
+        """Gathers and reductions of FSDP2 in a pipeline. Returns each rank's last reduction."""
+        schedule, pointer, needs = self.schedule, *self.schedule.depends()
+        layer_by_layer = schedule.name in LAYER_BY_LAYER
+        widths = {"all_gather": parameter_bytes(self.plan), "reduce_scatter": self._gradient_bytes()}
+        ends: dict[int, int] = {}
+        for rank in range(schedule.stages):
+            begin, end = (int(offset) for offset in schedule.rank_offset[rank : rank + 2])
+            # What a chunk's last backward leaves is reduced before the next chunks are fetched.
+            todo = [(int(last[rank, chunk]) + 1, "", chunk, 0) for chunk in range(schedule.chunks)]
+            todo += [(begin + one.before, "gather", one.chunk, begin + one.used) for one in fetches(schedule, rank)]
+            for place, gather, chunk, used in sorted(todo, key=lambda one: (one[0], one[1], one[3])):
+                piece = self.pieces[int(schedule.virtual_stage[rank, chunk])]
+                name, kind = ("gather parameters", "all_gather") if gather else ("reduce gradients", "reduce_scatter")
+                count = int(buckets[rank, chunk]) if gather and layer_by_layer else 1
+                begins = [int(self.action_last[place - 1])] if place > begin else []
+                if gather and layer_by_layer:  # not before its input has come
+                    begins = [int(self.arrival[one]) for one in needs[pointer[used] : pointer[used + 1]]]
+                if not gather and self.layout.sums_norms:
+                    begins = self._sum_norms(rank, [piece], begins)
+                for number in range(count):
+                    following = self.ops.n
+                    op = self._piecewise(name, kind, piece, count, widths[kind], rank)
+                    if op < 0:
+                        continue
+                    for one in begins if number == 0 else ():
+                        self.ops.wait(following, one)
+                    if gather:
+                        self.ops.wait(int(self.action_first[used]) + number, op)
+                    elif place < end:
+                        self.ops.wait(int(self.action_first[place]), op)
+                    if not gather:
+                        ends[rank] = op
+        return ends
+
+    def _sum_norms(self, rank: int, pieces: list[Piece], after: list[int]) -> list[int]:
+        """Norms' gradients over tensor-parallel ranks: one collective for each where DTensor does it, else one."""
+        count = sum(block.norms for piece in pieces for block in piece.blocks)
+        if not count:
+            return after
+        size = count * self.layout.model.norm_parameters * self._gradient_bytes()
+        messages = count if self.layout.habits.sums_norms_apart else 1
+        op = self._collective("sum norms", Transfer("all_reduce", "tp", size), rank, messages=messages, shared=False)
+        for one in after:
+            self.ops.wait(op, one)
+        return [op]
+
+    def _gradient_bytes(self) -> float:
+        return float(GRADIENT_BYTES[self.plan.gradient_dtype or "bf16"])
 
     def _actions(self, buckets: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]) -> None:
         """The compute ops, and behind each the transfer that its framework does not overlap."""
@@ -427,11 +406,11 @@ class _Lowering:
                 if done:
                     self.ops.wait(earliest, done[-1])
 
-    def _finish(self, buckets: NDArray[np.int64], last: NDArray[np.int64]) -> None:
+    def _finish(self, buckets: NDArray[np.int64], last: NDArray[np.int64], shared: dict[int, int]) -> None:
         """Gradient reduction, gradient norm over all ranks, optimizer."""
         schedule, plan = self.schedule, self.plan
         kind = "all_reduce" if (plan.zero_stage or 0) == 0 else "reduce_scatter"
-        width = float(GRADIENT_BYTES[plan.gradient_dtype or "bf16"])
+        width = self._gradient_bytes()
         ends: list[int] = []
         added: list[Price] = []
         for rank in range(schedule.stages):
@@ -439,6 +418,7 @@ class _Lowering:
             price, summed = self._added(rank)
             added.append(price)
             final = done = max(final, summed, self._new_pages(rank))
+            done = shared.get(rank, done)
             if self._reduced():
                 for chunk in sorted(range(schedule.chunks), key=lambda c: int(last[rank, c])):
                     piece, count = self.pieces[schedule.virtual_stage[rank, chunk]], int(buckets[rank, chunk])
@@ -449,6 +429,8 @@ class _Lowering:
                             ready = int(self.action_first[last[rank, chunk]]) + number
                             self.ops.wait(before, ready if plan.overlap_grad_reduce else final)
                             done = op
+            if self.layout.sums_norms and rank not in shared and not self.layout.reduces_in_passes:
+                done = self._sum_norms(rank, [self.pieces[v] for v in self.held[rank]], [done])[0]
             ends.append(done)
         ends_of_chain = self._holders(0), self._holders(len(self.pieces) - 1)
         if self.layout.model.tied_embeddings and ends_of_chain[0] != ends_of_chain[1]:
@@ -535,6 +517,11 @@ class _Lowering:
                     -1,
                 )
         return last
+
+
+def _units(piece: Piece) -> int:
+    """Units in which FSDP2 shards a piece: its layers, and what is left as one."""
+    return piece.n_layers + any(block.is_end for block in piece.blocks)
 
 
 def _pieces_of_ranks(schedule: Schedule) -> list[list[int]]:

@@ -28,7 +28,8 @@ from windtunnel.training.allocations import Passes, Resident, two_steps
 from windtunnel.training.keeping import keeping, memory_document
 from windtunnel.training.layout import Layout
 from windtunnel.training.lower import Step
-from windtunnel.training.pieces import Piece, is_end, tensors_of
+from windtunnel.training.pieces import Piece, tensors_of
+from windtunnel.training.pipelined_shards import gathered_chunks, summed_chunks
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import Kind, Schedule
 from windtunnel.training.state import State, state_bytes
@@ -57,10 +58,11 @@ class _Walk:
     workspace: float
     levels: NDArray[np.float64]  # held during each action, workspace included
     gradients: float = 0.0  # at the peak, where they come and go
+    parameters: float = 0.0  # at the peak, beyond those that stay
 
     @property
     def peak(self) -> float:
-        return self.held + self.workspace + self.gradients
+        return self.held + self.workspace + self.gradients + self.parameters
 
 
 def memory_of(
@@ -119,7 +121,7 @@ def _draft(
     """Allocated bytes at the peak, by category."""
     held = [pieces[v] for v in schedule.virtual_stage[rank]]
     state = _state(layout, held)
-    walk = _walk(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]), sizes, schedule)
+    walk = _walk(layout, pieces, rank, sizes, schedule)
     root = sum(piece.root_bytes for piece in held)
     buckets = float(sum(_buckets(layout, held)))
     updating = float(sum(_updated(layout, held)))
@@ -129,8 +131,8 @@ def _draft(
     if updating > activations + workspace:  # the peak is in the optimizer step
         activations, workspace = 0.0, updating
     categories = {
-        "parameters": state.parameters,
-        "gradients": state.gradients + buckets,
+        "parameters": state.parameters + walk.parameters,
+        "gradients": state.gradients + walk.gradients + buckets,
         "optimizer": state.optimizer,
         "activations": activations,
         "workspace": workspace,
@@ -161,17 +163,29 @@ def _exact(layout: Layout) -> bool:
 
 
 def _state(layout: Layout, held: list[Piece]) -> State:
-    return state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
+    state = state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
+    # Sharded gradients take the place of whole ones when the step is nearly over.
+    return replace(state, gradients=0.0) if layout.shares_once else state
 
 
-def _walk(first: int, last: int, sizes: _Sizes, schedule: Schedule) -> _Walk:
-    kind, stage = schedule.kind[first:last], schedule.stage_of[first:last]
+def _walk(
+    layout: Layout, pieces: tuple[Piece, ...], rank: int, sizes: _Sizes, schedule: Schedule
+) -> _Walk:  # fmt: skip
+    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+    kind, stage = schedule.kind[window], schedule.stage_of[window]
     saved = sizes.saved[stage]
     forward = kind == Kind.FORWARD
     after = np.cumsum(np.where(forward, saved, np.where(kind != Kind.BACKWARD_INPUT, -saved, 0.0)))
     most = after.copy()
     most[1:] = np.maximum(after[1:], after[:-1])
     workspace = np.where(forward, sizes.forward[stage], sizes.backward[stage])
+    if layout.shares_once:
+        held = [pieces[v] for v in schedule.virtual_stage[rank]]
+        whole = gathered_chunks(schedule, rank) @ np.array([piece.whole_bytes for piece in held])
+        summed = summed_chunks(schedule, rank) @ np.array([piece.summed_bytes for piece in held])
+        during = most + workspace + whole + summed
+        at = int(np.argmax(during))
+        return _Walk(at, float(most[at]), float(workspace[at]), during, float(summed[at]), float(whole[at]))
     if not sizes.gradients.any():
         during = most + workspace
         at = int(np.argmax(during))
@@ -236,7 +250,7 @@ def _weights(held: Sequence[Piece]) -> list[float]:
         return tensors_of(held)
     found: list[float] = []
     for block in (block for piece in held for block in piece.blocks):
-        if is_end(block):
+        if block.is_end:
             found += [block.dense_parameters] if block.dense_parameters >= 1 else []
         else:
             found += [op.weight_elements for op in block.operations if op.weight_elements]
@@ -261,6 +275,7 @@ def _resident(layout: Layout, held: list[Piece]) -> Resident:
         share, made_later = 1.0, state.optimizer / moments
         transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
         state = replace(state, gradients=0.0)
+    first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
     first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *_buckets(layout, held)]
     return Resident(
         first=tuple(size for size in first if size > 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from windtunnel.cost.training import software
 from windtunnel.model import Layer
 from windtunnel.model.operations import (
     Operation,
@@ -38,6 +39,8 @@ class Piece:
     expert_parameters: float
     passes: Passes  # what its forward and backward pass allocate and free
     root_bytes: float  # parameters that are gathered all through a pass
+    whole_bytes: float  # gathered parameters, where they stay for longer than a pass
+    summed_bytes: float  # unsharded gradients, likewise
     key: tuple[object, ...]  # pieces with the same key have the same passes
 
 
@@ -58,7 +61,16 @@ def shard_of(layout: Layout) -> Shard:
         attention_impl=plan.attention_impl,
         activation_bytes=4 if plan.precision == "fp32" else 2,
         fused_projections=layout.habits.fused_projections,
+        fused_norms=_fused_norms(layout),
+        # On a GPU; a CPU's kernel takes fp32 and any number of heads.
+        fused_groups=plan.precision != "fp32" or layout.cluster.gpu.generation == "cpu",
     )
+
+
+def _fused_norms(layout: Layout) -> bool:
+    """PyTorch has one kernel for it on a GPU; on a CPU it runs the chain of kernels that it once ran everywhere."""
+    chained = software(layout.plan.release).chained_norms or layout.cluster.gpu.generation == "cpu"
+    return layout.habits.fused_norms and not chained
 
 
 def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, ...]:
@@ -130,13 +142,13 @@ def _piece(
         )
         blocks.append(Block(head, table + model.norm_parameters))
     keep = keeping(plan.framework, plan.release)
-    ends = [number for number in (0, len(blocks) - 1) if is_end(blocks[number])] if blocks else []
+    ends = [number for number in (0, len(blocks) - 1) if blocks[number].is_end] if blocks else []
     root = 0.0
-    if keep.root_gathered and plan.zero_stage == 3:
+    if keep.root_gathered and layout.gathers_in_passes:
         root = sum(blocks[number].dense_parameters for number in set(ends)) * shard.activation_bytes
     stream = shard.residual_tokens * model.hidden_size * shard.activation_bytes
     own = iter(kept)
-    held = [block if is_end(block) else replace(block, operations=next(own)) for block in blocks]
+    held = [block if block.is_end else replace(block, operations=next(own)) for block in blocks]
     received = 0 if first else int(stream)
     if shard.fused_projections:
         units = _units(layout, shard, held, keep, tapes, ends if root else [])
@@ -144,6 +156,7 @@ def _piece(
     else:
         units = _plain_units(layout, shard, held, keep, tapes, later=False)
         passes = with_gradients(units, _plain_units(layout, shard, held, keep, tapes, later=True), received)
+    parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks)
     return Piece(
         blocks=tuple(blocks),
         n_layers=len(layers),
@@ -151,8 +164,14 @@ def _piece(
         expert_parameters=sum(block.expert_parameters for block in blocks),
         passes=passes,
         root_bytes=root,
+        whole_bytes=parameters * _gathered_width(layout, shard) if layout.shares_once and plan.zero_stage == 3 else 0.0,
+        summed_bytes=parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.shares_once else 0.0,
         key=key,
     )
+
+
+def _gathered_width(layout: Layout, shard: Shard) -> int:
+    return 1 if layout.plan.fp8_parameters else shard.activation_bytes
 
 
 def tensors_of(pieces: Sequence[Piece]) -> list[float]:
@@ -163,11 +182,6 @@ def tensors_of(pieces: Sequence[Piece]) -> list[float]:
             rounds = max(1, op.repeats)
             found += [op.weight_elements / rounds] * rounds
     return found
-
-
-def is_end(block: Block) -> bool:
-    """Whether a block is the embedding or the head."""
-    return block.operations[-1].name in ("embedding", "loss")
 
 
 def _units(
@@ -183,9 +197,9 @@ def _units(
     if stage >= 2:  # gradients leave block by block, so a block's are made apart
         keep = replace(keep, weight_gradients=True)
     bare = replace(keep, gathered_inputs=False)
-    share = gathered_share(layout) if keep.gathered_inputs else 0.0
+    share = gathered_share(layout, keep) if keep.gathered_inputs else 0.0
     stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
-    width = 1 if plan.fp8_parameters else shard.activation_bytes
+    width = _gathered_width(layout, shard)
     units = []
     for number, block in enumerate(blocks):
         # A share of the blocks, evenly spread.
@@ -199,9 +213,9 @@ def _units(
                 table_bytes=table if keep.weight_gradients else 0.0,
             )  # fmt: skip
         parameters = block.dense_parameters + block.expert_parameters
-        gathered = parameters * width if stage == 3 and number not in ends else 0.0
-        reduced = parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if stage >= 2 else 0.0
-        units.append(Unit(tapes[key], int(gathered), int(reduced)))
+        gathered = parameters * width if layout.gathers_in_passes and number not in ends else 0.0
+        reduced = parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.reduces_in_passes else 0.0
+        units.append(Unit(tapes[key], int(gathered), int(reduced), root=number in ends))
     return units
 
 
@@ -226,7 +240,7 @@ def _plain_units(
             # The table's gradient is as large as the table; that of a tied one is added to the output matrix's.
             table = layout.model.vocab_size * layout.model.hidden_size * width
             embeds = block.operations[0].name == "embedding"
-            style = Style(width, on_cpu, compiled=shard.fused and not is_end(block))
+            style = Style(width, on_cpu, compiled=shard.fused and not block.is_end)
             tapes[key] = write_plain(
                 block.operations, 0.0 if embeds else stream, keep, style, recompute=block.recompute,
                 offload=block.offload, later=later, table_bytes=table if embeds else 0.0,
@@ -235,10 +249,14 @@ def _plain_units(
     return units
 
 
-def gathered_share(layout: Layout) -> float:
+def gathered_share(layout: Layout, keep: Keeping) -> float:
     """Share of the gathered inputs of column-parallel GEMMs that stays, where the framework lets them stay."""
     plan, rules = layout.plan, memory_document()["gathered"]
-    if plan.tp == 1 or plan.tp > rules["tp_most"] or not plan.sequence_parallel:
+    if plan.tp == 1 or not plan.sequence_parallel:
+        return 0.0
+    if not keep.gathers_again:
+        return 1.0
+    if plan.tp > rules["tp_most"]:
         return 0.0
     return 1.0 if plan.pp == 1 else max(0.0, 1.0 - float(rules["released"]) / plan.pp)
 

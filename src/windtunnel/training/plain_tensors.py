@@ -7,7 +7,8 @@ Read off PyTorch 2.13 with `saved_tensors_hooks`, a dispatch mode and the profil
                   tensors of four bytes per element: the input (its copy in fp32 where it is bf16) and the normalised
     layer_norm    one kernel: keeps its input, two numbers per row
     rotary        keeps nothing but the tables; its chain holds up to 3.5 tensors
-    attention     flash: keeps queries, keys, values, output and log-sum-exp
+    attention     flash: keeps queries, keys, values, output and log-sum-exp; products (fp32, fewer heads for keys and
+                  values, on a GPU): all three at the width of the queries, and the probabilities
     silu(g) * u   keeps g, silu(g) and u
     cross-entropy keeps log-softmax in fp32; its backward makes two more such tensors and casts to the logits' format
     experts       each keeps its rows' numbers, its rows, and what it gives, before and after that is weighed
@@ -206,6 +207,8 @@ class _Autograd:
         return back
 
     def _attention(self, op: Operation) -> Backward:
+        if op.variant == "products":
+            return self._products(op)
         sources = [self.value[name] for name in op.reads]
         sizes = [self.w.size[slot] for slot in sources]
         rows = op.output_bytes / (self.style.width * op.shape[6])
@@ -218,6 +221,31 @@ class _Autograd:
             summed = [] if self.style.cpu else [self.w.new(sizes[0] * FP32 / self.style.width)]
             made = [self.w.new(size) for size in sizes]
             self.w.drop(*summed, *held, gradient)
+            for name, slot in zip(op.reads, made, strict=True):
+                self._give(name, slot)
+
+        return back
+
+    def _products(self, op: Operation) -> Backward:
+        batch, s, _, heads, _, d, dv, *_ = op.shape
+        width = self.style.width
+        scores, query, value = (width * batch * heads * s * size for size in (s, d, dv))
+        sizes = [self.w.size[self.value[name]] for name in op.reads]
+        held = self._keep_new(query) + self._keep_new(query) + self._keep_new(value)
+        self._passing(scores, scores)  # the products, and with the mask
+        self._passing(scores, scores, scores / width)  # softmax, where there is no key
+        held += self._keep_new(scores)
+        self._out(op)
+
+        def back(gradient: int) -> None:
+            wide = self.w.new(value)
+            first = self.w.new(scores)
+            second = self.w.new(scores)
+            self.w.drop(first, gradient)
+            third = [self.w.new(query), self.w.new(query)]
+            self.w.drop(second, *held)
+            made = [self.w.new(size) for size in sizes]
+            self.w.drop(wide, *third)
             for name, slot in zip(op.reads, made, strict=True):
                 self._give(name, slot)
 

@@ -71,6 +71,16 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
+def _beyond_product(layout: Layout) -> float:
+    """Bytes per weight that its gradient moves behind the 16-bit product that makes it.
+
+    A GEMM of Megatron's adds to the gradient buffer itself; FSDP2's copy into what it reduces, in fp32, moves as much.
+    In a pipeline FSDP2 first adds the product to the sum of all micro-batches.
+    """
+    width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+    return 2.0 * width + (2.0 if layout.shares_once else -2.0)
+
+
 class Pricer:
     """Prices one layout's ops. Same op, same price: every look-up is memoised for the life of the pricer."""
 
@@ -91,7 +101,7 @@ class Pricer:
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
-        self._accumulate_bytes = 2 * GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        self._gradient_bytes = _beyond_product(layout)
         release = software(plan.release)
         self._software, self._dispatch = release.kernels, self.training.sustained.dispatch * release.dispatch
         # A calibration has timed its own host.
@@ -183,7 +193,7 @@ class Pricer:
             alone = self._grouped(groups, n, k, m, op.low_precision)
         if self.layout.habits.pure_precision:  # the product itself becomes the gradient
             return alone
-        extra = op.weight_elements * (self._accumulate_bytes - 2)
+        extra = op.weight_elements * self._gradient_bytes
         return alone.plus(self.moved(extra)) if extra > 0 else alone
 
     def square_gemm(self, size: int) -> Price:
@@ -203,6 +213,12 @@ class Pricer:
             low, high = NOT_MEASURED
             return Price(seconds, seconds * low, seconds * high, Source.ROOFLINE) if seconds else FREE
         return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory * self._software)
+
+    def copied(self, bytes_total: float) -> Price:
+        """A plain copy of so many bytes: read and written, and nothing that a real element-wise kernel adds to that."""
+        if self.calibrated is not None:
+            return self.moved(2.0 * bytes_total)
+        return self.kernels.memory_bound(2.0 * bytes_total).scaled(self._software)
 
     def added(self, elements: float) -> Price:
         """Adding so many elements to as many others in place, as gradients of later micro-batches are."""
@@ -312,10 +328,11 @@ class Pricer:
         return price.scaled(together / price.seconds * self._software)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
+        width = 4.0 if self._dtype == "fp32" else 2.0
         # Batched small GEMMs are taken as one GEMM of the same FLOPs; their outputs are what binds them.
         batch, m, n, k = shape
         together = self._gemm(batch * m, n, k, low=False)
-        bytes_bound = self.moved(2.0 * batch * (m * n + m * k + n * k))
+        bytes_bound = self.moved(width * batch * (m * n + m * k + n * k))
         return max(together, bytes_bound, key=lambda price: price.seconds)
 
     def _attention(self, op: Operation, *, backward: bool) -> Price:
@@ -339,6 +356,12 @@ class Pricer:
                 backward,
             )
             return whole.scaled(share)
+        if op.variant == "products":
+            scores = self._batched((batch * heads, seq_q, seq_kv, d)).plus(
+                self._batched((batch * heads, seq_q, dv, seq_kv))
+            )
+            products = scores.scaled(2.0 if backward else 1.0)
+            return products.plus(self.moved(op.backward_bytes if backward else op.forward_bytes)).scaled(exact)
         price = self.kernels.attention(
             max(1, int(batch)),
             int(seq_q),

@@ -18,6 +18,7 @@ from enum import Enum
 
 from windtunnel.cost.price import Price
 from windtunnel.model.operations import Operation, Transfer
+from windtunnel.training.keeping import keeping
 from windtunnel.training.pass_builder import PassBuilder, Segment
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 
@@ -52,6 +53,16 @@ class Block:
     recompute: bool = False  # in full
     offload: bool = False
 
+    @property
+    def norms(self) -> int:
+        """How many norms it has."""
+        return sum(op.part == "norms" for op in self.operations)
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is the embedding or the head."""
+        return self.operations[-1].name in ("embedding", "loss")
+
 
 def build_segment(pricer: Pricer, blocks: Sequence[Block], phase: Phase) -> Segment:
     """Lower, price and replay one pass over `blocks`."""
@@ -84,19 +95,32 @@ def _fetch(build: PassBuilder, order: list[Block], number: int, fetched: dict[in
 
 
 class _Gathers:
-    """Parameter gathers before and gradient reductions after each block (ZeRO-2 and -3), one block ahead."""
+    """Parameter gathers before and gradient reductions after each block (ZeRO-2 and -3), one block ahead.
+
+    Where a framework has embedding and head in one root unit (`root_gathered`), that is gathered when a forward pass
+    begins, stays until the backward pass has ended, and is reduced then.
+    """
 
     def __init__(self, build: PassBuilder, order: list[Block], phase: Phase) -> None:
         plan, layout = build.pricer.layout.plan, build.pricer.layout
         self._build, self._order = build, order
-        self._gather = plan.zero_stage == 3 and phase is not Phase.BACKWARD_WEIGHT
-        self._reduce = (plan.zero_stage or 0) >= 2 and phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT)
+        self._gather = layout.gathers_in_passes and phase is not Phase.BACKWARD_WEIGHT
+        self._reduce = layout.reduces_in_passes and phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT)
         self._parameter_bytes = parameter_bytes(plan)
         self._gradient_bytes = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
         self._replicas = layout.replicas
         self._overlap_gather, self._overlap_reduce = plan.overlap_param_gather, plan.overlap_grad_reduce
         self._ready: dict[int, list[int]] = {}
         self._ends: dict[int, int] = {}
+        gathered, reduced = [[block] for block in order], [[block] for block in order]
+        ends = [number for number, block in enumerate(order) if block.is_end]
+        if ends and layout.reduces_in_passes and keeping(plan.framework).root_gathered:
+            root = [order[number] for number in ends]
+            for number in ends:
+                gathered[number], reduced[number] = [], []
+            gathered[ends[0]] = root if phase is Phase.FORWARD else []
+            reduced[ends[-1]] = root
+        self._gathered, self._reduced = gathered, reduced
 
     def before(self, number: int) -> None:
         """Make the block's parameters present; issue the next block's gather."""
@@ -106,7 +130,7 @@ class _Gathers:
             if ahead < len(self._order) and ahead not in self._ready:
                 # The prefetch may start once the block before last is done: its buffer is then free.
                 done = self._ends.get(ahead - 2)
-                self._ready[ahead] = self._gathered(self._order[ahead], after=(done,) if done is not None else ())
+                self._ready[ahead] = self._fetch(self._gathered[ahead], after=(done,) if done is not None else ())
         self._build.pending += self._ready[number]
 
     def after(self, number: int) -> None:
@@ -115,31 +139,40 @@ class _Gathers:
             self._ends[number] = self._build.last
         if not self._reduce:
             return
-        block = self._order[number]
-        for parameters, group in self._shared(block):
-            if parameters:
-                size = parameters * self._gradient_bytes
-                op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size))
-                if group == "dp" and self._replicas > 1:
-                    shard = (
-                        size * self._replicas / max(1, self._build.pricer.layout.plan.cp * self._build.pricer.layout.dp)
-                    )
-                    op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", shard), after=(op,))
-                if not self._overlap_reduce:
-                    self._build.pending.append(op)
+        summed = self._sum_norms(self._reduced[number])
+        for parameters, group in self._shared(self._reduced[number]):
+            size = parameters * self._gradient_bytes
+            op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size), after=summed)
+            if group == "dp" and self._replicas > 1:
+                shard = size * self._replicas / max(1, self._build.pricer.layout.plan.cp * self._build.pricer.layout.dp)
+                op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", shard), after=(op,))
+            if not self._overlap_reduce:
+                self._build.pending.append(op)
 
-    def _shared(self, block: Block) -> list[tuple[float, str]]:
-        """Parameters with the group that shards them, where there is anybody to share with."""
-        held = ((block.dense_parameters, "dp"), (block.expert_parameters, "edp"))
-        return [(count, group) for count, group in held if self._build.pricer.layout.group(group).size > 1]
+    def _sum_norms(self, blocks: Sequence[Block]) -> list[int]:
+        """Every rank's norms have seen its own tokens only: their gradients are summed, one by one, before anything."""
+        layout = self._build.pricer.layout
+        if not layout.sums_norms:
+            return []
+        width = 4.0 if layout.plan.precision == "fp32" else 2.0
+        sum_of_one = Transfer("all_reduce", "tp", width * layout.model.norm_parameters)
+        summed = [self._build.transfer("sum norms", sum_of_one) for block in blocks for _ in range(block.norms)]
+        self._build.pending += summed
+        return summed
 
-    def _gathered(self, block: Block, after: Sequence[int]) -> list[int]:
+    def _shared(self, blocks: Sequence[Block]) -> list[tuple[float, str]]:
+        """Parameters with the group that shards them, where there are any and anybody to share with."""
+        dense = sum(block.dense_parameters for block in blocks)
+        experts = sum(block.expert_parameters for block in blocks)
+        held = ((dense, "dp"), (experts, "edp"))
+        return [(count, group) for count, group in held if count and self._build.pricer.layout.group(group).size > 1]
+
+    def _fetch(self, blocks: Sequence[Block], after: Sequence[int]) -> list[int]:
         ops = []
-        for parameters, group in self._shared(block):
-            if parameters:
-                transfer = Transfer("all_gather", group, parameters * self._parameter_bytes)
-                # Nothing to wait for at the start of a pass: the gather is the first thing that runs.
-                ops.append(self._build.transfer("gather parameters", transfer, after=after))
+        for parameters, group in self._shared(blocks):
+            transfer = Transfer("all_gather", group, parameters * self._parameter_bytes)
+            # Nothing to wait for at the start of a pass: the gather is the first thing that runs.
+            ops.append(self._build.transfer("gather parameters", transfer, after=after))
         return ops
 
 
@@ -201,10 +234,10 @@ def _with_transfers(
     chunk = 1.0 / max(2, build.pricer.layout.plan.tp)
     if not overlap:
         if before is not None:
-            build.pending.append(build.transfer(f"{name} {before.kind}", before))
+            _exchange(build, f"{name} {before.kind}", before)
         build.compute(name, price, category, flops=flops, kernels=kernels)
         if after is not None:
-            build.pending.append(build.transfer(f"{name} {after.kind}", after))
+            _exchange(build, f"{name} {after.kind}", after)
         return
     left = 1.0
     gathered: list[int] = []
@@ -223,6 +256,21 @@ def _with_transfers(
     build.transfer(f"{name} {after.kind}", after, after=(first,), share=1.0 - chunk)
     build.compute(name, price, category, share=left - head, flops=flops, kernels=0)
     build.pending.append(build.transfer(f"{name} {after.kind}", after, share=chunk))
+
+
+def _exchange(build: PassBuilder, name: str, transfer: Transfer) -> None:
+    """A collective that what follows waits for.
+
+    NCCL gathers and scatters along the first dimension, and DTensor's tokens are the second one: it copies what it
+    scatters, and what it has gathered if there are several sequences.
+    """
+    layout = build.pricer.layout
+    copies = layout.habits.copies_exchanges and transfer.group == "tp" and not layout.plan.overlap_tp
+    if copies and transfer.kind == "reduce_scatter":
+        build.compute(f"{name} copy", build.pricer.copied(transfer.bytes_total), "memory-bound")
+    build.pending.append(build.transfer(name, transfer))
+    if copies and transfer.kind == "all_gather" and layout.plan.micro_batch > 1:
+        build.compute(f"{name} copy", build.pricer.copied(transfer.bytes_total), "memory-bound")
 
 
 def _ring_attention(
@@ -262,9 +310,10 @@ def _backward_op(build: PassBuilder, op: Operation, *, weights: bool) -> None:
     pricer = build.pricer
     name = f"{op.name} backward"
     if op.kind == "transfer":
-        assert op.before is not None
-        done = build.transfer(name, op.before, skew=op.skew)
-        if not build.hides_dispatch(op.before):
+        if op.before_backward is None:
+            return
+        done = build.transfer(name, op.before_backward, skew=op.skew)
+        if not build.hides_dispatch(op.before_backward):
             build.pending.append(done)
         return
     if op.kind == "attention":
@@ -276,7 +325,7 @@ def _backward_op(build: PassBuilder, op: Operation, *, weights: bool) -> None:
         return
     if op.kind == "memory":
         if op.before_backward is not None:
-            build.pending.append(build.transfer(f"{name} {op.before_backward.kind}", op.before_backward))
+            _exchange(build, f"{name} {op.before_backward.kind}", op.before_backward)
         if op.backward_bytes:
             build.compute(name, pricer.input_gradient(op), "memory-bound", kernels=op.kernels)
         return
@@ -290,7 +339,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
         build.compute(f"{name} cast", cast, "memory-bound")
     regathered: list[int] = []
     beside = plan.overlap_tp or plan.framework in ("megatron", "nanotron")  # collectives run beside the other GEMM
-    if op.regather is not None and weights:
+    if op.regather is not None and weights and not keeping(plan.framework).keeps_all_inputs:
         regathered = [build.transfer(f"{name} regather", op.regather)]
         if not beside:
             build.pending += regathered
@@ -308,9 +357,11 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
     )
     scattered: list[int] = []
     if op.after_backward is not None:
-        scattered = [build.transfer(f"{name} {op.after_backward.kind}", op.after_backward)]
-        if not beside:
-            build.pending += scattered
+        label = f"{name} {op.after_backward.kind}"
+        if beside:
+            scattered = [build.transfer(label, op.after_backward)]
+        else:
+            _exchange(build, label, op.after_backward)
     if weights and op.weight_elements:
         build.compute(
             f"{name} weight", pricer.weight_gradient(op), "gemm", after=regathered, flops=op.flops, kernels=op.kernels
@@ -321,7 +372,9 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
 def _weights(build: PassBuilder, block: Block) -> None:
     for op in reversed(block.operations):
         if op.kind in ("gemm", "grouped_gemm"):
-            regathered = [build.transfer(f"{op.name} regather", op.regather)] if op.regather is not None else []
+            regathered = []
+            if op.regather is not None and not keeping(build.pricer.layout.plan.framework).keeps_all_inputs:
+                regathered = [build.transfer(f"{op.name} regather", op.regather)]
             price = build.pricer.weight_gradient(op)
             build.compute(
                 f"{op.name} backward weight", price, "gemm", after=regathered, flops=op.flops, kernels=op.kernels

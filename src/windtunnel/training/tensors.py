@@ -81,6 +81,8 @@ class ForwardTape:
     def run(self, operations: tuple[Operation, ...]) -> tuple[list[Step], int]:
         """Steps for the backward pass, and the slot of the output (-1 for the loss)."""
         for number, op in enumerate(operations):
+            if op.kind == "transfer" and not op.output_bytes:
+                continue
             if op.part == "norms":
                 self._norm(op, operations[number + 1 :])
             elif op.kind in ("gemm", "grouped_gemm"):
@@ -144,16 +146,19 @@ class ForwardTape:
         again = 0.0
         if op.low_precision:
             copy = w.new(op.saved_bytes)
-            held += self._keep(copy, not dropped)
+            kept_whole = op.before is not None and w.keep.gathered_inputs
+            held += self._keep(copy, not dropped and not kept_whole)
             passing.append(copy)
             again = op.saved_bytes if dropped else 0.0
         gathered = w.new(op.before.bytes_total) if op.before is not None else -1
         if gathered >= 0:
             passing.append(gathered)
-        if not op.low_precision:
-            kept = gathered if gathered >= 0 and w.keep.gathered_inputs else source
-            held += self._keep(kept, not dropped)
-            again = w.size[kept] if dropped else 0.0
+        if gathered >= 0 and w.keep.gathered_inputs:
+            held += self._keep(gathered, not dropped)
+            again = w.size[gathered] if dropped else 0.0
+        elif not op.low_precision:
+            held += self._keep(source, not dropped)
+            again = w.size[source] if dropped else 0.0
         if dropped and op.part in w.parts and op.name in READS_NORM:
             held += self._keep(source, True)  # recomputation starts from here
         out = w.new(op.output_bytes)

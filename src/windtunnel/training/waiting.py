@@ -34,7 +34,7 @@ def _inside(layout: Layout, culprits: Culprits) -> str:
     """The communicators in which the ranks of a pass meet."""
     plan = layout.plan
     names = [name for name, size in (("tp", plan.tp), ("cp", plan.cp), ("ep", plan.ep)) if size > 1]
-    if (plan.zero_stage or 0) >= 2 and culprits.tied > 1:
+    if layout.reduces_in_passes and culprits.tied > 1:
         names.append("sharded dp")
     return " x ".join(names)
 

@@ -31,6 +31,7 @@ PLANS = [
     {"zero_stage": 1, "shard_group": 8},
     {"zero_stage": 2, "shard_group": 4, "tp": 2},
     {"zero_stage": 3, "shard_group": 8},
+    {"framework": "torchtitan", "pp": 2, "tp": 2, "shard_group": 4},
 ]
 FABRICS = [
     {"rail_optimised": rail, "oversubscription": over, "gpus_per_pod": pod}
@@ -104,7 +105,7 @@ def test_factors_are_those_of_every_group_laid_on_the_links_by_hand(plan, fabric
     topology = topology_of(layout.cluster)
     number = PLANS.index(plan) + 5 * FABRICS.index(fabric)
     leaf, share = number * 7 % topology.n_leaves, (0.1, 0.5, 0.9)[number % 3]
-    zero = layout.plan.zero_stage or 0
+    zero = 1 if layout.shares_once else layout.plan.zero_stage or 0
     of_stage = layout.cluster.n_gpus // layout.plan.pp
     for seed, weak in ((None, dict.fromkeys(uplink_names(topology, leaf), share)), (number, {})):
         inside = np.ones((layout.dp, layout.plan.pp))

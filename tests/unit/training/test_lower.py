@@ -46,8 +46,10 @@ def lowered(model: Any = MODEL, cluster: str = "h100-sxm:16", **plan: Any) -> Lo
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_every_schedule_lowers_to_a_graph_that_ends(name: str, overlap: bool) -> None:
-    found = lowered(pp=4, schedule=name, virtual_stages=2 if name == "interleaved" else 1, overlap_p2p=overlap)
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_every_schedule_lowers_to_a_graph_that_ends(name: str, overlap: bool, framework: str) -> None:
+    chunks = 2 if name == "interleaved" else 1
+    found = lowered(pp=4, schedule=name, virtual_stages=chunks, overlap_p2p=overlap, framework=framework)
     step, timeline = found.step, found.timeline
     assert (timeline.end_ns >= timeline.start_ns).all()
     assert step.graph.n_programs == 4
@@ -136,3 +138,16 @@ def test_ranks_are_one_program_each_however_many_gpus_there_are() -> None:
     few, many = lowered(pp=4).step.graph, lowered(cluster="h100-sxm:4096", pp=4, global_batch=8192).step.graph
     assert few.n_programs == many.n_programs == 4
     assert many.multiplicity.tolist() == [1024] * 4
+
+
+def test_gradients_of_norms_are_summed_once_behind_the_last_backward() -> None:
+    """Of Megatron, in one collective, where sequence parallelism splits them."""
+    found = lowered(pp=2, tp=2)
+    for rank in range(2):
+        (op,) = found.ops("sum norms", rank)
+        last = found.step.action_last[found.step.schedule.rank_offset[rank + 1] - 1]
+        assert found.timeline.start_ns[op] >= found.timeline.end_ns[last]
+        assert found.timeline.end_ns[op] <= min(
+            found.timeline.start_ns[one] for one in found.ops("gradient norm", rank)
+        )
+    assert not lowered(pp=2, tp=2, sequence_parallel=False).ops("sum norms")

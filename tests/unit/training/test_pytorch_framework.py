@@ -319,3 +319,54 @@ def test_compiled_layers_are_priced_by_bytes_and_hold_less() -> None:
     assert compiled.breakdown_ns["gemm"] == eager.breakdown_ns["gemm"]
     assert compiled.breakdown_ns["memory-bound"] < eager.breakdown_ns["memory-bound"]
     assert compiled.memory[0].peak_allocated_bytes < eager.memory[0].peak_allocated_bytes
+
+
+def core(cluster: str = "h100-sxm:1", kv_heads: int = 2, **plan: Any) -> Operation:
+    model = config(kv=kv_heads, h=512, heads=8)
+    (first, *_) = (op for op in operations(laid_out(cluster, model, **plan)) if op.kind == "attention")
+    return first
+
+
+def test_a_gpu_has_no_fused_attention_for_fp32_and_fewer_heads_for_keys_and_values() -> None:
+    """PyTorch 2.13: flash takes 16 bits only, the memory-efficient kernel as many heads for all three."""
+    products, fused = core(), core(kv_heads=8)
+    assert products.variant == "products"
+    assert {one.variant for one in (fused, core(precision="bf16"), core(calibrated_cpu()))} == {"flash"}
+    scores = 4 * 2 * 8 * 256**2
+    assert products.saved_bytes == scores + 3 * 4 * 2 * 256 * 512
+    assert products.flops == fused.flops
+    one, other = (Pricer(laid_out("h100-sxm:1", config(kv=kv, h=512, heads=8), seq_len=4096)) for kv in (2, 8))
+    many, few = (core(kv_heads=kv, seq_len=4096) for kv in (2, 8))
+    assert one.forward(many).seconds > 2 * other.forward(few).seconds
+    assert one.input_gradient(many).seconds > one.forward(many).seconds
+
+
+def test_plain_products_keep_their_probabilities() -> None:
+    def held(kv_heads: int) -> float:
+        result = predict(
+            load_model(config(kv=kv_heads, h=512, heads=8, layers=4)), "h100-sxm:1", PLAN | {"seq_len": 2048}
+        )
+        return result.peak_memory.peak_allocated_bytes
+
+    scores = 4 * 2 * 8 * 2048**2
+    assert held(2) - held(8) == pytest.approx(4 * scores, rel=0.6)
+    assert held(2) - held(8) > 4 * scores
+
+
+def test_a_norm_is_one_kernel_on_a_gpu_and_a_chain_on_a_cpu() -> None:
+    def norm(cluster: Any, **plan: Any) -> Operation:
+        return next(op for op in operations(laid_out(cluster, **plan)) if op.name == "norm_1")
+
+    on_gpu, on_cpu = norm("h100-sxm:1"), norm(None)
+    assert (on_gpu.kernels, on_cpu.kernels) == (1, 6)
+    assert on_gpu.forward_bytes < on_cpu.forward_bytes / 5
+    model = load_model("llama-3-8b").with_changes(layers=1)
+    for framework, release, kernels in [
+        ("torchtitan", None, 1),
+        ("torchtitan", "torchtitan-24.12", 6),
+        ("torchtitan", "torchtitan-25.10", 1),
+        ("nanotron", None, 6),
+    ]:
+        plan = {"framework": framework, "release": release, "global_batch": 8, "seq_len": 256}
+        found = operations(resolve(model, parse_cluster("h100-sxm:8"), read_plan(plan)))
+        assert {op.kernels for op in found if op.part == "norms"} == {kernels}

@@ -114,8 +114,9 @@ def test_full_recomputation_of_n_layers_recomputes_n() -> None:
 
 def test_sharded_parameters_are_gathered_ahead_and_gradients_reduced_behind() -> None:
     forward, backward = (pass_of(phase, framework="fsdp") for phase in (Phase.FORWARD, Phase.BACKWARD))
-    assert labels(forward, kind=1) == ["gather parameters"] * 4  # embedding, two layers, head
-    assert labels(backward, kind=1).count("reduce gradients") == 4
+    assert labels(forward, kind=1) == ["gather parameters"] * 3  # embedding with head, two layers
+    assert labels(backward, kind=1).count("gather parameters") == 2, "embedding and head are there"
+    assert labels(backward, kind=1).count("reduce gradients") == 3
     serial = pass_of(framework="fsdp", overlap_param_gather=False)
     assert exposed(serial, "dp") > exposed(forward, "dp") > 0, "the first gather has nothing to hide behind"
     assert forward.traffic_bytes == {"all_gather dp (scale-up)": pytest.approx(2 * MODEL.parameters)}
@@ -168,3 +169,75 @@ def test_nothing_to_do_takes_no_time() -> None:
     layout = resolve(MODEL, parse_cluster("h100-sxm:8"), read_plan({"global_batch": 8, "seq_len": 512}))
     empty = build_segment(Pricer(layout), (), Phase.FORWARD)
     assert (empty.duration_ns, empty.breakdown_ns, empty.flops) == (0, {}, 0.0)
+
+
+def test_the_root_stays_from_the_forward_to_the_end_of_the_backward() -> None:
+    """Embedding, final norm and head are one unit: gathered first of all, reduced last of all."""
+    forward, backward = (pass_of(phase, framework="torchtitan") for phase in (Phase.FORWARD, Phase.BACKWARD))
+    root = 2 * MODEL.vocab_size * MODEL.hidden_size + MODEL.norm_parameters
+    moved = sizes(forward, "gather parameters")
+    assert moved[0] == pytest.approx(2 * root)
+    assert sum(moved) == pytest.approx(2 * MODEL.parameters)
+    assert sum(sizes(backward, "gather parameters")) == pytest.approx(2 * (MODEL.parameters - root))
+    reduced = sizes(backward, "reduce gradients")
+    assert reduced[-1] == pytest.approx(4 * root)
+    assert sum(reduced) == pytest.approx(4 * MODEL.parameters)
+    (ends,) = (backward.end_ns[op] for op in ops_of(backward, "embedding backward", 0))
+    assert max(backward.start_ns[op] for op in ops_of(backward, "reduce gradients", 1)) >= ends
+
+
+def ops_of(segment: Segment, label: str, kind: int) -> list[int]:
+    """Ops of one kind with a label, in order of start."""
+    graph = segment.graph
+    order = np.argsort(segment.start_ns, kind="stable").tolist()
+    return [op for op in order if graph.kind[op] == kind and graph.labels[graph.label[op]] == label]
+
+
+def sizes(segment: Segment, label: str) -> list[float]:
+    """Bytes of the collectives with a label, in order of start."""
+    return [float(segment.graph.bytes[op]) for op in ops_of(segment, label, 1)]
+
+
+def test_dtensor_keeps_what_it_gathered_and_megatron_gathers_again() -> None:
+    for phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT):
+        again = {
+            framework: sum("regather" in label for label in labels(pass_of(phase, tp=4, framework=framework), kind=1))
+            for framework in ("megatron", "nanotron", "torchtitan")
+        }
+        assert again == {"megatron": 5, "nanotron": 5, "torchtitan": 0}  # two a layer, and the head
+
+
+def test_a_loss_over_vocabulary_shards_is_shared_three_times() -> None:
+    shared = ["loss maximum", "loss sum", "loss target"]
+    for framework in ("megatron", "torchtitan", "nanotron"):
+        segment = pass_of(tp=4, framework=framework)
+        assert [label for label in labels(segment, kind=1) if label.startswith("loss")] == shared
+        assert sum(sizes(segment, label)[0] for label in shared) == 3 * 4 * 4096
+    assert not [label for label in labels(pass_of(), kind=1) if label.startswith("loss")]
+    for plan in ({}, {"recompute": "full"}):
+        again = labels(pass_of(Phase.BACKWARD, tp=4, framework="torchtitan", **plan), kind=1)
+        assert not [label for label in again if "loss" in label]
+
+
+def test_gradients_of_norms_are_summed_where_tokens_are_split() -> None:
+    split = pass_of(Phase.BACKWARD, tp=4, framework="torchtitan")
+    assert sizes(split, "sum norms") == [2 * MODEL.hidden_size] * 5
+    whole = pass_of(Phase.BACKWARD, tp=4, framework="torchtitan", sequence_parallel=False)
+    assert not sizes(whole, "sum norms")
+    assert not sizes(pass_of(Phase.BACKWARD, tp=4), "sum norms"), "Megatron does it at the end of the step"
+
+
+def test_dtensor_copies_what_it_cuts_or_joins_along_the_second_dimension() -> None:
+    def copies(phase: Phase = Phase.FORWARD, **plan: Any) -> list[str]:
+        found = labels(pass_of(phase, **{"framework": "torchtitan", "tp": 8, **plan}))
+        return sorted(label for label in found if label.endswith(" copy"))
+
+    one, two = (copies(micro_batch=n) for n in (1, 2))
+    scattered = ["embedding", *["mlp_down"] * 2, *["out"] * 2]
+    assert one == [f"{name} reduce_scatter copy" for name in scattered], "one sequence is gathered into its place"
+    gathered = [f"{name} all_gather copy" for name in ("head", *["mlp_up"] * 2, *["qkv"] * 2)]
+    assert two == sorted(one + gathered)
+    assert len(copies(Phase.BACKWARD)) == len(gathered)
+    assert not copies(micro_batch=2, overlap_tp=True)
+    assert not copies(micro_batch=2, framework="megatron", overlap_tp=False)
+    assert not copies(tp=1)
