@@ -1,6 +1,7 @@
 """Emulations of one rank held against the truth: real gloo processes, each pinned to its own core.
 
-    windtunnel calibrate --out dev.yaml && windtunnel calibrate --collectives --world-size 2 --out dev.yaml
+    OMP_NUM_THREADS=1 taskset -c 0 windtunnel calibrate --out dev.yaml
+    OMP_NUM_THREADS=1 windtunnel calibrate --collectives --pinned --world-size 2 --out dev.yaml
     python validation/emulation/compare.py --device dev.yaml ddp fsdp2 tp pp
 
 For each kind, blocks of truth and of emulation in turn, as machines drift: the truth runs both ranks; the emulation
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--foreign", type=float, default=0.03)
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--alone", dest="beside", action="store_false")
-    parser.add_argument("--options", default="--jitter own", help="of windtunnel run")
+    parser.add_argument("--options", default="", help="of windtunnel run")
     parser.add_argument("--job", default="", help="more words for job.py")
     parser.add_argument("--captured", help="folder with captured_KIND of pipelines; captured here where there is none")
     parser.add_argument("--out", default="emulation.json")
@@ -156,6 +157,7 @@ def main() -> None:
                 flush=True,
             )
         one, other = median(true_s), median(emulated_s)
+        truths = [block[0] for block in blocks]
         found[kind] = {
             "truth_s": one,
             "emulated_s": other,
@@ -166,6 +168,7 @@ def main() -> None:
         }
         print(
             f"{kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms, error {other / one - 1:+.2%}; "
+            f"the truth's blocks differ by {max(truths) / min(truths) - 1:.1%} among themselves; "
             f"{log['runs']} runs for {2 * args.blocks} blocks, others took {max(log['foreign']):.1%} at most",
             flush=True,
         )

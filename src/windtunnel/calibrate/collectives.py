@@ -4,11 +4,16 @@
 own clock until the collective has returned (NCCL: until its stream is done). What counts is the slowest rank of each
 repetition, and of these the median. Sizes follow nccl-tests: of all_gather the gathered tensor, of reduce_scatter and
 all_to_all the tensor that is given, of the others the message itself. NCCL is not yet run.
+
+On a CPU gloo copies, adds and sends on threads of its own, which compete with those that compute and may wait for the
+scheduler's next tick. What that makes of a collective in a step is measured as well: matrix products of some
+milliseconds, alone, each followed by the collective, and each beside it; the difference, on average, is what one adds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,13 +31,25 @@ BUDGET_S = 120.0
 _LEAST, _MOST = 5, 100
 _START_S = 120.0  # for processes to import torch and to meet
 
+_SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
+
 Write = Callable[[Path, bytes], None]
+Start = Callable[[], Any]
 
 
 def measure_collectives(
-    out: Path, world_size: int, backend: str, budget_s: float, write: Write, threads: int | None = None
+    out: Path,
+    world_size: int,
+    backend: str,
+    budget_s: float,
+    write: Write,
+    threads: int | None = None,
+    *,
+    pinned: bool = False,
 ) -> tuple[Rows, list[str]]:
     """Measure all collectives, and put them into the calibrated file `out`. Rows by kind, and what went wrong.
+
+    `pinned`: each process keeps to its own share of the cores, as jobs do that pin their ranks.
 
     Raises:
         UserError: no such backend, too many processes, or no calibrated file to add to.
@@ -51,7 +68,10 @@ def measure_collectives(
     if document is None:
         raise SpecError("--out", str(out), "is not there yet; run `windtunnel calibrate` first, then add collectives")
     here = describe(torch, "cpu" if backend == "gloo" else "cuda:0", threads)
-    rows, notes = _spawn(torch, world_size, backend, budget_s)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else 0
+    if pinned and cores < world_size:
+        raise SpecError("--pinned", world_size, f"processes need a core each, this one may use {cores}")
+    rows, notes = _spawn(torch, world_size, backend, budget_s, pinned)
     merged = document["calibration"].setdefault("collectives", {}) or {}
     for kind, measured in rows.items():
         merged.setdefault(kind, {})[f"{backend} {world_size}"] = measured
@@ -75,11 +95,11 @@ def _link(document: dict[str, Any], rows: Rows, name: str) -> None:
     sources["scale_out"] = f"send and receive between processes on {name}"
 
 
-def _spawn(torch: Any, world_size: int, backend: str, budget_s: float) -> tuple[Rows, list[str]]:
+def _spawn(torch: Any, world_size: int, backend: str, budget_s: float, pinned: bool) -> tuple[Rows, list[str]]:
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
         threads = max(1, int(torch.get_num_threads()) // world_size)
         context = torch.multiprocessing.spawn(
-            _worker, args=(world_size, backend, folder, budget_s, threads), nprocs=world_size, join=False
+            _worker, args=(world_size, backend, folder, budget_s, threads, pinned), nprocs=world_size, join=False
         )
         deadline = time.monotonic() + _START_S + 3 * budget_s
         try:
@@ -102,7 +122,9 @@ def _spawn(torch: Any, world_size: int, backend: str, budget_s: float) -> tuple[
 
 
 def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
-    """Rows of what the ranks measured: for each repetition the slowest rank, then median, p10 and p90."""
+    """Rows of what the ranks measured: for each repetition the slowest rank, then median, p10 and p90; on a CPU
+    what one adds to a step, waited for and beside computing.
+    """
     rows: Rows = {}
     for kind in KINDS:
         table = []
@@ -111,14 +133,24 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
             if any(not seconds for seconds in of_rank):
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
-            table.append([int(size), quantile(slowest, 0.5), quantile(slowest, 0.1), quantile(slowest, 0.9)])
+            added = [max(of) for of in zip(*(one["added"].get(kind, {}).get(size, ()) for one in found), strict=True)]
+            table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *added])
         if table:
             rows[kind] = table
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
 
 
-def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: float, threads: int) -> None:
+def own_cores(rank: int, world_size: int) -> set[int]:
+    """This process's share of the cores that it may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // world_size
+    return set(cores[rank * share : (rank + 1) * share])
+
+
+def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: float, threads: int, pinned: bool) -> None:
     """One rank: runs in a process of its own."""
+    if pinned:
+        os.sched_setaffinity(0, own_cores(rank, world_size))
     import warnings
 
     import torch
@@ -131,14 +163,18 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
         torch.cuda.set_device(rank)
     distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     seconds: dict[str, dict[int, list[float]]] = {}
+    added: dict[str, dict[int, tuple[float, float]]] = {}
     notes: list[str] = []
     share = budget_s / (len(KINDS) * len(SIZES))
     try:
         for kind in KINDS:
             for size in (1,) if kind == "barrier" else SIZES:
                 try:
-                    call = _call(torch, kind, size, rank, world_size, device)
-                    seconds.setdefault(kind, {})[size] = _time(torch, call, device, share)
+                    start = _start(torch, kind, size, rank, world_size, device)
+                    part = share if device != "cpu" else share / 4
+                    times = seconds.setdefault(kind, {})[size] = _time(torch, start, device, part)
+                    if device == "cpu":
+                        added.setdefault(kind, {})[size] = _in_a_step(torch, start, quantile(times, 0.5), part)
                 except (RuntimeError, NotImplementedError) as error:
                     words = str(error).lower()
                     if not any(text in words for text in ("not support", "not implement", "does not", "unsupported")):
@@ -147,49 +183,94 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
                     break
     finally:
         distributed.destroy_process_group()
-    Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "notes": notes}))
+    Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "added": added, "notes": notes}))
 
 
-def _time(torch: Any, call: Callable[[], object], device: str, share_s: float) -> list[float]:
-    """Seconds of each repetition on this rank. All ranks make the same number of repetitions: rank 0 decides."""
+def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
+    """Seconds of each repetition on this rank, alone. All ranks make the same number of them: rank 0 decides."""
     distributed = torch.distributed
     wait = torch.cuda.synchronize if device != "cpu" else lambda: None
 
     def once() -> float:
         distributed.barrier()
         begun = time.perf_counter_ns()
-        call()
+        start().wait()
         wait()
         return (time.perf_counter_ns() - begun) / 1e9
 
     once()
     begun = time.monotonic()
     once()
-    spent = time.monotonic() - begun  # with its barrier
-    count = torch.tensor([max(_LEAST, min(_MOST, int(share_s / max(spent, 1e-6))))], device=device)
-    distributed.broadcast(count, 0)
-    return [once() for _ in range(int(count.item()))]
+    return [once() for _ in range(_agreed(torch, time.monotonic() - begun, share_s, device))]
 
 
-def _call(torch: Any, kind: str, size: int, rank: int, world_size: int, device: str) -> Callable[[], object]:
+def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> tuple[float, float]:
+    """Seconds that one adds to computing on a CPU, on average: waited for after it, and beside it."""
+    left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
+
+    def spent(step: Callable[[], object], times: int) -> float:
+        torch.distributed.barrier()
+        begun = time.perf_counter()
+        for _ in range(times):
+            step()
+        return (time.perf_counter() - begun) / times
+
+    products = max(1, round(max(_COMPUTE_S, 1.5 * alone_s) / spent(lambda: left @ right, 20)))
+    agreed = torch.tensor([products])
+    torch.distributed.broadcast(agreed, 0)
+    products = int(agreed.item())
+
+    def compute() -> None:
+        for _ in range(products):
+            left @ right
+
+    def waited() -> None:
+        compute()
+        start().wait()
+
+    def beside() -> None:
+        work = start()
+        compute()
+        work.wait()
+
+    times = _agreed(torch, spent(waited, 2), share_s, "cpu")
+    alone = spent(compute, times)
+    return tuple(max(0.0, spent(step, times) - alone) for step in (waited, beside))  # type: ignore[return-value]
+
+
+def _agreed(torch: Any, one_s: float, share_s: float, device: str) -> int:
+    """How many repetitions rank 0 finds time for."""
+    count = torch.tensor([max(_LEAST, min(_MOST, int(share_s / max(one_s, 1e-6))))], device=device)
+    torch.distributed.broadcast(count, 0)
+    return int(count.item())
+
+
+class _Done:
+    """A rank that takes no part."""
+
+    def wait(self) -> None:
+        """At once."""
+
+
+def _start(torch: Any, kind: str, size: int, rank: int, world_size: int, device: str) -> Start:
+    """What begins one, and gives the work that can be waited for."""
     distributed = torch.distributed
     if kind == "barrier":
-        call: Callable[[], object] = distributed.barrier
-        return call
+        return lambda: distributed.barrier(async_op=True)
     whole = torch.randn(size // 4, device=device)
     part = torch.randn(size // 4 // world_size, device=device)
     even = whole[: part.numel() * world_size]
     if kind == "all_reduce":
-        return lambda: distributed.all_reduce(whole)
+        return lambda: distributed.all_reduce(whole, async_op=True)
     if kind == "broadcast":
-        return lambda: distributed.broadcast(whole, 0)
+        return lambda: distributed.broadcast(whole, 0, async_op=True)
     if kind == "all_gather":
-        return lambda: distributed.all_gather_into_tensor(even, part)
+        return lambda: distributed.all_gather_into_tensor(even, part, async_op=True)
     if kind == "reduce_scatter":
-        return lambda: distributed.reduce_scatter_tensor(part, even)
+        return lambda: distributed.reduce_scatter_tensor(part, even, async_op=True)
     if kind == "all_to_all":
         target = torch.empty_like(even)
-        return lambda: distributed.all_to_all_single(target, even)
+        return lambda: distributed.all_to_all_single(target, even, async_op=True)
     if rank == 0:
-        return lambda: distributed.send(whole, 1)
-    return (lambda: distributed.recv(whole, 0)) if rank == 1 else (lambda: None)
+        return lambda: distributed.isend(whole, 1)
+    return (lambda: distributed.irecv(whole, 0)) if rank == 1 else _Done

@@ -34,6 +34,9 @@ def calibrate(
     backend: Annotated[
         Literal["gloo", "nccl"], Parameter(help="Library for --collectives; NCCL: not yet run.")
     ] = "gloo",
+    pinned: Annotated[
+        bool, Parameter(negative="", help="With --collectives: each process keeps to its own share of the cores.")
+    ] = False,
     show: Annotated[Path | None, Parameter(help="Show a calibrated file instead of measuring.")] = None,
     report: Annotated[Path | None, Parameter(help="With --show: write the charts here, as HTML.")] = None,
 ) -> None:
@@ -53,7 +56,7 @@ def calibrate(
     if show is not None:
         _show(show, report)
     elif collectives:
-        _collectives(out, world_size, backend, budget, threads)
+        _collectives(out, world_size, backend, budget, threads, pinned)
     else:
         from windtunnel.calibrate.session import FULL_S, QUICK_S
 
@@ -98,15 +101,16 @@ def _measure(
     )
 
 
-def _collectives(out: Path, world_size: int, backend: str, budget_s: float | None, threads: int | None) -> None:
+def _collectives(
+    out: Path, world_size: int, backend: str, budget_s: float | None, threads: int | None, pinned: bool
+) -> None:
     from windtunnel.calibrate.collectives import BUDGET_S, measure_collectives
     from windtunnel.cli.output import note, stdout, working
     from windtunnel.report.files import write_atomically
 
     with working(f"timing {backend} between {world_size} processes"):
-        rows, notes = measure_collectives(
-            out, world_size, backend, BUDGET_S if budget_s is None else budget_s, write_atomically, threads
-        )
+        budget_s = BUDGET_S if budget_s is None else budget_s
+        rows, notes = measure_collectives(out, world_size, backend, budget_s, write_atomically, threads, pinned=pinned)
     for text in notes:
         note(f"note: {text}")
     points = sum(map(len, rows.values()))

@@ -258,7 +258,7 @@ class CalibratedCosts:
         fitted = fit(self._terms(op, dtype, shapes, steps), _features(op, shapes), points.seconds, spread)
         exact = {tuple(float(size) for size in shape): row for row, shape in enumerate(points.shapes.tolist())}
         terms = _term_names(op, steps, self._base(op, dtype) is not None)
-        return Curve(op, dtype, size_names(op), *points, terms=terms, fitted=fitted, steps=steps, exact=exact)
+        return Curve(op, dtype, size_names(op), *points[:4], terms=terms, fitted=fitted, steps=steps, exact=exact)
 
     def _base(self, op: str, dtype: str) -> Curve | None:
         """The single gemm whose price is the leading term of a grouped one."""

@@ -28,8 +28,11 @@ from windtunnel.errors import SpecError
 from windtunnel.hardware.cluster import Cluster
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from windtunnel.cost.measured_curve import MeasuredCurve
-    from windtunnel.hardware.calibration import Calibration
+    from windtunnel.hardware.calibration import Calibration, Points
 
 KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "barrier"),
@@ -335,14 +338,44 @@ def _calibrated(
 
 @lru_cache(maxsize=256)
 def _calibrated_curve(kind: str, size: int, calibration: Calibration) -> MeasuredCurve | None:
-    """Of the backend that the device's own software would take, where several were timed."""
     from windtunnel.cost.measured_curve import measured_curve
 
+    points = _calibrated_points(kind, size, calibration)
+    return None if points is None else measured_curve(points)
+
+
+def _calibrated_points(kind: str, size: int, calibration: Calibration) -> Points | None:
+    """Of the backend that the device's own software would take, where several were timed."""
     usual = "nccl" if calibration.kind == "cuda" else "gloo"
     backends = sorted(backend for of, backend, ranks in calibration.collectives if (of, ranks) == (kind, size))
     if not backends:
         return None
-    return measured_curve(calibration.collectives[kind, usual if usual in backends else backends[0], size])
+    return calibration.collectives[kind, usual if usual in backends else backends[0], size]
+
+
+def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> tuple[float, float] | None:
+    """Seconds that a collective adds to a step, where that was measured: waited for, and beside computing.
+
+    `collective` says what one usually takes alone, the median. In a step a sum of many follows the mean, and on a CPU
+    the library's threads compete with those that compute. Between sizes straight lines, never falling with the size.
+    """
+    points = None if cluster.calibration is None else _calibrated_points(kind, size, cluster.calibration)
+    if points is None or points.waited is None or points.beside is None:
+        return None
+    return _on_line(points.shapes[:, 0], points.waited, bytes_total), _on_line(
+        points.shapes[:, 0], points.beside, bytes_total
+    )
+
+
+def _on_line(sizes: NDArray[np.int64], seconds: NDArray[np.float64], bytes_total: float) -> float:
+    import numpy as np
+
+    from windtunnel.cost.interpolation import isotonic
+
+    order = np.argsort(sizes, kind="stable")
+    x, y = sizes[order].astype(np.float64), isotonic(seconds[order], 0)
+    found = float(np.interp(bytes_total, x, y))
+    return found * max(1.0, bytes_total / float(x[-1]))
 
 
 def _is_fitted(fabric: nccl.Fabric, group: Group) -> bool:

@@ -106,13 +106,16 @@ class Listening:
         on_step: Callable[[int, ObservedStep | None], bool] | None = None,
         learns: Callable[[], bool] = lambda: True,
         started: Callable[[Communication, Ticket], None] | None = None,
+        arrived: Callable[[Communication], tuple[float, float]] | None = None,
     ) -> None:
         """`on_step(number, seen)` says whether it took time that is not the job's: the next step then begins after it.
 
         `learns` says whether the step that ends was an ordinary one. `started` is told of every communication that was
-        begun, with its ticket.
+        begun, with its ticket. `arrived` says when the script entered a call: wall clock, and processor time of its
+        thread; without it that is when `begin` is told.
         """
         self.conductor, self._on_step, self._learns, self._started = conductor, on_step, learns, started
+        self._arrived = arrived or (lambda call: (time.perf_counter(), time.thread_time()))
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
         self._open: dict[tuple[object, ...], Due] = {}
@@ -121,7 +124,7 @@ class Listening:
 
     def begin(self, call: Communication) -> float | None:
         """The script arrives at a communication. When it is done."""
-        now, cpu = time.perf_counter(), time.thread_time()
+        now, cpu = self._arrived(call)
         if call.is_control:
             self.control += 1
             return None

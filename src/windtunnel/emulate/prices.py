@@ -1,11 +1,15 @@
-"""What a communication of a running script takes on a cluster, once all its members are there: `cost.collectives`."""
+"""What a communication of a running script takes on a cluster, once all its members are there: `cost.collectives`.
+
+Where the cluster is a CPU that was calibrated with its collectives: what one adds to a step that waits for it, and what
+it adds to computing that goes on beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from windtunnel.capture.script.communication import Communication
-from windtunnel.cost.collectives import Group, collective
+from windtunnel.cost.collectives import Group, collective, in_a_step
 from windtunnel.hardware import Cluster
 
 # `cost.collectives` has no collective with a root but broadcast and reduce: the root moves what all would.
@@ -25,8 +29,25 @@ def seconds_on(cluster: Cluster) -> Callable[[Communication], float]:
         key = (call.kind, _bytes(call), group)
         found = known.get(key)
         if found is None:
-            found = known[key] = collective(KIND.get(call.kind, call.kind), float(key[1]), group, cluster).seconds
+            kind, size = KIND.get(call.kind, call.kind), float(key[1])
+            measured = in_a_step(kind, size, group.size, cluster)
+            found = known[key] = measured[0] if measured else collective(kind, size, group, cluster).seconds
         return found
+
+    return seconds
+
+
+def seconds_beside_on(cluster: Cluster) -> Callable[[Communication], float]:
+    """Seconds by which a communication delays what its ranks compute beside it; nothing where that was not measured."""
+
+    known: dict[tuple[str, int, int], float] = {}
+
+    def seconds(call: Communication) -> float:
+        key = (call.kind, _bytes(call), 2 if call.is_message else len(call.members))
+        if key not in known:
+            measured = in_a_step(KIND.get(call.kind, call.kind), float(key[1]), key[2], cluster)
+            known[key] = measured[1] if measured else 0.0
+        return known[key]
 
     return seconds
 

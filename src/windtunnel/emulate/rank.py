@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from windtunnel.emulate.conductor import Conductor
     from windtunnel.emulate.memory import Peak
     from windtunnel.emulate.observe import ObservedStep
+    from windtunnel.emulate.own_time import OwnTime
 
 MEMORY_STEP = 2  # profiling begins at the end of this step: the optimizer's state is there
 MEMORY_STEPS = 2
@@ -148,10 +149,12 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     from windtunnel.capture.script._torch_compat_emulate import checkpoints_of_one_rank
     from windtunnel.capture.script.letters import LetterBox
     from windtunnel.capture.script.world import World
+    from windtunnel.emulate.own_time import OwnTime
 
     launch = launch_of(task)
     on_gpu = torch.cuda.is_available()
-    listener, policy, undo = (_on_gpu if on_gpu else _on_cpu)(task, launch, journal)
+    own = OwnTime()
+    listener, policy, undo = _on_gpu(task, launch, journal) if on_gpu else _on_cpu(task, launch, journal, own)
     world = World(
         task["rank"],
         launch.world_size,
@@ -160,6 +163,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
         listener=listener,
         mailbox=LetterBox(journal.folder, task["rank"]),
         devices=("cpu", "cuda") if on_gpu else ("cpu",),
+        around=None if on_gpu else own.around,
     )
     replaced = Replacements()
     try:
@@ -174,15 +178,18 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     return outcome
 
 
-def _on_cpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
+def _on_cpu(
+    task: Mapping[str, Any], launch: Any, journal: Journal, own: OwnTime
+) -> tuple[Any, Any, Callable[[], None]]:
     from windtunnel.emulate.listen import Listening, optimizer_hooks
 
-    conductor = journal.conductor = _conductor(task, launch)
+    conductor = journal.conductor = _conductor(task, launch, own)
     listening = Listening(
         conductor,
         on_step=journal.on_step,
         learns=lambda: not journal.profiling,
         started=lambda call, ticket: journal.heard(call),
+        arrived=own.began,
     )
     undo = optimizer_hooks(listening.optimizer, listening.end_step, journal.before_optimizer)
     return listening, _policy(task, journal), undo
@@ -250,9 +257,9 @@ def _run(launch: Any) -> None:
             raise
 
 
-def _conductor(task: Mapping[str, Any], launch: Any) -> Conductor:
+def _conductor(task: Mapping[str, Any], launch: Any, own: OwnTime | None = None) -> Conductor:
     from windtunnel.emulate.conductor import Conductor
-    from windtunnel.emulate.prices import seconds_on
+    from windtunnel.emulate.prices import seconds_beside_on, seconds_on
     from windtunnel.hardware import parse_cluster
 
     cluster = parse_cluster(task["cluster"])
@@ -261,11 +268,10 @@ def _conductor(task: Mapping[str, Any], launch: Any) -> Conductor:
     if task["captured"]:
         same, others = _captured(task, cluster)
     slow = {int(rank): float(factor) for rank, factor in task["slow"].items()}
-    seconds_of = seconds_on(cluster)
     return Conductor(
-        task["rank"], launch.world_size, seconds_of, same, others, slow,
+        task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
-        takes=seconds_of if _one_core(cluster) else None,
+        takes=own.off(seconds_beside_on(cluster)) if own is not None and _one_core(cluster) else None,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Recording a tape: the wrapper around a rank of a *real* job that keeps what its peers said.
 
-Every op of `c10d` that the dispatcher knows is wrapped by one that calls torch's own kernel and keeps the outputs once
+Every op of `c10d` that the dispatcher knows is wrapped by one that asks the real backend and keeps the outputs once
 somebody has waited for them, before the script can change them. What a `Work`'s future is asked for is kept when the
 future completes. Recording costs a copy of everything received; times of such a run mean nothing.
 """
@@ -15,10 +15,12 @@ import torch
 import torch.distributed as dist
 
 from windtunnel.capture.script import _torch_compat as compat
+from windtunnel.capture.script._torch_compat_emulate import backend_of
 from windtunnel.capture.script.answers import NO_COMMUNICATION, Answers
 from windtunnel.capture.script.communication import Communication
 from windtunnel.capture.script.groups import Group
 from windtunnel.capture.script.peers import Exchange
+from windtunnel.emulate.real_calls import issued
 from windtunnel.emulate.tape import Key, Numbering, TapeWriter, bytes_of
 
 
@@ -52,7 +54,7 @@ class Recording:
             for device in self._devices:
                 original = _kernel(f"c10d::{name}", device)
                 if original is not None:
-                    wrapped = self._wrapped(original, kernels[name])
+                    wrapped = self._wrapped(name, device, original, kernels[name])
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")  # torch says that kernels are overridden: so it is meant
                         library.impl(name, wrapped, device, with_keyset=True, allow_override=True)
@@ -63,23 +65,28 @@ class Recording:
             compat.destroy_library(library)
         self._libraries.clear()
 
-    def _wrapped(self, original: Any, describe: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, name: str, device: str, original: Any, describe: Callable[..., Any]) -> Callable[..., Any]:
         def kernel(keyset: Any, *args: Any) -> Any:
             with self._lock:
                 self._asking.exchange = None
                 describe(*args)
-                exchange = self._asking.exchange
+                exchange, group = self._asking.exchange, self._asking.group
                 key = self._numbering.key(exchange.call, exchange.outputs) if exchange is not None else ()
             if exchange is not None and self._heard is not None:
                 self._heard(exchange.call)
-            result = original.call_boxed(keyset, *args)
-            if self._tape is None or exchange is None or exchange.call.kind in ("send", "barrier"):
-                return result
-            parts = result if isinstance(result, tuple) else (result,)
-            work = KeptWork(dist.Work.unbox(parts[-1]), exchange.outputs, self, key)
-            self._works.add(work)
-            boxed = (*parts[:-1], compat.boxed_work(work))
-            return boxed if isinstance(result, tuple) else boxed[0]
+            made = None if exchange is None else issued(name, backend_of(group, device.lower()), args)
+            if made is None:  # an op that no method of a backend answers
+                result = original.call_boxed(keyset, *args)
+                parts = result if isinstance(result, tuple) else (result,)
+                if not isinstance(parts[-1], torch.ScriptObject):
+                    return result
+                made = (dist.Work.unbox(parts[-1]), parts[0] if len(parts) == 2 else None)
+            work, outputs = made
+            if self._tape is not None and exchange is not None and exchange.call.kind not in ("send", "barrier"):
+                work = KeptWork(work, exchange.outputs, self, key)
+                self._works.add(work)
+            boxed = compat.boxed_work(work)
+            return boxed if outputs is None else (outputs, boxed)
 
         return kernel
 
@@ -170,6 +177,7 @@ class _Asking:
 
     def __init__(self) -> None:
         self.exchange: Exchange | None = None
+        self.group: Any = None  # that was asked about last
         self.premul_factor: Any = None
         self._groups: dict[str, Group] = {}
 
@@ -178,7 +186,7 @@ class _Asking:
 
     def group_of(self, boxed: Any) -> Group:
         """The group that an op was given."""
-        handle = compat.unboxed_group(boxed)
+        self.group = handle = compat.unboxed_group(boxed)
         name = str(handle.group_name)
         if name not in self._groups:
             members = tuple(dist.get_process_group_ranks(handle))

@@ -12,7 +12,7 @@
       points:                                     # op and phase -> dtype -> [sizes, median s, 10th, 90th percentile]
         gemm forward: {bf16: [[4096, 4096, 4096, 2.1e-4, 2.0e-4, 2.3e-4]]}
       collectives:                                # kind -> backend and ranks -> [bytes, median, 10th, 90th]
-        all_reduce: {gloo 2: [[4096, 1.0e-4, 9.0e-5, 1.3e-4]]}
+        all_reduce: {gloo 2: [[4096, 1.0e-4, 9.0e-5, 1.3e-4]]}  # and, on all rows or none, waited, beside
 
 The key `calibration` of a cluster document. Reading is strict: an operation nobody prices, a row of another width, a
 time that is no time are errors that name the row. `cost.calibrated` makes prices of it.
@@ -75,6 +75,8 @@ class Points(NamedTuple):
     seconds: Array  # median
     low: Array  # 10th percentile of single runs
     high: Array  # 90th
+    waited: Array | None = None  # of collectives on a CPU: what one adds to a step that waits for it
+    beside: Array | None = None  # ... and to a step that computes meanwhile
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +196,8 @@ def calibration_to_document(calibration: Calibration) -> dict[str, Any]:
 
 
 def _rows(points: Points) -> list[list[float]]:
-    times = zip(points.seconds.tolist(), points.low.tolist(), points.high.tolist(), strict=True)
+    columns = [column for column in points[1:] if column is not None]
+    times = np.stack(columns, axis=1).tolist()
     return [[*shape, *time] for shape, time in zip(points.shapes.tolist(), times, strict=True)]
 
 
@@ -227,7 +230,7 @@ def _collectives(reader: _Reader, given: object) -> dict[tuple[str, str, int], P
             words = str(text).split()
             if len(words) != 2 or not words[1].isdigit() or int(words[1]) < 2:
                 reader.fail(at, text, "give the backend and the number of ranks, such as `gloo 2`")
-            points = reader.rows(rows, f"{at}.{text}", ("bytes",))
+            points = reader.rows(rows, f"{at}.{text}", ("bytes",), more=("waited", "beside"))
             if len(points.seconds):
                 found[str(kind), words[0], int(words[1])] = points
     return found
@@ -256,12 +259,15 @@ class _Reader:
             self.fail(name, value, f"must be a number of at least {least:g}")
         return number
 
-    def rows(self, given: object, name: str, sizes: Sequence[str]) -> Points:
-        """Rows of `sizes`, then median, 10th and 90th percentile of the seconds."""
-        width = len(sizes) + 3
+    def rows(self, given: object, name: str, sizes: Sequence[str], more: Sequence[str] = ()) -> Points:
+        """Rows of `sizes`, then median, 10th and 90th percentile of the seconds; `more` columns in all rows or none."""
         columns = f"{', '.join(sizes)}, seconds, 10th percentile, 90th percentile"
         if not isinstance(given, Sequence) or isinstance(given, str):
             self.fail(name, given, f"must be a list of rows of {columns}")
+        first = given[0] if given else None
+        width = len(sizes) + 3
+        if more and isinstance(first, Sequence) and len(first) == width + len(more):
+            width, columns = width + len(more), f"{columns}, {', '.join(more)}"
         table = np.empty((len(given), width))
         for number, row in enumerate(given, start=1):
             at = f"{name} row {number}"
@@ -271,11 +277,13 @@ class _Reader:
                 table[number - 1] = [float(value) for value in row]
             except (TypeError, ValueError):
                 self.fail(at, row, f"must be {width} numbers: {columns}")
-            problem = _problem(table[number - 1], len(sizes))
+            problem = _problem(table[number - 1][: len(sizes) + 3], len(sizes))
+            if problem is None and not (np.isfinite(table[number - 1]).all() and (table[number - 1] >= 0.0).all()):
+                problem = "must hold finite numbers of at least zero"
             if problem is not None:
                 self.fail(at, row, problem)
         shapes, times = table[:, : len(sizes)], table[:, len(sizes) :]
-        return Points(shapes.astype(np.int64), times[:, 0].copy(), times[:, 1].copy(), times[:, 2].copy())
+        return Points(shapes.astype(np.int64), *(column.copy() for column in times.T))
 
 
 def _problem(row: Array, n_sizes: int) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.collectives import collective, group_of
+from windtunnel.cost.collectives import collective, group_of, in_a_step
 from windtunnel.cost.fitting import fit, nnls
 from windtunnel.cost.price import Price, Source
 from windtunnel.cost.training import calibrated_training_costs, training_costs
@@ -88,7 +88,12 @@ def cluster_of(**points: Any) -> Cluster:
                 "overlap": {"compute_by_copy": 0.21},
                 "points": {op.replace("__", " "): rows for op, rows in points.items()},
                 "collectives": {
-                    "all_reduce": {"gloo 2": [[size, t := 8e-5 + size / 1.5e9, t * 0.9, t * 1.2] for size in SIZES]}
+                    "all_reduce": {"gloo 2": [[size, t := 8e-5 + size / 1.5e9, t * 0.9, t * 1.2] for size in SIZES]},
+                    "broadcast": {
+                        "gloo 2": [
+                            [size, t := 8e-5 + size / 3e9, t * 0.9, t * 1.2, t + 1e-3, 0.5 * t] for size in SIZES
+                        ]
+                    },
                 },
             },
         }
@@ -287,6 +292,21 @@ def test_collectives_are_the_measured_ones(cluster: Cluster) -> None:
     assert times == sorted(times)
     assert collective("all_gather", 1e6, group, cluster).source is not Source.MEASURED  # not timed: the formula
     assert collective("all_reduce", 1e6, group, cluster, algorithm="ring").source is not Source.INTERPOLATED
+
+
+def test_what_a_collective_adds_to_a_step_is_what_was_measured_between_and_beyond_sizes(cluster: Cluster) -> None:
+    assert in_a_step("all_reduce", 1e6, 2, cluster) is None  # of that only single calls were timed
+    assert in_a_step("broadcast", 1e6, 4, cluster) is None
+    for size in (float(SIZES[0]), 3e6, float(SIZES[-1])):
+        assert in_a_step("broadcast", size, 2, cluster) == pytest.approx(
+            (1.08e-3 + size / 3e9, 0.5 * (8e-5 + size / 3e9))
+        )
+    found = [in_a_step("broadcast", size, 2, cluster) for size in np.geomspace(1, 1e10, 40)]
+    for column in zip(*(one for one in found if one is not None), strict=True):
+        assert list(column) == sorted(column)
+    last, twice = (in_a_step("broadcast", times * SIZES[-1], 2, cluster) for times in (1, 2))
+    assert last is not None
+    assert twice == pytest.approx([2 * one for one in last])
 
 
 def test_training_constants_of_a_calibrated_device_are_its_own(cluster: Cluster) -> None:

@@ -60,7 +60,7 @@ def test_other_stages_are_as_much_slower_in_each_part_as_the_real_one_is() -> No
     own = stretches_of(job.programs[0], price)
     truth = np.array([10.0, 4.0, 7.0])  # seconds per priced second of each part
     measured = HostProgram(0, own.calls, own.events, (own.parts @ truth)[np.newaxis])
-    assert factors(own, measured) == pytest.approx(truth)
+    assert factors(own, measured) == pytest.approx(truth, rel=0.02)  # drawn a little to one factor for all
     ((other, ranks),) = others(measured)
     assert ranks == [1]
     assert other.seconds.sum() == pytest.approx(2.0 * measured.seconds.sum())

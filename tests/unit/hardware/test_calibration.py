@@ -35,7 +35,10 @@ CALIBRATION: dict[str, Any] = {
         "adamw foreach": {"fp32": [[1048576, 4e-3, 4e-3, 5e-3]]},
         "copy": {"bytes": [[4096, 1e-6, 1e-6, 2e-6]]},
     },
-    "collectives": {"all_reduce": {"gloo 2": [[4096, 1e-4, 9e-5, 2e-4], [8192, 2e-4, 1e-4, 3e-4]]}},
+    "collectives": {
+        "all_reduce": {"gloo 2": [[4096, 1e-4, 9e-5, 2e-4], [8192, 2e-4, 1e-4, 3e-4]]},
+        "all_gather": {"gloo 2": [[4096, 1e-4, 9e-5, 2e-4, 8e-4, 0.0]]},
+    },
 }
 DEVICE: dict[str, Any] = {
     "name": "some-cpu",
@@ -77,6 +80,10 @@ def test_a_document_comes_back_as_it_was_read() -> None:
     assert read.points["gemm forward", "fp32"].shapes.tolist() == [[512, 256, 128], [64, 64, 64]]
     assert read.points["copy forward", "bytes"].seconds.tolist() == [1e-6]
     assert read.collectives["all_reduce", "gloo", 2].high.tolist() == [2e-4, 3e-4]
+    assert read.collectives["all_reduce", "gloo", 2].waited is None
+    waited = read.collectives["all_gather", "gloo", 2].waited
+    assert waited is not None
+    assert waited.tolist() == [8e-4]
     assert "2026-11-21" in read.source()
 
 
@@ -127,6 +134,8 @@ def test_content_makes_equality_and_a_cluster_without_is_another() -> None:
         (("points", "copy forward"), {"bytes": [[1, 1, 1, 1]]}, "given twice"),
         (("collectives", "all_reduse"), {}, "no such collective"),
         (("collectives", "all_reduce", "gloo"), [], "such as `gloo 2`"),
+        (("collectives", "all_reduce", "gloo 2"), [[8, 2e-4, 1e-4, 3e-4, 1e-4, -1.0]], "at least zero"),
+        (("collectives", "all_reduce", "gloo 2"), [[8, 2e-4, 1e-4, 3e-4, 1e-4, 0], [9, 1, 1, 1]], "must be 6 numbers"),
         (("host", "launch_eager_s"), -1, "at least 0"),
         (("threads",), "two", "at least 1"),
         (("kind",), "tpu", "one of cpu, cuda"),

@@ -36,6 +36,13 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
     replacements.set(default_planner, "_validate_global_plan", partial_is_fine)
 
 
+def backend_of(group: Any, device: str) -> Any:
+    """The real backend that a group has for a device: `_get_backend`. Its methods let Python's lock go, ops do not."""
+    import torch
+
+    return group._get_backend(torch.device(device))
+
+
 def compiled_kernel(source: str, name: str) -> Any:
     """A CUDA kernel from its source, by NVRTC: nothing public launches one on a stream without a C++ extension."""
     import torch
