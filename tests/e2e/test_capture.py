@@ -225,6 +225,20 @@ def test_an_earlier_capture_is_replaced_whole(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "captured").iterdir()) == ["captured.yaml", "rank_1.jsonl.gz"]
 
 
+def test_experts_get_an_even_share_of_the_tokens_without_being_told(folder: Path) -> None:
+    """64 tokens, two experts each, eight experts on four ranks: 16 an expert, 32 rows to and from each rank."""
+    done = capture(folder, "--world-size", "8", "--verify", "1", str(EXAMPLES / "train_ep.py"), "--ep", "4")
+    assert done.returncode == 0, done.stderr
+    found = CapturedFolder(folder / "captured")
+    assert found.kept == (0, 1, 2, 3)  # a class for each place: experts have numbers, which modules are named by
+    program = found.program(0)
+    assert {answer.told for answer in program.answers if "train_ep.py" in answer.where} == {"16", "128 entries"}
+    moved = [op for op in program.ops if op.communication and op.communication.kind == "all_to_all"]
+    rows = [op for op in moved if op.inputs[0].shape == (128, 256)]
+    assert len(rows) == 8 * 4  # each layer: there and back, forward and backward
+    assert all(op.outputs[0].shape == (128, 256) for op in rows)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",

@@ -20,7 +20,11 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
+
+if not moe_utils.HAVE_TE:  # 0.16.1 asks whether this is None, and defines it only where Transformer Engine is
+    moe_utils.te_general_gemm = None
 
 
 def batches(vocab: int, seq: int, micro_batch: int, device: torch.device):

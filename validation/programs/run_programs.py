@@ -319,12 +319,14 @@ def page(rows: dict[str, dict[str, object]]) -> str:
         "- torchtitan 0.3.0: its trainer calls `torch.distributed.set_timeout`, and its default `spmd_types` backend",
         "  shards plain tensors with `fully_shard(dp_mesh_dims=...)`; PyTorch 2.13.0 has neither. 0.2.2 runs.",
         "- torchao 0.18 cannot be imported with Triton 3.9; Triton 3.8 works.",
-        "- `torch.compile`: the script's graphs are not built; the same code is captured as eager ops.",
+        "- `torch.compile`: the script's graphs are not built; the same code is captured as eager ops, and `predict`",
+        "  fuses them.",
         "- `flex_attention` is captured as one fused causal attention; a document mask costs less than that.",
         "- CUDA graphs are refused: what they replay is never seen by PyTorch's dispatcher.",
         "- Triton kernels that a program launches itself are not run: one op that touches all the tensors it is given.",
         "- Kernels of its own in CUDA need to be registered as custom ops with a fake form.",
-        "- megatron-core's MoE router names `te_general_gemm` without defining it where Transformer Engine is missing.",
+        "- megatron-core 0.16.1 names `te_general_gemm` in its MoE router without defining it where Transformer Engine",
+        "  is missing: `megatron_gpt.py` defines it.",
         "",
     ]
     return "\n".join(lines)

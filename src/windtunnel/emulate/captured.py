@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from windtunnel.capture.script.fused_program import fused
 from windtunnel.capture.script.job import CapturedJob
 from windtunnel.capture.script.pricing import op_pricer
 from windtunnel.capture.script.to_graph import PricedJob, flops_and_traffic, priced_job
@@ -118,7 +120,10 @@ def load(path: str | Path) -> CapturedJob:
 def price_captured(
     job: CapturedJob, cluster: Cluster, *, framework: str = "pytorch", cuda_graphs: bool = False
 ) -> PricedJob:
-    """A job priced on a cluster, with what its hosts do between steps."""
+    """A job priced on a cluster, its compiled regions compiled, with what its hosts do between steps."""
+    programs = {rank: fused(program) for rank, program in job.programs.items()}
+    if any(program is not job.programs[rank] for rank, program in programs.items()):
+        job = replace(job, programs=programs)
     pricer = op_pricer(cluster, framework=framework, cuda_graphs=cuda_graphs)
     # A CPU's script does between steps what was captured; GPUs wait for more, which published runs showed.
     per_doubling = 0.0 if pricer.on_cpu else pricer.training.step_per_doubling_s[framework]
@@ -227,7 +232,7 @@ def _result(
         defaults=(
             f"captured from {len(priced.templates)} of {job.world_size:,} ranks",
             tokens_words,
-            "launches of one kernel each, from eager PyTorch",
+            "launches of one kernel each, from eager PyTorch" + (" and compiled graphs" if _compiles(priced) else ""),
         ),
         warnings=tuple(warnings_of(priced, provenance)),
         reproduce=command,
@@ -239,6 +244,10 @@ def _result(
         disturbed=disturbed,
         traffic_bytes=traffic_of(priced, base.captured),
     )
+
+
+def _compiles(priced: PricedJob) -> bool:
+    return any(op.compiled for template in priced.templates for op in template.program.ops)
 
 
 def _infeasible(priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]]) -> Infeasible | None:

@@ -7,7 +7,7 @@ for, and nothing is kept back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,8 +71,9 @@ def memory_of_program(
         reserved = np.maximum.accumulate(allocated) if len(events) else allocated
         failed = None
     else:
+        streams = np.array([_stream(event, program.ops) for event in events], np.int64)
         found = replay_allocator(
-            blocks, deltas, capacity_bytes=capacity_bytes, expandable_segments=expandable_segments
+            blocks, deltas, stream=streams, capacity_bytes=capacity_bytes, expandable_segments=expandable_segments
         )  # fmt: skip
         allocated, reserved, failed = found.allocated_bytes, found.reserved_bytes, found.oom_event
     if not len(allocated):
@@ -91,6 +92,11 @@ def memory_of_program(
         event_op=np.array([event.op for event in events[start : len(allocated)]], np.int64),
         allocated_bytes=allocated[start:],
     )
+
+
+def _stream(event: MemoryEvent, ops: Sequence[Op]) -> int:
+    """Storages are made for the op that comes next, on its stream: each stream has blocks of its own."""
+    return ops[event.op].stream if 0 <= event.op < len(ops) else 0
 
 
 def _by_category(events: Iterable[MemoryEvent]) -> dict[str, int]:

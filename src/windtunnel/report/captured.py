@@ -79,6 +79,8 @@ def _verdict(document: Mapping[str, Any], world: int) -> str:
     if "runs" in document:
         return f"{kinds}; all {world:,} ranks were run"
     drawn = len(found["drawn"])
+    if played == world:
+        return f"{kinds}; all {world:,} ranks were run"
     checked = f"{drawn} drawn at random equal theirs" if drawn else "none was drawn at random to check that"
     return f"{kinds}, from {played} ranks that were run; {checked}"
 

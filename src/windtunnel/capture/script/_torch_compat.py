@@ -228,28 +228,9 @@ def shard_lazily(patches: Replacements) -> None:
 
 # Context managers
 
-_MESH_METHODS = (
-    *(
-        "__init__",
-        "__getitem__",
-        "__eq__",
-        "__hash__",
-        "_hash_key",
-        "__repr__",
-        "_flatten",
-        "_unflatten",
-        "_create_sub_mesh",
-    ),
-    *(
-        "_get_slice_mesh_layout",
-        "get_local_rank",
-        "get_coordinate",
-        "get_group",
-        "get_all_groups",
-        "_get_all_submeshes",
-    ),
-    *("_compute_coordinate_on_dim", "_create_flatten_mesh", "_create_unflatten_mesh", "size", "_sym_get_coordinate"),
-    *("_is_current_rank_part_of_mesh", "_stable_hash", "__setstate__"),
+_MESH_METHODS = (  # those that make or read a tensor; what else a mesh is asked, DTensor asks it in every op
+    *("__init__", "__getitem__", "__repr__", "_flatten", "_unflatten", "_create_sub_mesh", "_get_all_submeshes"),
+    *("_compute_coordinate_on_dim", "_create_flatten_mesh", "_create_unflatten_mesh"),
 )
 _MESH_FUNCTIONS = ("_concatenate", "_get_mesh_tensor_from_full_mesh", "from_group", "_compute_coordinates_from_mesh")
 

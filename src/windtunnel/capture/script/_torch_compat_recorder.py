@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,68 @@ def on_recompute(begins: Callable[[], None], ends: Callable[[], None]) -> Callab
     return undo
 
 
+def on_compiled(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
+    """Call `begins` and `ends` around every call of what `torch.compile` makes from now on for its own backend.
+
+    Every form of it, modules included, ends in `OptimizeContext.__call__` with a function, and gives the compiled one.
+    """
+    from torch._dynamo.eval_frame import OptimizeContext, innermost_backend
+
+    old = OptimizeContext.__call__
+
+    def compiled(context: Any, function: Any) -> Any:
+        made = old(context, function)
+        named = getattr(innermost_backend(context.callback), "compiler_name", "")
+        if named != "inductor" or isinstance(function, torch.nn.Module | type):
+            return made
+
+        @functools.wraps(made)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begins()
+            try:
+                return made(*args, **kwargs)
+            finally:
+                ends()
+
+        return run
+
+    OptimizeContext.__call__ = compiled
+
+    def undo() -> None:
+        OptimizeContext.__call__ = old
+
+    return undo
+
+
+def on_sharding_hooks(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
+    """Call `begins` and `ends` around what FSDP2 does from hooks, which the compiler leaves out of its graphs."""
+    if not torch.distributed.is_available():
+        return lambda: None
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    patched = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
+
+    def around(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begins()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                ends()
+
+        return run
+
+    for name, method in patched.items():
+        setattr(FSDPParamGroup, name, around(method))
+
+    def undo() -> None:
+        for name, method in patched.items():
+            setattr(FSDPParamGroup, name, method)
+
+    return undo
+
+
 def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
     """Call `seen(storage, bytes)` after every `storage.resize_` from Python: no op, so no dispatch mode sees it."""
     old = torch.UntypedStorage.resize_
@@ -112,6 +175,33 @@ def around_sharding_propagation(context: Any) -> Callable[[], None]:
     def undo() -> None:
         ShardingPropagator._fake_mode_lock = before
 
+    return undo
+
+
+def no_dispatch_rules() -> Callable[[], None]:
+    """Every dispatch to a mode or subclass asks Python for a rule registered for that op and class: there is none.
+
+    C++ keeps the function that it asks, so its code is replaced; the first rule that is registered puts it back.
+    """
+    from torch._library import simple_registry
+
+    asked, holder = simple_registry.find_torch_dispatch_rule, simple_registry.GenericTorchDispatchRuleHolder
+    code, register = asked.__code__, holder.register
+
+    def none(op: Any, torch_dispatch_class: Any) -> None:
+        return None
+
+    def undo() -> None:
+        asked.__code__ = code
+        holder.register = register
+
+    def registered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        undo()
+        return register(self, *args, **kwargs)
+
+    if not any(entry.torch_dispatch_rules._data for entry in simple_registry.singleton._data.values()):
+        asked.__code__ = none.__code__
+        holder.register = registered
     return undo
 
 
@@ -195,6 +285,8 @@ def may_be_cached(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
 
     if func is torch.ops.aten._unsafe_view.default:  # kept out there only because it hides that it is a view
         return True
+    if func.namespace == "_c10d_functional":  # kept out as all that is not ATen: shapes follow from shapes here too
+        return not func._schema.is_mutable
     try:
         mode._validate_cache_key(func, args, kwargs)
     except _BypassDispatchCache:
@@ -202,29 +294,32 @@ def may_be_cached(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
     return True
 
 
-def attributes_of_a_fake(fake: Any) -> dict[str, Any] | None:
-    """What every fake tensor of a mode carries, but for its device."""
-    if fake is None:
-        return None
-    kept = {name: value if name in ("fake_mode",) else None for name, value in vars(fake).items()}
-    return {name: value for name, value in kept.items() if name not in ("_fake_device", "_is_param")}
+def attributes_of_a_fake(fake: Any) -> dict[str, Any]:
+    """What every fake tensor of a mode and a device carries."""
+    kept = {name: value if name in ("fake_mode", "_fake_device") else None for name, value in vars(fake).items()}
+    return {name: value for name, value in kept.items() if name != "_is_param"}
+
+
+_empty_strided = torch._C._VariableFunctions.empty_strided  # as torch.empty_strided, without a Python frame
+_set = torch._C.TensorBase.set_
+_make_subclass = torch._C.TensorBase._make_subclass
+_no_data_pointer = torch._C._set_throw_on_mutable_data_ptr
+storage_address = torch._C._storage_address  # `untyped_storage()._cdata`, without making the Python half
 
 
 def meta_tensor(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
     """A tensor of that shape without memory."""
-    return torch.ops.aten.empty_strided.default(shape, stride, dtype=dtype, device=_META)
+    return _empty_strided(shape, stride, dtype=dtype, device=_META)
 
 
 def meta_view(storage: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
     """One on a storage that is there."""
-    empty = torch.ops.aten.empty_strided.default((0,), (1,), dtype=dtype, device=_META)
-    return torch.ops.aten.set_.source_Storage_storage_offset(empty, storage, offset, shape, stride)
+    return _set(_empty_strided((0,), (1,), dtype=dtype, device=_META), storage, offset, shape, stride)
 
 
 def made_fake(fake: Any, element: Any, device: Any, attributes: dict[str, Any]) -> Any:
-    """As `FakeTensor.__new__`, for one of whom all is known."""
-    made = torch.Tensor._make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
-    torch._C._set_throw_on_mutable_data_ptr(made)
+    """As `FakeTensor.__new__`, for one of whom all is known; `attributes` name its device too."""
+    made = _make_subclass(fake, element, False, dispatch_device=True, device_for_backend_keys=device)
+    _no_data_pointer(made)
     made.__dict__.update(attributes)
-    made.__dict__["_fake_device"] = device
     return made

@@ -16,7 +16,7 @@ from windtunnel.capture.script.communication import MESSAGES, Communication
 from windtunnel.capture.script.groups import Group
 from windtunnel.capture.script.messages import CONTROL_ELEMENTS
 from windtunnel.capture.script.peers import Exchange
-from windtunnel.capture.script.refusals import UnsupportedCommunicationError
+from windtunnel.capture.script.refusals import UnsupportedCommunicationError, WorldError
 
 if TYPE_CHECKING:
     from windtunnel.capture.script.world import World
@@ -248,11 +248,25 @@ def uneven_rows(
     """Bytes to and from each member where the splits of an all-to-all differ; nothing where they do not."""
     if not send_rows and not receive_rows:
         return {}
+    _check_splits("input", send_rows, own, size)
+    _check_splits("output", receive_rows, output, size)
     row_in = bytes_of((own,)) // max(int(own.shape[0]), 1)
     row_out = bytes_of((output,)) // max(int(output.shape[0]), 1)
     sent = tuple(int(rows) * row_in for rows in send_rows or [int(own.shape[0]) // size] * size)
     received = tuple(int(rows) * row_out for rows in receive_rows or [int(output.shape[0]) // size] * size)
     return _uneven(sent, received)
+
+
+def _check_splits(which: str, rows: Sequence[int], tensor: Any, size: int) -> None:
+    """Refuse what the real library refuses, here and not where the backward pass finds that nothing fits."""
+    length = int(tensor.shape[0])
+    if not rows or (len(rows) == size and sum(rows) == length):
+        return
+    raise WorldError(
+        f"an all-to-all among {size} ranks was given {len(rows)} {which} splits of {sum(rows)} rows, for a tensor"
+        f" of {length} rows (Split sizes doesn't match total dim 0 size); if the script read them from a tensor that"
+        " holds no data, say what it reads there: --answer FILE.py:LINE=NUMBER"
+    )
 
 
 def _uneven(sent: tuple[int, ...], received: tuple[int, ...]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The program of a step, from what the recorder wrote down while it ran.
 
 A row is (name, kind, inputs, outputs, flops, bytes read, bytes written, after, stream, place, communication,
-scalars), with `after` as ops counted since the script began.
+scalars, reads, writes, lies), with ops in `after` and `reads` counted since the script began.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def measured(ledger: Ledger, base: int, last: int) -> dict[str, object]:
 
 
 def _op(row: tuple[Any, ...], base: int) -> Op:
-    name, kind, inputs, outputs, flops, read, wrote, after, stream, place, call, scalars = row
+    name, kind, inputs, outputs, flops, read, wrote, after, stream, place, call, scalars, reads, writes, lies = row
     return Op(
         *(name, kind, inputs, outputs, flops, read, wrote, tuple(sorted(i - base for i in after if i >= base)), stream),
-        *(place.module, place.phase, place.micro_batch, place.recompute, call, scalars),
+        *(place.module, place.phase, place.micro_batch, place.recompute, call, scalars, place.compiled),
+        *(tuple((n, max(-1, writer - base), size) for n, writer, size in reads), writes, lies),
     )
 
 

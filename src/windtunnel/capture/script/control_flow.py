@@ -11,9 +11,12 @@ listed in the program with the script's line:
     a float that comes from a norm                  `gradient_norm`
     any other float                                 `loss`
     an integer                                      `integer`
-    tokens per expert (bincount, histc, mask sums)  an even split how many entries of a mask are true             its
-    share where it is known (one expert of E: 1/E), else `true_share`
+    tokens per expert (bincount, histc, scatter_add_, mask sums), and what follows of it, sent round or not:
+                                                    an even split
+    how many entries of a mask are true             its known share (one expert of E: 1/E), else `true_share`
     how many distinct values                        as many as there can be
+
+What was given for the line of the script that reads (`by_line`) wins over all of these.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What to tell. `by_line` wins: "train.py:42" (or a longer end of the path) -> the value read there."""
+    """What to tell. `by_line`: "train.py:42" (or a longer end of the path) -> the value read there."""
 
     loss: float = 2.0
     gradient_norm: float = 1.0
@@ -35,13 +38,17 @@ class Answers:
     true_share: float = 1.0  # of a mask about which nothing is known: all labels count, no padding
     by_line: Mapping[str, float | int | bool] = field(default_factory=dict)
 
-    def value(self, dtype: Any, from_norm: bool, where: str) -> float | int | bool:
-        """For a tensor of one element, read at `where` ("path:line")."""
-        import torch
-
+    def at(self, where: str) -> float | int | bool | None:
+        """What was given for a line of the script, "path:line": it wins over all that is known."""
         for line, value in self.by_line.items():
             if where == line or where.endswith("/" + line):
                 return value
+        return None
+
+    def value(self, dtype: Any, from_norm: bool) -> float | int | bool:
+        """For a tensor of one element of which nothing is known."""
+        import torch
+
         if dtype == torch.bool:
             return self.flag
         if dtype.is_floating_point or dtype.is_complex:

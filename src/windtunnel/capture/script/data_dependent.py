@@ -47,6 +47,12 @@ class Reader:
         """What Python gets for a value."""
         if not self.holds_nothing(inputs):
             return self.done(func, args, kwargs)
+        where = line_of_script(2)
+        given = self._answers.at(where) if len(inputs) == 1 else None
+        if given is not None:
+            given = _as(inputs[0].dtype, given)
+            self._note(inputs[0], given, facts, where)
+            return given
         known = [self.values.value(t) for t in inputs]
         if all(value is not None for value in known):
             with compat.outside_modes():
@@ -58,17 +64,10 @@ class Reader:
             same = tuple(inputs[0].shape) == tuple(inputs[1].shape)
             self._note(inputs[0], same, facts)
             return same
-        where = line_of_script(2)
         if inputs[0].dtype == torch.bool and (sound := self._sound(inputs[0])) is not None:
             self._note(inputs[0], sound, facts, where)
             return sound
-        told = self._answers.value(inputs[0].dtype, self._from_norm(inputs[0]), where)
-        if inputs[0].dtype == torch.bool:
-            told = bool(told)
-        elif not inputs[0].dtype.is_floating_point:
-            told = int(told)
-        else:
-            told = float(told)
+        told = _as(inputs[0].dtype, self._answers.value(inputs[0].dtype, self._from_norm(inputs[0])))
         self._note(inputs[0], told, facts, where)
         return told
 
@@ -87,7 +86,7 @@ class Reader:
         """Whether a check of numbers, known by the op that made it, finds them sound;
         None where it is no such check.
         """
-        ledger, (base, rows) = self._recorder.ledger, self._recorder.rows()
+        ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
         number, negated = ledger.known(tensor), False
         at = ledger.writer.get(number, -1) if number is not None else -1
         for _ in range(4):
@@ -106,7 +105,7 @@ class Reader:
 
     def _from_norm(self, tensor: Any) -> bool:
         """Whether one of the last few ops that made this value was a norm."""
-        ledger, (base, rows) = self._recorder.ledger, self._recorder.rows()
+        ledger, base, rows = self._recorder.ledger, self._recorder.rows.base, self._recorder.rows.rows
         number = ledger.known(tensor)
         ahead = [ledger.writer[number]] if number is not None and number in ledger.writer else []
         seen: set[int] = set()
@@ -161,7 +160,7 @@ class Reader:
         writer = recorder.ledger.writer
         after = {writer[n] for t in inputs if (n := recorder.ledger.known(t)) is not None and n in writer}
         if inputs and inputs[0].device.type == recorder.device:
-            recorder.note("sync", "sync", after)
+            recorder.rows.note("sync", "sync", after)
 
     def _true(self, mask: Any) -> int:
         known = self.values.value(mask)
@@ -229,6 +228,13 @@ class Reader:
     def _empty(self, shape: tuple[int, ...], **how: Any) -> Any:
         """A fake tensor: made while the recorder's own mode is off, below which the fake mode is on."""
         return torch.empty(shape, **how)
+
+
+def _as(dtype: Any, value: float | int | bool) -> float | int | bool:
+    """As Python gets it from a tensor of this dtype."""
+    if dtype == torch.bool:
+        return bool(value)
+    return float(value) if dtype.is_floating_point else int(value)
 
 
 def _masks(args: Any) -> bool:

@@ -39,7 +39,7 @@ class Exchanges:
         if self._inside:
             self._begun.append(call)
         else:
-            index = self._recorder.note(f"object.{call.kind}", "communication", set(), communication=call)
+            index = self._recorder.rows.note(f"object.{call.kind}", "communication", set(), communication=call)
             self._issued[id(call)] = (call, index)
         return None if self.before is None else self.before.begin(call)
 
@@ -47,7 +47,7 @@ class Exchanges:
         """The script waited for one."""
         found = self._issued.pop(id(call), None)
         if found is not None:
-            self._recorder.note("wait", "wait", {found[1]})
+            self._recorder.rows.note("wait", "wait", {found[1]})
         if self.before is not None:
             self.before.waited(call)
 
@@ -74,13 +74,13 @@ class Exchanges:
         ledger, writer = recorder.ledger, recorder.ledger.writer
         numbers = [ledger.number(t) for t in inputs]
         after = {writer[n] for n in numbers if n in writer}
-        specs = tuple(recorder.spec(t)[0] for t in inputs)
-        given = tuple(recorder.spec(t)[0] for t in outputs)
-        size = float(sum(recorder.spec(t)[1] for t in inputs))
+        specs = tuple(recorder.rows.spec(t)[0] for t in inputs)
+        given = tuple(recorder.rows.spec(t)[0] for t in outputs)
+        size = float(sum(recorder.rows.spec(t)[1] for t in inputs))
         place = self._place(inputs, after, facts.short.startswith("recv"))
         index = -1
         for call in begun or [None]:
-            index = recorder.note(
+            index = recorder.rows.note(
                 *(facts.name, "communication", after, specs),
                 outputs=given,
                 traffic=(size, size),
@@ -113,7 +113,7 @@ class Exchanges:
         place = recorder.where.here(inputs)
         if place.module or place.phase not in ("other", "forward") or received:
             return place
-        base, rows = recorder.rows()
+        base, rows = recorder.rows.base, recorder.rows.rows
         source = max((i for i in after if i >= base), default=None)
         if source is None:
             return place
@@ -123,12 +123,12 @@ class Exchanges:
     def _wait_tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
         recorder = self._recorder
         number = recorder.ledger.number(args[0])
-        count = recorder.count()
+        count = recorder.rows.count()
         own = recorder.reader.fake and recorder.world is not None
         out = recorder.world.answer(func, args, kwargs) if own else func(*args, **kwargs)
         issued = self._of_storage.pop(number, None)
-        if recorder.count() == count and issued is not None:  # otherwise the work's own wait was heard
-            recorder.note("wait", "wait", {issued})
+        if recorder.rows.count() == count and issued is not None:  # otherwise the work's own wait was heard
+            recorder.rows.note("wait", "wait", {issued})
         for tensor in leaf_tensors(out):
             recorder.ledger.number(tensor)
         return out

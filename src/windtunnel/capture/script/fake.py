@@ -38,7 +38,13 @@ def fake_tensors(
             cuda = stack.enter_context(pretend_cuda(gpu, count=gpus, device=local_rank))
             cuda.watch_device(lambda _: FakeTensorMode.cache_clear())
         for prepared in (
-            *(compat.eager_compile, compat.numpy_of_fakes, compat.swappable_fakes, compat.multi_tensor_optimizers),
+            *(
+                compat.eager_compile,
+                compat.uncompiled_internals,
+                compat.numpy_of_fakes,
+                compat.swappable_fakes,
+                compat.multi_tensor_optimizers,
+            ),
             *(compat.collectives_as_in_a_run, gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes),
             *(gaps.copies_of_fakes, gaps.addresses_looked_at, gaps.random_dtensors),
             *(flex_attention_in_one_op, triton_kernels_in_one_op),

@@ -119,9 +119,10 @@ OVERWRITES = frozenset(
     (
         *("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_"),
         *("log_normal_", "cauchy_", "_foreach_copy_", "_foreach_zero_", "set_"),
+        *("split_with_sizes_copy", "chunk_cat"),  # of FSDP, into `out`
     )
 )
-"""Write their first argument without reading it."""
+"""Write an argument without reading it."""
 
 
 def traffic(short: str, inputs: Sequence[int], outputs: Sequence[int], written: Sequence[int]) -> tuple[float, float]:
@@ -143,5 +144,8 @@ def traffic(short: str, inputs: Sequence[int], outputs: Sequence[int], written: 
     if short == "embedding_dense_backward":
         return float(sum(inputs)), float(made + (inputs[0] if inputs else 0))
     changed = sum(inputs[i] for i in written)
+    if short == "all_gather_copy_in":  # of FSDP: shards into their part of what will be gathered
+        shards = float(sum(inputs[:-1]))
+        return shards, shards
     read = sum(inputs) - changed if short in OVERWRITES or short.endswith("out") else sum(inputs)
     return float(read), float(made + changed)

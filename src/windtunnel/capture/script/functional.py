@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.capture.script import _torch_compat as compat
 from windtunnel.capture.script.answers import bytes_of, uneven_rows
+from windtunnel.capture.script.communication import MESSAGES
 from windtunnel.capture.script.groups import Group
+from windtunnel.capture.script.peers import Exchange
 from windtunnel.capture.script.refusals import UnsupportedCommunicationError
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Functional:
         if name.endswith("_") or name == "irecv":
             output = given.get("input", given.get("inputs", given.get("tensor")))
         else:
-            output = given["out"] if name.endswith("_out") else func(*args, **kwargs)
+            output = given["out"] if name.endswith("_out") else self._world.outputs_of(func, args, kwargs)
         group = self._world.group_of(given["group_name"])
         if name == "batch_p2p_ops":
             self._batch(group, given, inputs, _listed(output))
@@ -72,6 +74,8 @@ class Functional:
                 f"the dispatcher op _c10d_functional::{name}", "use one of the collectives of torch.distributed instead"
             )
         more: dict[str, Any] = {}
+        rows_in: list[int] = []
+        rows_out: list[int] = []
         if "reduce_op" in given:
             more["reduce_op"] = str(given["reduce_op"]).lower()
         if kind == "all_to_all":
@@ -82,6 +86,10 @@ class Functional:
             more["tag"] = given["tag"]
         total = bytes_of(outputs if kind == "all_gather" else inputs)
         call = self._world.answers.ask(group, kind, total, inputs, position=position, **more)
+        if kind not in MESSAGES:
+            sent, received = tuple(inputs), tuple(outputs)
+            exchange = Exchange(call, sent, received, self._world.noise, None, tuple(rows_in), tuple(rows_out))
+            self._world.carry_known(exchange, fresh=not name.endswith(("_", "_out")))
         self._remember(outputs if kind != "send" else inputs, call, group)
 
     def _batch(self, group: Group, given: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> None:

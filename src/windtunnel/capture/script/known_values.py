@@ -1,9 +1,10 @@
 """Small tensors whose values are known although their likes hold no data, and masks of which a known share is true.
 
 Known: what was made from Python numbers, and what follows from known tensors by arithmetic: those ops are simply
-done, on real CPU tensors beside the fake ones. A storage is known as a whole, so views of it are too. Tokens per
-expert are known because routing is taken to be even: `bincount`, `histc` and sums of masks of indices give every
-expert the same number (the first ones one more where it does not divide).
+done, on real CPU tensors beside the fake ones. A storage is known as a whole, so views of it are too; communications
+carry values on as the peers' data says. Tokens per expert are known because routing is taken to be even: `bincount`,
+`histc`, `scatter_add_` of equal numbers and sums of masks of indices give every expert the same number (the first ones
+one more where it does not divide).
 
 Shares: an index out of E (from `topk`, `argmax`, `sort` over E entries) hits a given one in 1/E of the cases, so a mask
 `index == e` is true in 1/E of its entries, a one-hot of width E likewise, ranges and conjunctions follow.
@@ -19,9 +20,14 @@ import torch
 LIMIT = 65536  # elements: more is data, not control
 CREATED = 1024  # elements made from Python: more is a batch of the data loader
 
-_MAKERS = frozenset(
-    ("full", "zeros", "ones", "arange", "scalar_tensor", "eye", "linspace", "full_like", "zeros_like", "ones_like")
-)
+_FILLED_WITH = {  # what a new tensor is full of; None: its argument after the shape
+    **{"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1},
+    **{"full": None, "full_like": None, "new_full": None},
+}
+_COMPUTED = ("arange", "scalar_tensor", "eye", "linspace")
+_MAKERS = frozenset((*_FILLED_WITH, *_COMPUTED))
+_COUNTS = frozenset(("bincount", "histc", "sum", "scatter_add_", "scatter_add"))
+_SCATTERS = frozenset(("scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"))
 _FILLS = frozenset(("fill_", "zero_"))
 _CHOICES = frozenset(("topk", "argmax", "argmin", "max", "min", "sort", "argsort"))
 _CARRIES = frozenset(
@@ -67,9 +73,7 @@ class KnownValues:
         self.assumed: set[int] = set()  # of these, those that rest on even routing
         self.choices: dict[int, int] = {}  # storage of indices -> out of how many
         self.shares: dict[int, float] = {}  # storage of a mask -> share that is true
-
-    def __bool__(self) -> bool:
-        return bool(self.values or self.choices or self.shares)
+        self.fills: dict[int, float] = {}  # storage too large to be kept, every element of which is this number
 
     def forget(self, number: int) -> None:
         """The storage is gone, or was written with something unknown."""
@@ -77,6 +81,7 @@ class KnownValues:
         self.assumed.discard(number)
         self.choices.pop(number, None)
         self.shares.pop(number, None)
+        self.fills.pop(number, None)
 
     # ---- values
 
@@ -107,6 +112,7 @@ class KnownValues:
         raw.view(tensor.dtype).as_strided(tuple(tensor.shape), tensor.stride(), tensor.storage_offset()).copy_(value)
         number = self._number_of(tensor)
         self.values[number] = raw
+        self.fills.pop(number, None)
         (self.assumed.add if assumed else self.assumed.discard)(number)
 
     def learn(self, tensor: Any, value: torch.Tensor | None) -> None:
@@ -134,30 +140,71 @@ class KnownValues:
         inputs: list[Any],
         outputs: list[Any],
         written: list[Any],
+        numbers: Sequence[int] | None = None,
     ) -> None:
-        """An op ran on fake tensors: carry on what is known. Cheap where nothing is."""
-        if not inputs:
-            if short in _MAKERS and len(outputs) == 1 and outputs[0].numel() <= CREATED and _is_control(outputs[0]):
-                self._compute(func, args, kwargs, outputs, [], False)
+        """An op ran on fake tensors: carry on what is known. Cheap where nothing is. `numbers`: of `inputs`."""
+        if short in _MAKERS:
+            if len(outputs) == 1:
+                self._made(func, short, args, kwargs, outputs[0])
             return
-        if self._even(short, args, kwargs, outputs):
+        if not inputs or (short in _COUNTS and self._even(short, args, outputs, written)):
             return
-        if self or any(self._constant_of(t) is not None for t in inputs[:1]) or short in ("_to_copy", "copy_"):
-            known = [self._constant_of(t) is not None or self._number_of(t) in self.values for t in inputs]
-            if short in _FILLS and written and _fills(written[0]) and _is_control(written[0]):
-                self._fill(func, args, kwargs, written[0])
-            elif short == "copy_" and all(known[1:]) and _fills(inputs[0]) and inputs[0].numel() <= LIMIT:
-                value = self.value(inputs[1])
-                if value is not None:
-                    self.hold(inputs[0], value.to(inputs[0].dtype).expand(tuple(inputs[0].shape)))
-            elif all(known) and short not in _RANDOM and _small(outputs) and _small(inputs):
-                assumed = any(self._number_of(t) in self.assumed for t in inputs)
-                self._compute(func, args, kwargs, outputs, written, assumed)
+        if numbers is None:
+            numbers = [self._number_of(t) for t in inputs]
+        values, constant_of = self.values, self._constant_of
+        known = sum([n in values or constant_of(t) is not None for n, t in zip(numbers, inputs, strict=True)])
+        if known or written:
+            self._follow(func, short, args, kwargs, inputs, outputs, written, known)
+        if self.choices or self.shares or short in _CHOICES or short in _SCATTERS:
+            self._carry_choices(short, args, kwargs, inputs, outputs, written)
+
+    def _made(self, func: Any, short: str, args: Sequence[Any], kwargs: dict[str, Any], made: Any) -> None:
+        """From Python numbers: known where it is small; where it is large, that all elements are the same may be."""
+        small = made.numel() <= CREATED and _is_control(made)
+        if short in _COMPUTED:
+            if small:
+                self._compute(func, args, kwargs, [made], [], False)
+            return
+        fill = _FILLED_WITH[short]
+        if fill is None:
+            given = args[2] if short == "new_full" else args[1]
+            fill = self.value(given) if isinstance(given, torch.Tensor) else given
+        if isinstance(fill, torch.Tensor) or fill is None:
+            return
+        if small:
+            with self._outside():
+                self.hold(made, torch.full(tuple(made.shape), fill, dtype=made.dtype))
+        elif _fills(made):
+            self.fills[self._number_of(made)] = fill
+
+    def _follow(
+        self,
+        func: Any,
+        short: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        inputs: list[Any],
+        outputs: list[Any],
+        written: list[Any],
+        known: int,
+    ) -> None:
+        """An op of which `known` inputs are known, or that writes what may be known."""
+        if short in _FILLS and written and _fills(written[0]):
+            self._fill(args, written[0])
+        elif short == "copy_" and _fills(inputs[0]) and inputs[0].numel() <= LIMIT:
+            value = self.value(inputs[1]) if len(inputs) > 1 else None
+            if value is None:
+                self.forget(self._number_of(inputs[0]))
             else:
-                for tensor in written:
-                    if short != "_amp_foreach_non_finite_check_and_unscale_":
-                        self.forget(self._number_of(tensor))
-        self._carry_choices(short, args, kwargs, inputs, outputs, written)
+                with self._outside():
+                    value = value.to(inputs[0].dtype).expand(tuple(inputs[0].shape))
+                    self.hold(inputs[0], value, self.is_assumed(inputs[1]))
+        elif known == len(inputs) and short not in _RANDOM and _small(outputs) and _small(inputs):
+            assumed = any(self._number_of(t) in self.assumed for t in inputs)
+            self._compute(func, args, kwargs, outputs, written, assumed)
+        elif short != "_amp_foreach_non_finite_check_and_unscale_":
+            for tensor in written:
+                self.forget(self._number_of(tensor))
 
     def _compute(
         self,
@@ -190,12 +237,18 @@ class KnownValues:
                 if self._number_of(fake) not in taken and tuple(fake.shape) == tuple(real.shape):
                     self.hold(fake, real.to(fake.dtype), assumed)
 
-    def _fill(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensor: Any) -> None:
-        with self._outside():
-            real = torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
-            value = self._real(args[1]) if len(args) > 1 else 0
-            if isinstance(value, torch.Tensor | int | float | bool):
-                self.hold(tensor, real.fill_(value))
+    def _fill(self, args: Sequence[Any], tensor: Any) -> None:
+        number, value = self._number_of(tensor), self._real(args[1]) if len(args) > 1 else 0
+        self.forget(number)
+        if isinstance(value, torch.Tensor):
+            with self._outside():
+                value = value.item()
+        if isinstance(value, int | float):
+            if _is_control(tensor):
+                with self._outside():
+                    self.hold(tensor, torch.full(tuple(tensor.shape), value, dtype=tensor.dtype))
+            else:
+                self.fills[number] = value
 
     def _real(self, argument: Any) -> Any:
         if isinstance(argument, torch.Tensor):
@@ -206,13 +259,15 @@ class KnownValues:
 
     # ---- even routing
 
-    def _even(self, short: str, args: Sequence[Any], kwargs: dict[str, Any], outputs: list[Any]) -> bool:
-        """Counts of indices, known because routing is even; False where `short` is no count."""
+    def _even(self, short: str, args: Sequence[Any], outputs: list[Any], written: list[Any]) -> bool:
+        """Counts of indices, known because routing is even; False where it is no such count."""
         first = args[0]
+        if short.startswith("scatter_add"):
+            return self._added(args, (written or outputs)[0])
         if not outputs or not isinstance(first, torch.Tensor) or self.value(first) is not None:
             return False
         total = first.numel()
-        if short not in ("bincount", "histc", "sum") or not 0 < outputs[0].numel() <= LIMIT:
+        if not 0 < outputs[0].numel() <= LIMIT:
             return False
         if short == "sum":
             share = self.shares.get(self._number_of(first))
@@ -225,6 +280,28 @@ class KnownValues:
             return False
         self._hold_even(outputs[0], total, total / outputs[0].numel())
         return True
+
+    def _added(self, args: Sequence[Any], out: Any) -> bool:
+        """`counts.scatter_add_(0, choice, ones)`: indices out of as many as there are counts, of equal numbers."""
+        target, dim, index, source = args[:4]
+        before, each = self._same(target, whole=True), self._same(source)
+        if dim not in (0, -1) or target.dim() != 1 or index.dim() != 1 or before is None or each is None:
+            return False
+        if self.choices.get(self._number_of(index)) != target.numel() or not float(each * index.numel()).is_integer():
+            return False
+        with self._outside():
+            counts = _split(round(each * index.numel()), target.numel(), target.dtype)
+            self.hold(out, before + counts, assumed=True)
+        return True
+
+    def _same(self, tensor: Any, whole: bool = False) -> Any:
+        """The number that all elements are; where the `whole` is asked for, its value whatever it is."""
+        value = self.value(tensor)
+        if value is None or whole:
+            return self.fills.get(self._number_of(tensor)) if value is None else value
+        with self._outside():
+            first = value.reshape(-1)[0].item() if value.numel() else 0
+            return first if bool((value == first).all()) else None
 
     def _hold_even(self, tensor: Any, total: float, each: float) -> None:
         """Whole numbers that add up to `total`, or `each` where it need not be whole."""
@@ -252,12 +329,7 @@ class KnownValues:
                 if _is_index(tensor) and width:
                     self.choices[self._number_of(tensor)] = int(width)
             return
-        if (
-            short.startswith("scatter")
-            and len(args) > 2
-            and isinstance(args[2], torch.Tensor)
-            and isinstance(args[1], int)
-        ):
+        if short in _SCATTERS and len(args) > 2 and isinstance(args[2], torch.Tensor) and isinstance(args[1], int):
             target, width = (written or outputs or inputs)[0], inputs[0].shape[args[1]]
             self.shares[self._number_of(target)] = min(1.0, args[2].shape[args[1]] / max(1, width))
             return

@@ -4,6 +4,9 @@ Forward: a stack kept by PyTorch's global forward hooks. Backward: an op carries
 autograd node is running. Nodes are known by their sequence number, and every node made since the last look belongs to
 the place we are in; that holds for `backward()`, for `autograd.grad` of zero-bubble schedules, and for hooks.
 
+A compiled region is one call of what `torch.compile` gave, with the nodes of the backward pass that it made; what FSDP
+does in its hooks meanwhile is outside.
+
 A micro-batch is one forward of a root module (one with parameters, called from no other module) within the step: each
 root counts its own, so that several pipeline stages on one rank number the same chunks alike.
 """
@@ -31,6 +34,7 @@ class Place(NamedTuple):
     micro_batch: int
     recompute: bool
     stream: int = 0
+    compiled: int = 0  # number of the compiled region; 0: none
 
 
 class Whereabouts:
@@ -53,6 +57,10 @@ class Whereabouts:
         self._backward = Place("", "backward", 0, False)
         self._forward = Place("", "forward", 0, False)
         self._recomputing = 0
+        self.compiles = False  # there was a compiled region
+        self._regions = 0  # of this step
+        self._compiled = 0  # the one that Python is in
+        self._compiled_depth = self._hooks_depth = 0
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Whereabouts:
@@ -63,6 +71,9 @@ class Whereabouts:
         ):
             self._undo.append(handle.remove)
         self._undo.append(compat.on_recompute(self._recompute_begins, self._recompute_ends))
+        if compat.fake_mode() is not None:  # a real run is compiled, and its ops are not seen one by one
+            self._undo.append(compat.on_compiled(self._compiled_begins, self._compiled_ends))
+            self._undo.append(compat.on_sharding_hooks(self._hook_begins, self._hook_ends))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,14 +93,14 @@ class Whereabouts:
         if name is None:
             name = self._names[module] = type(module).__name__
         self._stack.append(name)
-        self._forward = Place(name, "forward", self._micro_batch, False, self.stream())
+        self._forward = Place(name, "forward", self._micro_batch, False, self.stream(), self._compiled)
 
     def _leave_module(self, _module: Any, _inputs: object, _output: object) -> None:
         self._remember_nodes()
         if self._stack:
             self._stack.pop()
         self._forward = Place(
-            self._stack[-1] if self._stack else "", "forward", self._micro_batch, False, self.stream()
+            self._stack[-1] if self._stack else "", "forward", self._micro_batch, False, self.stream(), self._compiled
         )
 
     def _root(self, module: Any) -> None:
@@ -118,10 +129,39 @@ class Whereabouts:
     def _recompute_ends(self) -> None:
         self._recomputing -= 1
 
+    # ---- compiled regions
+
+    def _compiled_begins(self) -> None:
+        self._compiled_depth += 1
+        if self._compiled_depth == 1:
+            self.compiles = True
+            self._regions += 1
+            self._compiled_is(self._regions)
+
+    def _compiled_ends(self) -> None:
+        self._compiled_depth -= 1
+        if not self._compiled_depth:
+            self._compiled_is(0)
+
+    def _compiled_is(self, number: int) -> None:
+        self._remember_nodes()
+        self._compiled = number
+        self._forward = self._forward._replace(compiled=number)
+
+    def _hook_begins(self) -> None:
+        self._hooks_depth += 1
+
+    def _hook_ends(self) -> None:
+        self._hooks_depth -= 1
+
     # ---- ops
 
     def here(self, inputs: Iterable[Any]) -> Place:
         """Of the op that runs now and takes `inputs`."""
+        place = self._here(inputs)
+        return place._replace(compiled=0) if self._hooks_depth else place
+
+    def _here(self, inputs: Iterable[Any]) -> Place:
         if compat.in_backward():
             return self._in_backward()
         if compat.sequence_number() != self._nodes_seen:
@@ -129,12 +169,12 @@ class Whereabouts:
         if self._stack:
             return self._forward
         if self.optimizers and not torch.is_grad_enabled():  # with gradients: its closure
-            return Place("", "optimizer", self._micro_batch, False)
+            return Place("", "optimizer", self._micro_batch, False, compiled=self._compiled)
         if torch.is_grad_enabled():
             for tensor in inputs:
                 if tensor.requires_grad:
                     return self._forward
-        return Place("", "other", self._micro_batch, False)
+        return Place("", "other", self._micro_batch, False, compiled=self._compiled)
 
     def _in_backward(self) -> Place:
         if self.optimizers and self.steps_in_backward:
@@ -143,20 +183,23 @@ class Whereabouts:
         if node is not None:
             place = self._by_node.get(node._sequence_nr())
             if place is not None:
-                self._backward = Place(place.module, "backward", place.micro_batch, False, place.stream)
+                self._backward = place._replace(phase="backward", recompute=False)
         again = self._stack or self._recomputing
         if not again:
             return self._backward
         module = self._stack[-1] if self._stack else self._backward.module
-        place = Place(module, "backward", self._backward.micro_batch, True, self._backward.stream)
+        place = self._backward._replace(module=module, recompute=True)
+        if self._compiled:  # the forward graph is run again, not the part of the backward graph that recomputes
+            place = place._replace(compiled=self._compiled)
         if compat.sequence_number() != self._nodes_seen:
-            self._fill(Place(module, "forward", place.micro_batch, False, place.stream))
+            self._fill(place._replace(phase="forward", recompute=False))
         return place
 
     def _remember_nodes(self) -> None:
         if compat.in_backward():
             module = self._stack[-1] if self._stack else self._backward.module
-            self._fill(Place(module, "forward", self._backward.micro_batch, False, self._backward.stream))
+            compiled = self._compiled or self._backward.compiled
+            self._fill(self._backward._replace(module=module, phase="forward", recompute=False, compiled=compiled))
         else:
             self._fill(self._forward)
 
@@ -176,7 +219,9 @@ class Whereabouts:
         self._micro_batch = 0
         self._by_node.clear()
         self._nodes_seen = compat.sequence_number()
-        self._forward = Place(self._stack[-1] if self._stack else "", "forward", 0, False, self.stream())
+        self._regions = self._compiled
+        module = self._stack[-1] if self._stack else ""
+        self._forward = Place(module, "forward", 0, False, self.stream(), self._compiled)
 
 
 def _cleaned(name: str, module: Any) -> str:

@@ -51,6 +51,9 @@ SHAPED_BY_DATA = frozenset(
 )
 """The shape of what they give depends on the values they take."""
 
+SPECIAL = frozenset(("is_pinned", "empty_strided", "lift_fresh"))
+"""Answered, or looked at, under some conditions."""
+
 _CPU, _CUDA = torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA
 _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_int_mm", "addmm_", "baddbmm_"))
 
@@ -75,6 +78,7 @@ class OpFacts:
     scalars: Callable[[tuple[Any, ...], dict[str, Any]], tuple[object, ...]] | None
     shaped_by_data: bool
     moves: bool  # may copy between host and device
+    special: bool  # does not simply run: one of the above, or named below
 
 
 def facts_of(func: Any) -> OpFacts:
@@ -83,33 +87,40 @@ def facts_of(func: Any) -> OpFacts:
         name = f"higher_order.{func}"
         return OpFacts(
             *(name, str(func), False, False, False, False, False, False, False),
-            *((), (), False, formula_of(name, func), None, False, False),
+            *((), (), False, formula_of(name, func), None, False, False, False),
         )
     namespace, short = func._schema.name.split("::")
     name = f"{namespace}.{short}"
     arguments = func._schema.arguments
     writes = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
-    view = bool(func.is_view)
     wraps = short == "_wrap_tensor_autograd"
+    communication = not wraps and (namespace in COMMUNICATION_NAMESPACES or name == "_dtensor.shard_dim_alltoall")
+    reads = namespace == "aten" and short in READS
+    shaped_by_data = namespace == "aten" and short in SHAPED_BY_DATA and _depends(func, short)
+    composite = (
+        namespace == "aten"
+        and func._can_decompose()
+        and not any(func.has_kernel_for_dispatch_key(key) for key in (_CPU, _CUDA))
+    )
+    view = bool(func.is_view) and not composite  # `contiguous` and `to` may be one, or make a copy
     return OpFacts(
         name=name,
         short=short,
         silent=view or namespace in SILENT_NAMESPACES or (namespace == "aten" and short in SILENT),
         view=view,
-        communication=not wraps and (namespace in COMMUNICATION_NAMESPACES or name == "_dtensor.shard_dim_alltoall"),
+        communication=communication,
         wraps=wraps,
         wait=short == "wait_tensor",
-        reads=namespace == "aten" and short in READS,
-        composite=namespace == "aten"
-        and func._can_decompose()
-        and not any(func.has_kernel_for_dispatch_key(key) for key in (_CPU, _CUDA)),
+        reads=reads,
+        composite=composite,
         written=tuple(i for i, (a, w) in enumerate(zip(arguments, writes, strict=True)) if w and not a.kwarg_only),
         written_names=tuple(a.name for a, w in zip(arguments, writes, strict=True) if w and a.kwarg_only),
         returns_written=any(writes) and all(r.alias_info is not None for r in func._schema.returns),
         flops=formula_of(name, func.overloadpacket),
         scalars=_scalars(short, [a.name for a in arguments]),
-        shaped_by_data=namespace == "aten" and short in SHAPED_BY_DATA and _depends(func, short),
+        shaped_by_data=shaped_by_data,
         moves=short in ("_to_copy", "copy_", "_foreach_copy_", "_copy_from"),
+        special=wraps or communication or reads or shaped_by_data or composite or short in SPECIAL,
     )
 
 

@@ -42,6 +42,11 @@ class Op:
     recompute: bool = False
     communication: Communication | None = None
     scalars: tuple[object, ...] = ()  # what else decides the cost: strides of a product, causal or not, ...
+    # Of a script that compiles; see `fusion.py`.
+    compiled: int = 0  # the call of a compiled function that this is part of, its backward included; 0: none
+    reads: tuple[tuple[int, int, int], ...] = ()  # of each input: storage, the op that wrote it last (-1: none), bytes
+    writes: tuple[tuple[int, int], ...] = ()  # storage, bytes
+    lies: int = 0  # equal where the inputs are the same parts of their storages
 
 
 class MemoryEvent(NamedTuple):

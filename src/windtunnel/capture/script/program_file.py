@@ -77,6 +77,7 @@ def _lines(program: RankProgram) -> Iterator[dict[str, Any]]:
         "facts": _plain(program.facts),
     }
     groups: dict[tuple[str, int], int] = {}
+    specs: dict[int, list[object]] = {}  # by identity: recorded programs share a few tuples
     keep: list[tuple[int, ...]] = []  # ids stay taken while their tuples live
     known: dict[tuple[str, tuple[int, ...]], int] = {}
     for index, op in enumerate(program.ops):
@@ -88,7 +89,7 @@ def _lines(program: RankProgram) -> Iterator[dict[str, Any]]:
                 yield {"group": number, "name": call.group, "members": runs_of(call.members)}
             groups[call.group, id(call.members)] = number
             keep.append(call.members)
-        yield _op_line(index, op, groups)
+        yield _op_line(index, op, groups, specs)
     batch: list[list[object]] = []
     for event in program.memory:
         if batch and batch[0][0] != event.op:
@@ -100,15 +101,24 @@ def _lines(program: RankProgram) -> Iterator[dict[str, Any]]:
     yield {"end": len(program.ops)}
 
 
-def _op_line(index: int, op: Op, groups: Mapping[tuple[str, int], int]) -> dict[str, Any]:
+def _op_line(
+    index: int, op: Op, groups: Mapping[tuple[str, int], int], specs: dict[int, list[object]]
+) -> dict[str, Any]:
     line: dict[str, Any] = {"op": index, "name": op.name, "kind": op.kind}
     for name, default in _OP.items():
         value = getattr(op, name)
         if value == default and type(value) is type(default):
             continue
         if name in ("inputs", "outputs"):
-            value = [[list(spec.shape), spec.dtype, spec.device] for spec in value]
-        elif name == "communication":
+            shown = specs.get(id(value))
+            if shown is None:
+                shown = specs[id(value)] = [[list(spec.shape), spec.dtype, spec.device] for spec in value]
+            line[name] = shown
+            continue
+        if name == "after" or type(value) in (str, int, bool):  # nothing in them to be written otherwise
+            line[name] = value
+            continue
+        if name == "communication":
             call = {field: item for field, was in _CALL.items() if (item := getattr(value, field)) != was}
             call.pop("members", None)
             call["group"] = groups[value.group, id(value.members)]
@@ -206,6 +216,9 @@ class _Reader:
             line["communication"] = Communication(group=group, members=members, **call)
         if "after" in line:
             line["after"] = tuple(line["after"])
+        for name in ("reads", "writes"):
+            if name in line:
+                line[name] = tuple(tuple(item) for item in line[name])
         for name in ("flops", "bytes_read", "bytes_written", "scalars"):
             if name in line:
                 line[name] = _rich(line[name])

@@ -24,26 +24,20 @@ from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from windtunnel.capture.script import _torch_compat as world_compat
 from windtunnel.capture.script import _torch_compat_recorder as compat
-from windtunnel.capture.script.assembly import STREAM, measured, ops_of
-from windtunnel.capture.script.call_tensors import leaf_tensors, local_part, tensors_of, written_tensors
-from windtunnel.capture.script.communication import Communication
+from windtunnel.capture.script.assembly import measured, ops_of
+from windtunnel.capture.script.call_tensors import local_part
 from windtunnel.capture.script.control_flow import Answers
 from windtunnel.capture.script.data_dependent import Reader
+from windtunnel.capture.script.dispatch import Watch
 from windtunnel.capture.script.exchanges import Exchanges
 from windtunnel.capture.script.fast_fakes import FastFakes
-from windtunnel.capture.script.flops import traffic
-from windtunnel.capture.script.modules import Place, Whereabouts
-from windtunnel.capture.script.op_table import OpFacts, facts_of
-from windtunnel.capture.script.program import Answer, RankProgram, TensorSpec
+from windtunnel.capture.script.modules import Whereabouts
+from windtunnel.capture.script.op_table import OpFacts
+from windtunnel.capture.script.program import Answer, RankProgram
+from windtunnel.capture.script.rows import Rows
 from windtunnel.capture.script.storages import Ledger, categorised
-from windtunnel.capture.script.stream_order import StreamOrder
-
-_NOT_HELD = ("meta",)
-_DEVICE_QUERY = torch.ops.prim.device.default  # C++ asks a fake tensor for its device so, several times an op
 
 
 class Recorder:
@@ -67,30 +61,21 @@ class Recorder:
         self.programs: list[RankProgram] = []
         self.cuda = pretended()
         self.device = device or ("cuda" if self.cuda is not None or torch.cuda.is_available() else "cpu")
-        self.ledger = Ledger(lambda: self._count, self.device)
+        self.ledger = Ledger(lambda: self.rows.count(), self.device)
         self.where = Whereabouts(self._forward_begins)
-        self.streams = StreamOrder(self.count, self._synchronised)
+        self.rows = Rows(self.ledger, self.where, self.device)
         self.reader = Reader(self, answers or Answers())
         self.notes: dict[str, None] = {}
-        self._rows: list[tuple[Any, ...]] = []  # of this step: what an Op is made of, `after` counted from the start
-        self._count = 0  # ops since the start: rows[i] is op _base + i
-        self._base = self._earlier = 0
+        self._earlier = 0
         self._resident: dict[int, int] = {}
         self._bound: tuple[int, int] | None = None  # (ops, memory events) when the last optimizer had stepped
         self._by_hand = self._began = False
         self._began_at = time.perf_counter()
         self._steps = 0
-        self._specs: dict[tuple[Any, ...], tuple[TensorSpec, int]] = {}
-        self._facts: dict[Any, OpFacts] = {}
-        self._sugar: dict[type, bool] = {}
         self._answers: list[Answer] = []
         self.exchanges = Exchanges(self)
-        self.unseen = 0  # depth of what is not the script's work
-        self.real_integers = 0  # depth of C++ that reads integers it has made
         self._parameters: dict[int, int] = {}  # of all optimizers: elements that are here
-        self._mode = _Mode(self)
-        self._run = _plain
-        self._fake = compat.fake_class()
+        self._mode = Watch(self)
         self._open = ExitStack()
 
     # ---- life
@@ -98,15 +83,16 @@ class Recorder:
     def __enter__(self) -> Recorder:
         with ExitStack() as opening:
             opening.enter_context(self.where)
-            self.where.stream = self.streams.now
+            self.where.stream = self.rows.streams.now
             opening.callback(compat.watch_resize(self.ledger.resized))
-            opening.callback(compat.around_sharding_propagation(_Depth(self, "unseen")))
+            opening.callback(compat.around_sharding_propagation(_Depth(self._mode, "unseen")))
             if compat.fake_mode() is not None:
-                opening.callback(compat.around_reducer_integers(_Depth(self, "real_integers")))
+                opening.callback(compat.around_reducer_integers(_Depth(self._mode, "real_integers")))
+            opening.callback(compat.no_dispatch_rules())
             opening.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
             opening.callback(register_optimizer_step_post_hook(self._optimizer_ends).remove)
             if self.cuda is not None:
-                opening.enter_context(self.cuda.recorded_by(self.streams, self.ledger))
+                opening.enter_context(self.cuda.recorded_by(self.rows.streams, self.ledger))
             if self.world is not None:
                 opening.enter_context(self._listening())
             opening.callback(self.ledger.close)
@@ -117,7 +103,7 @@ class Recorder:
         self.reader.fake = mode is not None
         if mode is not None:
             fakes = FastFakes(mode)
-            self._run = fakes.run
+            self._mode.answer_with(fakes)
             if self.cuda is not None:
                 self.cuda.watch_device(lambda _: fakes.forget())
         return self
@@ -134,16 +120,13 @@ class Recorder:
         world.listener, self.exchanges.before = self.exchanges, before
         if compat.fake_mode() is not None:
             world.fake, world.known_value, world.let_know = True, values.value, values.learn
+            world.outputs_of = self._mode.run
         try:
             yield
         finally:
             world.listener, world.fake = before, fake
-            for name in ("known_value", "let_know"):
+            for name in ("known_value", "let_know", "outputs_of"):
                 vars(world).pop(name, None)
-
-    def rows(self) -> tuple[int, list[tuple[Any, ...]]]:
-        """(number of the first, rows) of this step's ops so far."""
-        return self._base, self._rows
 
     @property
     def program(self) -> RankProgram:
@@ -157,11 +140,11 @@ class Recorder:
     def begin_step(self) -> None:
         """A step begins here; it ends at `end_step`, wherever optimizers step."""
         self._by_hand = True
-        self._start((self._count, len(self.ledger.events)))
+        self._start((self.rows.count(), len(self.ledger.events)))
 
     def end_step(self) -> RankProgram:
         """The step that began at `begin_step` (or with the first forward pass) is over."""
-        self._finish((self._count, len(self.ledger.events)), report=True)
+        self._finish((self.rows.count(), len(self.ledger.events)), report=True)
         self._by_hand = False
         return self.programs[-1]
 
@@ -171,13 +154,12 @@ class Recorder:
         if self._bound is not None:
             self._finish(self._bound, report=True)
         elif not self._began:
-            self._start((self._count, len(self.ledger.events)))
+            self._start((self.rows.count(), len(self.ledger.events)))
 
     def _start(self, bound: tuple[int, int]) -> None:
         ops, events = bound
         later = self.ledger.events[events:]
-        self._rows = self._rows[ops - self._base :]
-        self._base = ops
+        self.rows.begin(ops)
         self._resident = self.ledger.begin()
         self.ledger.events = later
         for _, number, gained in later:  # these belong to the step that begins: take them back from what it finds
@@ -201,8 +183,8 @@ class Recorder:
             self.on_step(program)
 
     def _assembled(self, ops: int, events: int) -> RankProgram:
-        base, ledger = self._base, self.ledger
-        made = ops_of(self._rows[: ops - base], base)
+        base, ledger = self.rows.base, self.ledger
+        made = ops_of(self.rows.rows[: ops - base], base)
         last = max(0, len(made) - 1)
         resident, memory = categorised(
             ledger.events[:events],
@@ -253,220 +235,32 @@ class Recorder:
         if self.where.optimizers:  # one that another one steps
             return
         if self._began:
-            self._bound = (self._count, len(self.ledger.events))
+            self._bound = (self.rows.count(), len(self.ledger.events))
             self.where.optimizer_stepped()
-
-    # ---- ops
-
-    def count(self) -> int:
-        """Ops since the script began."""
-        return self._count
-
-    def spec(self, tensor: Any) -> tuple[TensorSpec, int]:
-        """Of a tensor, and its bytes."""
-        key = (tensor.shape, tensor.dtype, tensor.device.type)
-        found = self._specs.get(key)
-        if found is None:
-            where = "device" if key[2] == self.device else "host"
-            spec = TensorSpec(tuple(int(n) for n in key[0]), str(key[1]).removeprefix("torch."), where)
-            found = self._specs[key] = (spec, tensor.numel() * tensor.element_size())
-        return found
-
-    def see(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One op: run it, write it down."""
-        if func is _DEVICE_QUERY and type(args[0]) is self._fake:
-            return args[0].fake_device
-        for tensor_type in types:
-            sugar = self._sugar.get(tensor_type)
-            if sugar is None:
-                sugar = self._sugar[tensor_type] = compat.desugars_first(tensor_type)
-            if sugar:
-                return NotImplemented
-        if self.unseen:
-            return func(*args, **kwargs)
-        facts = self._facts.get(func)
-        if facts is None:
-            facts = self._facts[func] = facts_of(func)
-        if facts.view and not facts.communication:
-            if self.real_integers:
-                return self.reader.with_real_integers(func, facts, args, kwargs)
-            out = self._run(func, types, args, kwargs)
-            if facts.short == "lift_fresh" and self.reader.fake and type(args[0]) is torch.Tensor:
-                self.reader.values.lifted(out, args[0])
-            return out
-        if facts.wraps:
-            return compat.unwaited(args[0]) if self.reader.fake else func(*args, **kwargs)
-        if facts.composite:  # in inference mode only: elsewhere autograd has taken it apart already
-            with self._mode:
-                answer = func.decompose(*args, **kwargs)
-            if answer is not NotImplemented:
-                return answer
-        if facts.short == "is_pinned" and self.cuda is not None:
-            return True  # DDP's reducer asks, of what it has just pinned; Python asks Tensor.is_pinned
-        if (
-            facts.short == "empty_strided"
-            and kwargs.get("pin_memory")
-            and kwargs.get("dtype") == torch.int32
-            and self.cuda is not None
-        ):
-            with world_compat.outside_modes():  # DDP's reducer compares its address, which fake tensors share
-                return func(*args, **{**kwargs, "pin_memory": False})
-        inputs = tensors_of(args, kwargs)
-        if facts.communication:
-            return self.exchanges.communicate(func, facts, args, kwargs, inputs)
-        if facts.reads:
-            return self._read(func, facts, args, kwargs, inputs)
-        if self.real_integers:
-            out = self.reader.with_real_integers(func, facts, args, kwargs)
-        elif facts.shaped_by_data:
-            out = self.reader.shaped(func, facts, args, kwargs, inputs)
-        else:
-            out = self._run(func, types, args, kwargs)
-        outputs = leaf_tensors(out)
-        if (outputs or inputs) and (outputs or inputs)[0].device.type in _NOT_HELD:
-            return out
-        if facts.returns_written:
-            outputs = []
-        if not facts.silent:
-            self._write(func, facts, args, kwargs, inputs, outputs, out)
-        else:
-            number = self.ledger.number
-            for tensor in outputs:
-                number(tensor)
-            if self.reader.fake:
-                self.reader.values.after(func, facts.short, args, kwargs, inputs, outputs, [])
-        return out
-
-    def _write(
-        self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any], out: Any
-    ) -> None:
-        """Write down an op that has run."""
-        ledger, writer = self.ledger, self.ledger.writer
-        numbers = [ledger.number(t) for t in inputs]
-        specs = [self.spec(t) for t in inputs]
-        after = {writer[n] for n in numbers if n in writer}
-        written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else ()
-        identities = {id(t) for t in written}
-        positions = [i for i, t in enumerate(inputs) if id(t) in identities] if written else []
-        changed = [numbers[i] for i in positions]
-        taken = set(numbers)
-        made: list[int] = []
-        given: list[TensorSpec] = []
-        new_bytes: list[int] = []
-        for tensor in outputs:
-            n = ledger.number(tensor)
-            spec, size = self.spec(tensor)
-            given.append(spec)
-            if n not in taken:
-                made.append(n)
-                new_bytes.append(size)
-        held = ledger.live
-        sizes = [min(size, held.get(n, size)) for n, (_, size) in zip(numbers, specs, strict=True)]
-        read, wrote = traffic(facts.short, sizes, new_bytes, positions)
-        stream = self.streams.now()
-        waits = self.streams.take()
-        if waits:
-            after |= waits
-        place = self.where.here(inputs)
-        index = self._count
-        for n in changed:
-            writer[n] = index
-        for n in made:
-            writer[n] = index
-        kind = (
-            "copy" if facts.moves and len({s.device for s, _ in specs} | {s.device for s in given}) > 1 else "compute"
-        )
-        self._append(
-            (
-                *(facts.name, kind, tuple(s for s, _ in specs), tuple(given)),
-                facts.flops(args, kwargs, out) if facts.flops is not None else 0.0,
-                *(read, wrote, after, place.stream if place.phase == "backward" and not stream else stream, place),
-                *(None, facts.scalars(args, kwargs) if facts.scalars is not None else ()),
-            )
-        )
-        if self.reader.fake:
-            self.reader.values.after(func, facts.short, args, kwargs, inputs, outputs, [inputs[i] for i in positions])
-
-    def _append(self, row: tuple[Any, ...]) -> int:
-        index = self._count
-        self._rows.append(row)
-        self._count = index + 1
-        self.streams.issued(row[STREAM], index)
-        return index
-
-    def note(
-        self,
-        name: str,
-        kind: str,
-        after: set[int],
-        inputs: tuple[TensorSpec, ...] = (),
-        scalars: tuple[object, ...] = (),
-        *,
-        outputs: tuple[TensorSpec, ...] = (),
-        traffic: tuple[float, float] = (0.0, 0.0),
-        communication: Communication | None = None,
-        place: Place | None = None,
-    ) -> int:
-        """Write down what is no ATen op: a communication, a wait, a sync. Returns its number."""
-        place = place or self.where.here(())
-        after = after | self.streams.take()
-        stream = self.streams.now()
-        return self._append((name, kind, inputs, outputs, 0.0, *traffic, after, stream, place, communication, scalars))
-
-    def _synchronised(self, what: str, after: set[int]) -> None:
-        self.note("sync", "sync", after, (), (what,))
 
     # ---- what Python reads
 
-    def _read(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+    def read(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
+        """An op that gives Python a value: what it is told; the host waits for the device."""
         value = self.reader.told(func, facts, args, kwargs, inputs)
         on_device = [t for t in inputs if t.device.type == self.device]
         if on_device:
-            writer = self.ledger.writer
-            after = {writer[n] for t in on_device if (n := self.ledger.known(t)) is not None and n in writer}
-            self.note("sync", "sync", after, tuple(self.spec(t)[0] for t in inputs))
+            self.rows.sync(self.rows.writers(on_device), tuple(self.rows.spec(t)[0] for t in inputs))
         return value
 
     def answered(self, what: str, told: object, where: str) -> None:
         """Python was told something that nobody computed."""
-        self._answers.append(Answer(self._count, what, str(told), where))
+        self._answers.append(Answer(self.rows.count(), what, str(told), where))
 
 
 class _Depth:
-    """Counts up one of the recorder's depths while it is entered, which it can be again and again."""
+    """Counts up one of the mode's depths while it is entered, which it can be again and again."""
 
-    def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder, self._name = recorder, name
+    def __init__(self, mode: Watch, name: str) -> None:
+        self._mode, self._name = mode, name
 
     def __enter__(self) -> None:
-        setattr(self._recorder, self._name, getattr(self._recorder, self._name) + 1)
+        setattr(self._mode, self._name, getattr(self._mode, self._name) + 1)
 
     def __exit__(self, *_: object) -> None:
-        setattr(self._recorder, self._name, getattr(self._recorder, self._name) - 1)
-
-
-class _Mode(TorchDispatchMode):  # type: ignore[misc]
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No wrapper that keeps torch.compile out: nothing is compiled, and it costs as much as an op."""
-        return False
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not isinstance(func, torch._ops.OpOverload) and str(func) == "run_dtensor_rng_op":
-            func, args = (
-                args[2],
-                args[3:],
-            )  # (offset before, offset after, op, ...): DTensor's way to draw random numbers
-            with self:
-                return func(*args, **(kwargs or {}))
-        return self._recorder.see(func, types, args, kwargs or {})
-
-
-def _plain(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
+        setattr(self._mode, self._name, getattr(self._mode, self._name) - 1)

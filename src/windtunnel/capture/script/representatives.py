@@ -6,7 +6,7 @@ logs, the last shards of uneven tensors are short or empty, each part of a conte
 combination of exact coordinates, a *stage*:
 
     run the first and (of three stages; of all, where one of those differs) the last rank of all axes; equal: one class
-    else, along each axis, halve between two places whose programs differ until they are neighbours: a cut;
+    else, along each axis, find where neighbours differ: a cut; before the last place, or by halving;
     again, from both ends of every interval of the other axes, until no cut is new
     run one rank of every combination of intervals, and join equal ones
 
@@ -203,6 +203,7 @@ def _cut(
         bases = dict.fromkeys((*product(*along_others), *(_with(place, axis, 0) for place in several)))
         stops = sorted({*cuts[exact][axis], 0, length - 1, *(place[axis] for place in several)})
         gaps += [(exact, low, high, base) for base in bases for low, high in pairwise(stops)]
+    tail = True  # the last shard is the short one more often than not: look there first
     while gaps:
         ends = [(exact, _with(base, axis, at)) for exact, low, high, base in gaps for at in (low, high)]
         search.run([layout.rank(exact, along) for exact, along in ends])
@@ -213,12 +214,12 @@ def _cut(
             if high - low == 1:
                 cuts[exact][axis].add(high)
                 continue
-            middle = (low + high) // 2
+            middle = high - 1 if tail and high == length - 1 else (low + high) // 2
             halves += [(exact, low, middle, base), (exact, middle, high, base)]
         if len(halves) > 2 * MOST_CUTS * len(probes) or any(len(cuts[exact][axis]) > MOST_CUTS for exact in probes):
             exact, low, _, base = (halves or gaps)[0]
             raise NoClassesError(*(layout.rank(exact, _with(base, axis, at)) for at in (low, low + 1)))
-        gaps = halves
+        gaps, tail = halves, False
 
 
 class _Search:

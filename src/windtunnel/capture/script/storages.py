@@ -41,6 +41,8 @@ class Ledger:
     """Allocations and frees, in order; `cursor()` says which op the script has come to."""
 
     def __init__(self, cursor: Callable[[], int], device_type: str) -> None:
+        from windtunnel.capture.script._torch_compat_recorder import storage_address
+
         self._cursor = cursor
         self.device_type = device_type  # storages elsewhere are not counted
         self.events: list[tuple[int, int, int]] = []  # op, storage, bytes gained
@@ -52,24 +54,24 @@ class Ledger:
         self.categories: dict[int, str] = {}  # where something is known beyond when it came and went
         self.writer: dict[int, int] = {}  # storage -> the op that wrote it last
         self.on_gone: Callable[[int], None] | None = None
-        self._numbers: dict[int, int] = {}  # address of a live storage -> its number
+        self.numbers: dict[int, int] = {}  # address of a live storage -> its number
+        self._address = storage_address
         self._references: dict[int, _StorageRef] = {}
         self._next = 0
 
     def number(self, tensor: Any) -> int:
         """The number of a tensor's storage, which is met now if it was not before."""
-        storage = tensor.untyped_storage()
-        found = self._numbers.get(storage._cdata)
-        return self._meet(storage, tensor.device.type) if found is None else found
+        found = self.numbers.get(self._address(tensor))
+        return self._meet(tensor.untyped_storage(), tensor.device.type) if found is None else found
 
     def known(self, tensor: Any) -> int | None:
         """The number of a tensor's storage if it was met before."""
-        return self._numbers.get(tensor.untyped_storage()._cdata)
+        return self.numbers.get(self._address(tensor))
 
     def _meet(self, storage: Any, device_type: str) -> int:
         key, number = storage._cdata, self._next
         self._next += 1
-        self._numbers[key] = number
+        self.numbers[key] = number
         reference = _StorageRef(storage, self._gone)
         reference.key, reference.number = key, number
         self._references[number] = reference
@@ -79,14 +81,14 @@ class Ledger:
 
     def resized(self, storage: Any, bytes_now: int) -> None:
         """`storage.resize_` was called: FSDP frees and regrows gathered parameters so."""
-        number = self._numbers.get(storage._cdata)
+        number = self.numbers.get(storage._cdata)
         if number is not None and number in self.live:
             self._change(number, bytes_now - self.live[number])
 
     def _gone(self, reference: _StorageRef) -> None:
         number = reference.number
-        if self._numbers.get(reference.key) == number:
-            del self._numbers[reference.key]
+        if self.numbers.get(reference.key) == number:
+            del self.numbers[reference.key]
         self._references.pop(number, None)
         self.writer.pop(number, None)
         if self.on_gone is not None:
@@ -125,7 +127,7 @@ class Ledger:
     def close(self) -> None:
         """Stop watching."""
         self._references.clear()
-        self._numbers.clear()
+        self.numbers.clear()
 
 
 def frames_here(skip: int) -> Frames:

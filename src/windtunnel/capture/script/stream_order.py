@@ -6,8 +6,10 @@ next op of the waiting stream comes after the last op that was issued on the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+
+_NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,11 @@ class StreamOrder:
         """An op went to a stream."""
         self._streams.setdefault(stream, _Stream()).last = op
 
-    def take(self) -> set[int]:
+    def take(self) -> Set[int]:
         """What the next op of the current stream must wait for; asked once for each op."""
         stream = self._streams[self._current]
         if not stream.pending:
-            return set()
+            return _NOTHING
         taken, stream.pending = stream.pending, set()
         return taken
 

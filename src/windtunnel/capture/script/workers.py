@@ -5,6 +5,10 @@ that is waited for and was not asked for is started too: pipelines assemble them
 and no order of starting can make them wait for ever. What can: two ranks that wait for each other, or a rank that ended
 without sending what another waits for. Both are found by looking at who waits, and are errors that name the line of the
 script.
+
+A *helper* is a rank that was not asked for itself: only its messages are wanted. It runs while somebody waits for one,
+and stands still otherwise: what it would do beyond them is no use. A pipeline needs a little of each of its stages, one
+after the other; where a core is idle, the next in line is started ahead.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,18 +55,20 @@ class _Running:
     """A rank that runs, and how long it has. While others have the core it wants, its time stands still."""
 
     pid: int = 0
+    stopped: bool = False  # it stands still
+    ahead: bool = False  # a helper that somebody may wait for soon; until somebody does
     spent_s: float = 0.0
     cpu_s: float = 0.0
     looked: float = field(default_factory=time.monotonic)
 
     def spent(self, now: float) -> float:
-        """Seconds on a core, or asleep. Looks once a second."""
+        """Seconds on a core, or asleep; not those that it was stopped. Looks once a second."""
         passed = now - self.looked
         if passed < 1.0:
             return self.spent_s
         self.looked = now
         state, cpu_s = zygote.state_of(self.pid)
-        self.spent_s += cpu_s - self.cpu_s if state == "R" else passed
+        self.spent_s += cpu_s - self.cpu_s if state in ("R", "T") else passed
         self.cpu_s = cpu_s
         return self.spent_s
 
@@ -90,6 +96,7 @@ class Workers:
         self._running: dict[int, _Running] = {}
         self._pending = b""
         self._blocked_since: float | None = None
+        self._steps: dict[int, int] = {}  # of each that was called up: how far it is from who did so
 
     def __enter__(self) -> Workers:
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -127,12 +134,13 @@ class Workers:
     def run(self, ranks: Sequence[int], task: Mapping[str, Any], *, helpers_end: bool = False) -> None:
         """Play these ranks, and those that they wait for. Raises ScriptError; then `close` is due.
 
-        `helpers_end`: of those that were not asked for, only the messages are wanted: they run when nobody else can,
-        and are ended with the last of those that were.
+        `helpers_end`: of those that were not asked for, only the messages are wanted, and they are ended with the last
+        of those that were.
         """
         queue = deque(rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes)
         needed = len(queue)
         wanted = set(queue)
+        self._steps.clear()
         while queue or self._running:
             if helpers_end and wanted <= self.outcomes.keys():
                 self._end_helpers()
@@ -140,10 +148,15 @@ class Workers:
             waiting = {rank: key for rank in self._running if (key := self._wait_of(rank)) is not None}
             for rank, key in waiting.items():
                 needed += self._call_up(rank, key, queue)
-            while queue and len(self._running) - len(waiting) < self.cores:
-                rank = queue.popleft()
-                self._say({**task, "rank": rank, "gives_way": helpers_end and rank not in wanted})
-                self._running[rank] = _Running()
+            self._let_run(wanted if helpers_end else self._running, waiting)
+            while self._busy(waiting) < self.cores:
+                ahead = None if queue or not helpers_end else self._next_in_line(waiting, task)
+                if ahead is None and not queue:
+                    break
+                rank = queue.popleft() if ahead is None else ahead
+                needed += ahead is not None
+                self._say({**task, "rank": rank})
+                self._running[rank] = _Running(ahead=ahead is not None)
                 waiting.pop(rank, None)
             done = needed - len(queue) - len(self._running)
             self.report(done, needed, f"{len(self._running)} running")
@@ -194,6 +207,46 @@ class Workers:
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(answer["pid"], signal.SIGKILL)
 
+    # Helpers
+
+    def _busy(self, waiting: Mapping[int, str]) -> int:
+        return sum(not one.stopped and rank not in waiting for rank, one in self._running.items())
+
+    def _let_run(self, wanted: Collection[int], waiting: Mapping[int, str]) -> None:
+        """As many as there are cores go on: those that are waited for, then those that were begun first. All others
+        stand still, and so does a helper that nobody waits for.
+        """
+        waited: dict[int, None] = {}
+        ahead = [rank for rank in self._running if rank in wanted]
+        while ahead:
+            key = waiting.get(ahead.pop())
+            sender = letters.sender_of(key) if key is not None else None
+            if sender in self._running and sender not in waited:
+                waited[sender] = None
+                ahead.append(sender)
+        needed = [*waited, *(rank for rank in self._running if rank in wanted and rank not in waited)]
+        going = [rank for rank in needed if rank not in waiting][: self.cores]
+        for rank, one in self._running.items():
+            one.ahead = one.ahead and rank not in self._steps
+            stop = rank not in going and not one.ahead and rank not in waiting
+            if one.pid and stop != one.stopped:
+                one.stopped = stop
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(one.pid, signal.SIGSTOP if stop else signal.SIGCONT)
+
+    def _next_in_line(self, waiting: Mapping[int, str], task: Mapping[str, Any]) -> int | None:
+        """Whom a helper that was called up is likely to wait for: as far from it as it is from who called it up."""
+        world = task.get("launch", {}).get("world_size", 0)
+        if sum(one.ahead for one in self._running.values()) >= self.cores:
+            return None
+        for rank, step in self._steps.items():
+            at = rank + step
+            while at in self._running:
+                at += step
+            if rank in self._running and 0 <= at < world and at not in self.outcomes:
+                return at
+        return None
+
     # What the ranks do
 
     def _wait_of(self, rank: int) -> str | None:
@@ -210,6 +263,7 @@ class Workers:
             if self._wait_of(rank) == key:
                 self._fail_waiting(rank, f"a message that rank {sender} ended without sending")
             return 0
+        self._steps.setdefault(sender, sender - rank)
         fresh = sender not in queue
         if not fresh:
             queue.remove(sender)
@@ -231,11 +285,11 @@ class Workers:
 
     def _look_for_hangs(self, waiting: Mapping[int, str], more: bool) -> None:
         now = time.monotonic()
-        if not self._running or len(waiting) < len(self._running) or more:
+        if not self._running or self._busy(waiting) or more:
             self._blocked_since = None
         elif self._blocked_since is None:
             self._blocked_since = now
-        elif now - self._blocked_since > STUCK_S and all(self._wait_of(rank) for rank in self._running):
+        elif now - self._blocked_since > STUCK_S and all(self._wait_of(rank) for rank in waiting):
             rank = min(waiting)
             others = ", ".join(str(other) for other in sorted(waiting) if other != rank)
             self._fail_waiting(rank, f"a message of {letters.name_of(waiting[rank])}, while rank {others} waits too")

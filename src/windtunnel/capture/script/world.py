@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from windtunnel.capture.script.communication import Communication
 from windtunnel.capture.script.groups import Group, make_process_group
 from windtunnel.capture.script.mailbox import Mailbox
 from windtunnel.capture.script.refusals import WorldError
+
+KNOWN_ELEMENTS = 4096  # of a tensor that is followed through collectives: counts of tokens, not tokens
 
 
 class Listener(Protocol):
@@ -50,11 +52,13 @@ class World:
         reachable: Collection[int] | None = None,
         mailbox_timeout_s: float = 120.0,
         devices: Sequence[str] = ("cpu", "cuda"),
+        around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     ) -> None:
         """Set up rank `rank` of `world_size`.
 
         `reachable` names the ranks that the mailbox reaches: with it, what they gather and scatter as objects is real
         too, and a message from any other rank is refused at once. Without it each control message waits for its sender.
+        `around` wraps the kernel of every op of `c10d`, to watch the calls.
         """
         if not 0 <= rank < world_size:
             raise WorldError(f"rank {rank} is not of a world of {world_size}: ranks go from 0 to {world_size - 1}")
@@ -80,6 +84,7 @@ class World:
         self._thread = threading.local()
         self._patches = compat.Replacements()
         self._library: Any = None
+        self._around = around or (lambda kernel: kernel)
 
     # ------------------------------------------------------------------------------------------------- open and close
 
@@ -98,7 +103,7 @@ class World:
         try:
             self.answers = answers.Answers(self)
             self._functional = functional.Functional(self)
-            self._kernels = self.answers.kernels()
+            self._kernels = {name: self._around(kernel) for name, kernel in self.answers.kernels().items()}
             self._install_kernels()
             initialisation.install(self, self._patches)
             initialisation.wrap_group_methods(self, self._patches)
@@ -241,18 +246,28 @@ class World:
             return source
         if call.kind == "recv" and call.is_control:
             peer_data.like_me(exchange)  # refuses
+        self.carry_known(exchange)
+        return source
+
+    def carry_known(self, exchange: peer_data.Exchange, *, fresh: bool = False) -> None:
+        """Fake outputs of known inputs are known; of others they are unknown, which `fresh` ones are anyway."""
         known = self._with_known_values(exchange)
         if known is not None:
             with compat.outside_modes(), compat.below_autograd():
                 self.peers.fill(known)
+        elif fresh:
+            return
         for number, output in enumerate(exchange.outputs):
             self.let_know(output, None if known is None else known.outputs[number])
-        return source
 
     def is_fake(self, tensors: Sequence[Any]) -> bool:
         """Whether one of the tensors holds no data."""
         fake = compat.fake_tensor_class()
         return any(isinstance(tensor, fake) or tensor.device.type == "meta" for tensor in tensors)
+
+    def outputs_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op gives on fake tensors. A recorder may be quicker: replace it."""
+        return func(*args, **kwargs)
 
     def known_value(self, tensor: Any) -> Any:
         """A real tensor with a tensor's values; None where nobody knows them. A recorder may know more: replace it."""
@@ -273,14 +288,17 @@ class World:
         """The exchange on what fake tensors are known to hold; None where one is not known."""
         import torch
 
+        if any(tensor.numel() > KNOWN_ELEMENTS for tensor in (*exchange.inputs, *exchange.outputs)):
+            return None
         values = {id(tensor): self.known_value(tensor) for tensor in exchange.inputs}
-        few = all(tensor.numel() <= mail.CONTROL_ELEMENTS for tensor in exchange.outputs)
-        if not values or not few or any(value is None for value in values.values()):
+        if not values or any(value is None for value in values.values()):
             return None
         with compat.outside_modes():
-            for tensor in exchange.outputs:
-                if id(tensor) not in values:
-                    values[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            for number, tensor in enumerate(exchange.outputs):
+                if id(tensor) not in values:  # functional collectives have outputs where others work in place
+                    place = exchange.call.kind in ("all_reduce", "broadcast")
+                    own = values[id(exchange.inputs[number])] if place else None
+                    values[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype) if own is None else own.clone()
         own = tuple(values[id(tensor)] for tensor in exchange.inputs)
         theirs = tuple(values[id(tensor)] for tensor in exchange.outputs)
         return replace(exchange, inputs=own, outputs=theirs)

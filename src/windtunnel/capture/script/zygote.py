@@ -129,8 +129,6 @@ def _become(player: Callable[[dict[str, Any]], int], task: dict[str, Any], not_o
             signal.signal(number, signal.SIG_DFL)
         for descriptor in not_ours:
             os.close(descriptor)
-        if task.get("gives_way"):
-            os.nice(19)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         log = os.open(Path(task["folder"]) / f"rank_{task['rank']}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

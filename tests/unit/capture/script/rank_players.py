@@ -27,6 +27,11 @@ def play(task: dict[str, Any]) -> int:
             outcome["heard"] = box.get(f"group/{about}>{rank}/0", 30.0).decode()
         elif what == "sleep":
             time.sleep(float(about))
+        elif what == "tick":
+            for _ in range(int(about)):
+                time.sleep(0.01)
+                with (folder / f"ticks_{rank}").open("a") as ticks:
+                    ticks.write(".")
         elif what == "fail":
             outcome = {"status": "error", "message": f"train.py:3: ValueError: {about}", "details": "trace"}
         elif what == "die":

@@ -176,3 +176,22 @@ def test_an_axis_where_all_ranks_differ_is_not_run_to_its_end() -> None:
     with pytest.raises(Exception, match="differ"):
         find_classes(find_layout(grid, []), digests)
     assert len(played) < 300
+
+
+def test_short_last_shards_of_the_outer_stages_cost_a_few_runs() -> None:
+    """Embedding and output matrix do not divide by the shards: the last shard of the first and last stage is short."""
+    grid = Grid((16, 64, 8), ("pp", "dp", "tp"))
+    played: list[int] = []
+
+    def program(rank: int) -> str:
+        pp, dp, _ = grid.coordinates(rank)
+        return f"{pp} {pp in (0, 15) and dp == 63}"
+
+    def digests(ranks: Sequence[int]) -> dict[int, str]:
+        played.extend(ranks)
+        return {rank: program(rank) for rank in ranks}
+
+    table = find_classes(find_layout(grid, [(0, 512)]), digests)
+    assert all(program(table.representative_of(rank)) == program(rank) for rank in range(0, 8192, 3))
+    assert len(table.counts()) == 18
+    assert len(played) == 2 * 16 + 2 * 4  # both ends of each stage, and what finds one cut along two axes

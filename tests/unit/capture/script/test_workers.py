@@ -68,6 +68,37 @@ def test_helpers_end_with_those_they_help(players: Path) -> None:
         assert sorted(workers.outcomes) == [0, 2]
 
 
+def ticks(workers: Workers, rank: int) -> int:
+    assert workers.folder is not None
+    path = workers.folder / f"ticks_{rank}"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def test_a_helper_stands_still_when_nobody_waits_for_it() -> None:
+    with Workers(SETTINGS, cores=2) as workers:
+        workers.run([0], {"does": {"0": "wait:1 sleep:1.5", "1": "send:0 tick:1000"}}, helpers_end=True)
+        assert ticks(workers, 1) < 75  # half of what there is time for
+
+
+def test_no_more_ranks_go_on_than_there_are_cores() -> None:
+    """All wait for rank 0; once it has spoken all could go on, and the first of them does."""
+    does = {"0": "sleep:0.5 send:1 send:2 send:3 tick:30", "*": "wait:0 tick:30"}
+    with Workers(SETTINGS, cores=1) as workers:
+        begun = time.monotonic()
+        workers.run([1, 2, 3, 0], {"does": does})
+        assert time.monotonic() - begun > 4 * 30 * 0.01
+        assert [ticks(workers, rank) for rank in range(4)] == [30] * 4
+
+
+def test_the_next_in_line_is_started_ahead_and_ended_with_the_others() -> None:
+    """Each waits for the one two further, as stages do: the fourth is there before the third asks for it."""
+    does = {"0": "wait:2 sleep:0.2", "2": "sleep:0.4 wait:4 send:0", "4": "send:2 wait:6", "*": "tick:1000"}
+    with Workers(SETTINGS, cores=2) as workers:
+        workers.run([0], {"does": does, "launch": {"world_size": 12}}, helpers_end=True)
+        assert sorted(workers.outcomes) in ([0], [0, 2])
+        assert ticks(workers, 8) + ticks(workers, 10) < 150  # not all that could be waited for are started
+
+
 @pytest.mark.parametrize(
     ("does", "said"),
     [
