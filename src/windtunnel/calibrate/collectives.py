@@ -28,7 +28,7 @@ from windtunnel.errors import SpecError, UserError
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
 BUDGET_S = 120.0
-_LEAST, _MOST = 5, 100
+_LEAST, _MOST = 3, 100
 _START_S = 120.0  # for processes to import torch and to meet
 
 _SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
