@@ -76,7 +76,6 @@ class Case:
     plan: Mapping[str, object]
     groups: Mapping[str, str] = field(default_factory=dict)
     experts: int = 0
-    answers: Mapping[str, str] = field(default_factory=dict)  # what the script's control flow is told
     known: Mapping[str, Known] = field(default_factory=dict)  # quantity -> why the two differ
 
 
@@ -210,7 +209,6 @@ def cases() -> dict[str, Case]:
             {**titan, "global_batch": 8, "ep": 4},
             {"world": "dp", "dp": "edp"},
             experts=8,
-            answers={"train_ep.py:63": str(SEQ * 2 // 8)},  # tokens of a rank to each expert: two choices, evenly
         ),
         # Small, for a test.
         Case(
@@ -272,7 +270,7 @@ def compared(case: Case, folder: Path) -> tuple[list[Row], list[Row]]:
     if not (folder / "captured.yaml").exists():
         script, *arguments = shlex.split(case.line)
         launch = parse_launch([str(EXAMPLES / script), *arguments, "--steps", "3"], world_size=case.gpus)
-        capture(launch, Options(verify=1, answers=case.answers), folder)
+        capture(launch, Options(verify=1), folder)
     job = load(folder)
     measured = predict_captured(job, cluster, framework=str(case.plan["framework"]))
     config = case.line.partition("--config ")[2].split()[0]
