@@ -76,7 +76,9 @@ def measure_collectives(
     for kind, measured in rows.items():
         merged.setdefault(kind, {})[f"{backend} {world_size}"] = measured
     document["calibration"]["collectives"] = merged
-    kept = list(document["calibration"].get("notes") or [])
+    own = f"collectives of {backend} {world_size}: each process kept to its own share of the cores"
+    kept = [note for note in document["calibration"].get("notes") or [] if note != own]
+    notes = [own, *notes] if pinned else notes
     document["calibration"]["notes"] = list(dict.fromkeys([*kept, *notes]))
     _link(document, rows, here.name)
     write(out, to_yaml(document).encode())

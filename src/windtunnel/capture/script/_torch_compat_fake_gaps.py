@@ -94,9 +94,8 @@ def tensors_of_fakes() -> Iterator[None]:
         if isinstance(data, list | tuple) and holds(data):
             data = read(data)
         device = kwargs.get("device")
-        if (
-            device is not None and str(device) == "cuda"
-        ):  # C++ asks a guard for the number, and ours is the same for all
+        # C++ asks a guard for the number, and ours is the same for all.
+        if device is not None and str(device) == "cuda":
             kwargs["device"] = torch.device("cuda", torch.cuda.current_device())
         return make(data, *args, **kwargs)
 

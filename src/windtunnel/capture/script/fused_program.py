@@ -194,6 +194,3 @@ class _Rebuilt:
 def _before(place: int, last: int) -> tuple[int, int]:
     """Before all else that happens at a kernel, or after all that happens at the last."""
     return (place, 0) if place <= last else (last, 3)
-
-
-__all__ = ["fused"]
