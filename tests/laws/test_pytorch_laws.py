@@ -16,6 +16,7 @@ from windtunnel.training import predict
 from windtunnel.training.layout import resolve
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.plan import read_plan
+from windtunnel.training.pricing import Pricer
 
 PLAN: dict[str, Any] = {
     "framework": "pytorch",
@@ -142,6 +143,25 @@ def test_new_pages_cost_what_a_byte_of_them_costs(model: dict[str, Any], plan: d
     # Nothing is handed out anew that was not allocated, and no byte more than a few times a step.
     assert 0 <= extra <= 40 * one.memory[0].peak_allocated_bytes
     assert sum(one.breakdown_ns.values()) == one.step_time_ns
+
+
+@given(held=st.lists(st.floats(0.0, 16 * 2**30), min_size=2, max_size=2), dearer=st.floats(1.0, 8.0))
+def test_pages_of_a_larger_process_cost_what_was_measured_in_one(held: list[float], dearer: float) -> None:
+    usual, wide = 1e-9, dearer * 1e-9
+    device = parse_cluster(calibrated_cpu(new_page_s_per_byte=usual, new_page_4gib_s_per_byte=wide))
+    layout = resolve(load_model(config()), device, read_plan(PLAN))
+    pricer = Pricer(layout)
+    small, large = (pricer.new_pages(1e6, size).seconds for size in sorted(held))
+    assert usual <= small * 1e-6 * (1 + 1e-9)
+    assert small <= large * (1 + 1e-9)
+    assert pricer.new_pages(1e6, 0.0).seconds == pytest.approx(usual * 1e6)
+    assert (
+        pricer.new_pages(1e6, 4 * 2**30).seconds
+        == pricer.new_pages(1e6, 64 * 2**30).seconds
+        == pytest.approx(wide * 1e6)
+    )
+    update = pricer.new_pages(1e6, 64 * 2**30, update=True).seconds
+    assert update == pytest.approx(wide * 1e6)  # what it costs more in a large process, on top of the update's own
 
 
 def test_large_tensors_are_on_new_pages_in_every_step() -> None:

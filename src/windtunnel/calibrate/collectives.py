@@ -2,8 +2,9 @@
 
 `world_size` processes are spawned, each runs every collective on its own tensor, after a barrier, and times it by its
 own clock until the collective has returned (NCCL: until its stream is done). What counts is the slowest rank of each
-repetition, and of these the median. Sizes follow nccl-tests: of all_gather the gathered tensor, of reduce_scatter and
-all_to_all the tensor that is given, of the others the message itself. NCCL is not yet run.
+repetition, and of these, from several rounds through all sizes, the median. Sizes follow nccl-tests: of all_gather the
+gathered tensor, of reduce_scatter and all_to_all the tensor that is given, of the others the message itself. NCCL is
+not yet run.
 
 On a CPU gloo copies, adds and sends on threads of its own, which compete with those that compute and may wait for the
 scheduler's next tick. What that makes of a collective in a step is measured as well: matrix products of some
@@ -28,7 +29,8 @@ from windtunnel.errors import SpecError, UserError
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
 BUDGET_S = 120.0
-_LEAST, _MOST = 3, 100
+_ROUNDS = 4  # through all kinds and sizes: a machine with others on it keeps to one state for seconds
+_LEAST, _MOST = 3, 100  # repetitions of one in a round
 _START_S = 120.0  # for processes to import torch and to meet
 
 _SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
@@ -167,22 +169,28 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
     seconds: dict[str, dict[int, list[float]]] = {}
     added: dict[str, dict[int, tuple[float, float]]] = {}
     notes: list[str] = []
-    share = budget_s / (len(KINDS) * len(SIZES))
+    kinds = {kind: (1,) if kind == "barrier" else SIZES for kind in KINDS}
+    cells = sum(map(len, kinds.values()))
+    alone_s = budget_s if device != "cpu" else budget_s / 2
     try:
-        for kind in KINDS:
-            for size in (1,) if kind == "barrier" else SIZES:
+        for _ in range(_ROUNDS):
+            for kind, sizes in list(kinds.items()):
                 try:
-                    start = _start(torch, kind, size, rank, world_size, device)
-                    part = share if device != "cpu" else share / 4
-                    times = seconds.setdefault(kind, {})[size] = _time(torch, start, device, part)
-                    if device == "cpu":
-                        added.setdefault(kind, {})[size] = _in_a_step(torch, start, quantile(times, 0.5), part)
+                    for size in sizes:
+                        start = _start(torch, kind, size, rank, world_size, device)
+                        times = _time(torch, start, device, alone_s / cells / _ROUNDS)
+                        seconds.setdefault(kind, {}).setdefault(size, []).extend(times)
                 except (RuntimeError, NotImplementedError) as error:
                     words = str(error).lower()
                     if not any(text in words for text in ("not support", "not implement", "does not", "unsupported")):
                         raise
                     notes.append(f"{backend} has no {kind} here")  # every rank finds the same
-                    break
+                    del kinds[kind]
+        for kind, sizes in kinds.items() if device == "cpu" else ():
+            for size in sizes:
+                start = _start(torch, kind, size, rank, world_size, device)
+                usual = quantile(seconds[kind][size], 0.5)
+                added.setdefault(kind, {})[size] = _in_a_step(torch, start, usual, (budget_s - alone_s) / cells / 2)
     finally:
         distributed.destroy_process_group()
     Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "added": added, "notes": notes}))

@@ -16,6 +16,7 @@ from typing import Any
 from windtunnel.calibrate.device import gpu_errors
 from windtunnel.calibrate.timing import HostTimer, no_garbage_collection, quantile, summary
 from windtunnel.calibrate.torch_ops import torch_dtype
+from windtunnel.hardware.calibration import LARGER_PROCESSES
 
 _MANY, _FEW = 33, 1
 _NEW_BYTES = 48 << 20
@@ -141,17 +142,24 @@ def _first_time(product: Callable[[Any, Any], Any], x: Any, weight: Any) -> floa
     return first - again
 
 
-def new_pages(torch: Any, dtypes: Sequence[str]) -> dict[str, float]:
+def new_pages(torch: Any, dtypes: Sequence[str], available_bytes: int) -> dict[str, float]:
     """Seconds per byte that writing costs more where the system hands out the page. Before `timing.keep_pages`.
 
     As an addition shows it, and as the root of a large tensor in each dtype does, which is what AdamW makes: how much
-    of a fault hides behind an op's own traffic differs between them.
+    of a fault hides behind an op's own traffic differs between them. The addition also in processes that hold some GiB,
+    up to half of what is available: a virtual machine may have quick pages for a small process and slow ones beyond.
     """
     left, right = torch.randn(_NEW_BYTES // 4), torch.randn(_NEW_BYTES // 4)
     found = {"new_page_s_per_byte": _newly(torch.add, left, right)}
     for dtype in dtypes:
         tensor = torch.rand(2 * _NEW_BYTES // 4).to(torch_dtype(torch, dtype))
         found[f"new_page_update_{dtype}_s_per_byte"] = _newly(torch.sqrt, tensor)
+    held: list[Any] = []
+    for size, name in LARGER_PROCESSES.items():
+        if 2 * (size << 30) > available_bytes:
+            break
+        held += [torch.ones(1 << 28) for _ in range(len(held), size)]
+        found[name] = _newly(torch.add, left, right)
     return found
 
 

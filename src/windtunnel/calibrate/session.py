@@ -8,7 +8,7 @@ so, and nothing is corrected by it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from windtunnel.calibrate.journal import Journal, Kept
 from windtunnel.calibrate.kinds import KINDS, STORED_AS, Curve, Shape, curves
 from windtunnel.calibrate.timing import CudaTimer, Effort, HostTimer, Timer, Timing, keep_pages, measure
 from windtunnel.calibrate.torch_ops import Pool, build
+from windtunnel.hardware.calibration import LARGER_PROCESSES
 
 QUICK_S, FULL_S = 120.0, 900.0
 _MOST_IN_RING = 128
 _MEMORY_SHARE = 0.4  # of what is available, for one point
 _REFERENCE_EVERY_S, _DRIFT = 5.0, 0.10
 _NEEDED = (("gemm", "forward"), ("copy", "forward"))  # the peak rates come from these
+_DEARER_PAGES = 2.0  # times the usual cost: worth a note
 _COMPILE_SHARE, _LEAST_FOR_COMPILE_S = 0.2, 60.0
 
 Report = Callable[[float, float, str], None]  # spent seconds, budget seconds, what is being measured
@@ -194,10 +196,12 @@ class Session:
             self.value("host", "launch_eager_s", host_costs.eager_launch_s(torch, device.spec))
         if on_cpu and self._lacks("memory", "context_bytes"):
             self.value("host", "grad_call_s", self.grad_call_s)
-            beside, new_pages = host_costs.calls_beside_ops(torch), host_costs.new_pages(torch, device.dtypes)
+            beside = host_costs.calls_beside_ops(torch)
+            new_pages = host_costs.new_pages(torch, device.dtypes, device.available_bytes)
             new_shapes = host_costs.new_shapes(torch, device.dtypes)
             for name, cost in (beside | new_pages | new_shapes).items():
                 self.value("host", name, cost)
+            self._uneven_pages(new_pages)
             self.value("memory", "context_bytes", float(_resident_bytes()))
         if self.budget_s >= _LEAST_FOR_COMPILE_S and self._lacks("host", "launch_compiled_s"):
             self.report(self.spent_s, self.budget_s, "compiling")
@@ -211,6 +215,17 @@ class Session:
             self.value("host", "launch_graph_s", host_costs.graph_launch_s(torch, device.spec))
         if not on_cpu and not self.found.values.get("overlap"):
             cuda_extras.measure_extras(torch, device, self.value, self.note)
+
+    def _uneven_pages(self, costs: Mapping[str, float]) -> None:
+        usual = costs.get("new_page_s_per_byte", 0.0)
+        for size, name in LARGER_PROCESSES.items():
+            if costs.get(name, 0.0) > _DEARER_PAGES * usual > 0.0:
+                more = costs[name] / usual
+                self.note(
+                    f"a new page costs {more:.1f} times as much in a process of {size} GiB as in a small one: a "
+                    "virtual machine is given memory as it touches it; large steps vary by that"
+                )
+                return
 
     def _lacks(self, group: str, name: str) -> bool:
         return name not in self.found.values.get(group, {})

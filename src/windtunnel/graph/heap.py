@@ -32,10 +32,13 @@ PAGE_BYTES = 4096
 
 
 class Heap:
-    """The state of malloc: `allocate`, `free` and `settle` change it. `fresh_bytes`: on pages handed out so far."""
+    """The state of malloc: `allocate`, `free` and `settle` change it.
+
+    `fresh_bytes`: on pages handed out so far. `most_bytes`: the most pages that were held at once.
+    """
 
     def __init__(self, crowded: bool = False) -> None:
-        self.fresh_bytes = 0
+        self.fresh_bytes = self.most_bytes = 0
         self._rest_bytes = REST_BYTES if crowded else 0
         self._rests: list[int] = []
         self.threshold_bytes = FIRST_THRESHOLD_BYTES
@@ -47,6 +50,7 @@ class Heap:
         self._top = self._end = 0  # everything from `_top` to `_end` is the free end of the heap
         self._untouched = 0  # no page from here on has been written to
         self._mapped = -1  # addresses of chunks with pages of their own count down
+        self._mapped_bytes = 0
 
     def allocate(self, size_bytes: int) -> int:
         """The chunk's name."""
@@ -64,16 +68,19 @@ class Heap:
         elif size >= self.threshold_bytes:
             address, self._mapped = self._mapped, self._mapped - 1
             self.fresh_bytes += -(-size // PAGE_BYTES) * PAGE_BYTES
+            self._mapped_bytes += size
         else:
             self._end = -(-(self._top + size + TOP_PAD_BYTES) // PAGE_BYTES) * PAGE_BYTES
             address = self._from_top(size)
         self._sizes[address] = size
+        self.most_bytes = max(self.most_bytes, self._untouched + self._mapped_bytes)
         return address
 
     def free(self, address: int) -> None:
         """Give a chunk back."""
         size = self._sizes.pop(address)
         if address < 0:
+            self._mapped_bytes -= size
             if self.threshold_bytes < size <= HIGHEST_THRESHOLD_BYTES:
                 self.threshold_bytes, self._trim_bytes = size, 2 * size
             return

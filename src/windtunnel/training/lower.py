@@ -456,7 +456,8 @@ class _Lowering:
                 sum(piece.expert_parameters for piece in held),
                 tensors_of(held) if self.layout.habits.pure_precision else (),
             )
-            price = price.plus(self.pricer.new_pages(self.new_bytes[rank].optimizer, update=True))
+            found = self.new_bytes[rank]
+            price = price.plus(self.pricer.new_pages(found.optimizer, found.held, update=True))
             self.optimizers.append(price.plus(added[rank]))
             update_op = self.ops.one(
                 OpKind.COMPUTE,
@@ -512,7 +513,7 @@ class _Lowering:
                     rank * len(STREAMS) + COMPUTE,
                     self._label(f"{phase}: new pages"),
                     self._category("host"),
-                    nanoseconds(self.pricer.new_pages(count).seconds),
+                    nanoseconds(self.pricer.new_pages(count, found.held).seconds),
                     0,
                     -1,
                 )

@@ -25,14 +25,15 @@ MICRO_BATCHES = 6  # that are walked through; of more, all but the first are tak
 
 
 class NewBytes(NamedTuple):
-    """Bytes on new pages in one step, by what writes them."""
+    """Bytes on new pages in one step, by what writes them, and the most that the process holds meanwhile."""
 
     forward: int
     backward: int
     optimizer: int
+    held: int
 
 
-NONE = NewBytes(0, 0, 0)
+NONE = NewBytes(0, 0, 0, 0)
 
 
 def new_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int) -> NewBytes:
@@ -66,7 +67,7 @@ class _Rank:
         for number in range(STEPS):
             self.counted = [0, 0, 0]
             self._step(first=number == 0)
-        return NewBytes(*self.counted)
+        return NewBytes(*self.counted, self.heap.most_bytes)
 
     def _step(self, first: bool) -> None:
         chunks: dict[tuple[int, int, int], int] = {}  # (piece, micro-batch, slot) -> chunk

@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 from copy import copy
 
+import numpy as np
+
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
 from windtunnel.cost.collectives import collective, explain, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.errors import LayoutError
+from windtunnel.hardware.calibration import LARGER_PROCESSES
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 from windtunnel.training.plan import Plan
@@ -227,10 +230,15 @@ class Pricer:
         width = min(elements, float(ADDED_WIDTH))
         return self.calibrated.elementwise("add backward", max(1.0, elements / width), width, self._dtype)
 
-    def new_pages(self, bytes_total: float, *, update: bool = False) -> Price:
-        """Faults on so many bytes that lie on pages handed out anew (`training/new_pages.py`); on a CPU only."""
+    def new_pages(self, bytes_total: float, held_bytes: float, *, update: bool = False) -> Price:
+        """Faults on so many bytes that lie on pages handed out anew (`training/new_pages.py`); on a CPU only.
+
+        `held_bytes`: the most that the process holds in a step. Pages of a large process may cost more.
+        """
         usual = self._host.get("new_page_s_per_byte", 0.0)
-        each = self._host.get(f"new_page_update_{self._dtype}_s_per_byte", usual) if update else usual
+        levels = {size << 30: self._host[name] for size, name in LARGER_PROCESSES.items() if name in self._host}
+        more = float(np.interp(held_bytes, [0, *levels], [usual, *levels.values()])) - usual
+        each = more + (self._host.get(f"new_page_update_{self._dtype}_s_per_byte", usual) if update else usual)
         seconds = each * bytes_total if self.on_cpu else 0.0
         return Price(seconds, 0.7 * seconds, 1.3 * seconds, Source.INTERPOLATED) if seconds else FREE
 

@@ -83,6 +83,17 @@ def test_what_does_not_fit_is_left_out_and_said(
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("large", "said"), [(2e-10, False), (6e-10, True)])
+def test_pages_that_cost_more_in_large_processes_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: float, said: bool
+) -> None:
+    costs = {"new_page_s_per_byte": 1.5e-10, "new_page_1gib_s_per_byte": 1.5e-10, "new_page_4gib_s_per_byte": large}
+    monkeypatch.setattr(session.host_costs, "new_pages", lambda *given: costs)
+    notes = measured(tmp_path / "my.yaml").found.notes
+    assert any("4.0 times as much in a process of 4 GiB" in note for note in notes) == said
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_device_that_fails_is_one_message_and_its_points_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,18 @@ def test_every_byte_is_new_once_and_no_more_than_asked_for(sizes: list[int]) -> 
     assert asked <= heap.fresh_bytes <= asked + len(sizes) * 2 * PAGE_BYTES
 
 
+@given(SIZES)
+def test_the_most_that_is_held_covers_what_lives_and_stays_when_it_is_freed(sizes: list[int]) -> None:
+    heap = Heap()
+    chunks = [heap.allocate(size) for size in sizes]
+    assert sum(sizes) <= heap.most_bytes <= heap.fresh_bytes
+    most = heap.most_bytes
+    for chunk in chunks:
+        heap.free(chunk)
+    heap.allocate(MIB // 2)
+    assert heap.most_bytes == most or sum(sizes) < MIB
+
+
 def test_what_lies_above_the_highest_threshold_is_new_each_time() -> None:
     heap, size = Heap(), HIGHEST_THRESHOLD_BYTES + MIB
     for turn in range(1, 5):
