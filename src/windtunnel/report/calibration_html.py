@@ -118,6 +118,8 @@ def _values(view: CalibrationView) -> list[tuple[str, str, float]]:
 def _value(name: str, value: float) -> str:
     if name.endswith("_s"):
         return format_time(value)
+    if name.endswith("_s_per_byte"):
+        return f"{format_time(value * 1e6)} per MB"
     return f"{value / 2**20:,.1f} MiB" if name.endswith("_bytes") else significant(value)
 
 
