@@ -149,7 +149,8 @@ def format_time(seconds: float, digits: int = 3) -> str:
 def format_count(count: float, digits: int = 3) -> str:
     """Whole numbers below a million in full, `8,192`; above, `405B`: K, M, B, T as models are named."""
     if abs(count) < 1e6:
-        return f"{count:,.0f}" if count == round(count) else _significant(count, digits)
+        whole = count == round(count) or abs(count) >= 10**digits
+        return f"{count:,.0f}" if whole else _significant(count, digits)
     return _format(count, {"M": 1e6, "B": 1e9, "T": 1e12}, digits).replace(" ", "")
 
 

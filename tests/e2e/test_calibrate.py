@@ -64,6 +64,11 @@ def test_contradictions_are_refused(tmp_path: Path) -> None:
     assert "--quick or --full" in refused("--quick", "--full", cwd=tmp_path)
     assert "is not there" in refused("--show", "none.yaml", cwd=tmp_path)
     assert "--show" in refused("--report", "x.html", cwd=tmp_path)
+    assert "--pinned = True: goes with --collectives" in refused("--pinned", cwd=tmp_path)
+    assert "--full = True: leave it out" in refused("--collectives", "--full", cwd=tmp_path)
+    (tmp_path / "cut.yaml").write_text("gpus: 8\ncalibration: [1,\n")
+    assert "cut.yaml: line 3: " in refused("--show", "cut.yaml", cwd=tmp_path)
+    assert "cannot be read (Is a directory)" in refused("--show", ".", cwd=tmp_path)
     (tmp_path / "mine.yaml").write_text("gpus: 8\n")
     assert "holds no calibration" in refused("--out", "mine.yaml", cwd=tmp_path)
     assert (tmp_path / "mine.yaml").read_text() == "gpus: 8\n"
@@ -102,7 +107,7 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "went on with" in done.stderr
-    assert "1 damaged lines left out" in done.stderr
+    assert "1 damaged line left out" in done.stderr
     assert "points of" in done.stdout
     assert not journal.exists()
     calibration = parse_cluster(f"{out}:1").calibration

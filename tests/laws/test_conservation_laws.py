@@ -124,7 +124,8 @@ def test_sharded_parameters_are_gathered_once_per_step_or_pass(job):
         # Forward and backward; what stays between the two is gathered once.
         root = sum(piece.root_bytes for piece in pieces) / 2.0
         held = (2.0 * held - root) * layout.micro_batches
-    assert moved(job, "all_gather", "dp") == pytest.approx(2.0 * held * layout.plan.tp * ranks, rel=1e-6)
+    # Each unit's shard is a whole number of bytes.
+    assert moved(job, "all_gather", "dp") == pytest.approx(2.0 * held * layout.plan.tp * ranks, rel=1e-5)
 
 
 @law

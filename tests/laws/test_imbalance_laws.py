@@ -17,7 +17,7 @@ from windtunnel.model import load_model, transformer
 from windtunnel.result import StageMemory
 from windtunnel.training import read_plan
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.lower import Step, lower
+from windtunnel.training.lower import lower
 from windtunnel.training.memory import memory_of
 from windtunnel.training.pieces import Piece, pieces_of
 from windtunnel.training.pricing import Pricer
@@ -29,6 +29,7 @@ from windtunnel.training.sequence_lengths import (
     attention_variants,
     op_durations,
 )
+from windtunnel.training.step import Step
 
 law = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 spread = jobs(spread=True)

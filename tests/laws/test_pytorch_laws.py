@@ -17,6 +17,7 @@ from windtunnel.training.layout import resolve
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.plan import read_plan
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import Kind
 
 PLAN: dict[str, Any] = {
     "framework": "pytorch",
@@ -61,16 +62,17 @@ def test_what_is_allocated_is_freed(model: dict[str, Any], plan: dict[str, Any],
     for piece in pieces_of(layout):
         passes = piece.passes
         events = np.concatenate((passes.forward, passes.backward))
-        held = np.zeros(passes.slots, np.int64)
+        held = np.zeros(len(passes.stream), np.int64)
         for slot, size in events.tolist():
             assert (held[slot] == 0) == (size > 0)  # nothing is made twice, nothing freed that is not there
             held[slot] += size
             assert held[slot] >= 0
         assert not held.any()
-        assert passes.peak_gradient_bytes <= passes.gradient_bytes
-        assert passes.later_workspace_bytes <= passes.backward_workspace_bytes
+        first, later = (passes.load(Kind.BACKWARD, later=which) for which in (False, True))
+        assert first.learned <= first.learns
+        assert later.most <= first.most
         width = 4 if plan["precision"] == "fp32" else 2
-        assert passes.gradient_bytes == width * layout.model.parameters
+        assert first.learns == width * layout.model.parameters
 
 
 @given(model=MODELS, plan=PLANS)

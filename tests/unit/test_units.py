@@ -112,8 +112,9 @@ def test_nonsense_is_refused_with_the_field(value: object) -> None:
     with pytest.raises(SpecError) as caught:
         units.parse_bytes(value, "gpu.memory", "my.yaml")
     assert caught.value.field == "gpu.memory"
-    assert str(caught.value).startswith("my.yaml: gpu.memory = ")
-    assert len(str(caught.value)) > len("my.yaml: gpu.memory = : ")
+    said = "is not given: " if value is None else "= "
+    assert str(caught.value).startswith(f"my.yaml: gpu.memory {said}")
+    assert len(str(caught.value)) > len(f"my.yaml: gpu.memory {said}: ")
 
 
 def test_the_message_says_what_to_write() -> None:
@@ -144,6 +145,8 @@ def test_the_message_says_what_to_write() -> None:
         (units.format_time(0.0), "0 s"),
         (units.format_time(-0.5), "-500 ms"),
         (units.format_count(8192), "8,192"),
+        (units.format_count(14206.7), "14,207"),
+        (units.format_count(12.34), "12.3"),
         (units.format_count(405.9e9), "406B"),
         (units.format_count(999_999_999), "1.00B"),
         (units.format_bytes(85018877624), "79.2 GiB"),

@@ -5,9 +5,10 @@
     python validation/capture/plan_against_capture.py --keep folder     # keeps what was captured, and takes it again
 
 Compared, as means over ranks: FLOPs of forward, backward and recomputation; bytes of each kind of collective in each
-group; and, beside them, step time and peak memory. FLOPs and bytes are counted apart from each other by two parts of
-this program that share no code, so what differs is wrong in one of them, or is done differently by the two: then the
-case says why and by how much (`known`), and what is left must agree.
+group; allocated memory of the fullest rank; and, beside them, step time, reserved and device memory, under the same
+settings of the allocator. FLOPs, bytes and memory are counted apart from each other by two parts of this program that
+share no code, so what differs is wrong in one of them, or is done differently by the two: then the case says why and by
+how much (`known`), and what is left must agree.
 
 Two conventions are brought together first. Plans count the backward of attention as twice its forward, as model FLOPs
 are counted; what runs, and is captured, makes the scores again: half a forward more. And a reduction of a few bytes
@@ -38,6 +39,7 @@ from windtunnel.emulate.captured import load, predict_captured
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.result import Result
+from windtunnel.training.keeping import keeping
 from windtunnel.training.layout import resolve
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.plan import read_plan
@@ -77,6 +79,7 @@ class Case:
     groups: Mapping[str, str] = field(default_factory=dict)
     experts: int = 0
     known: Mapping[str, Known] = field(default_factory=dict)  # quantity -> why the two differ
+    own_memory: str = ""  # why the script's memory is not that of the plan
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,13 @@ def cases() -> dict[str, Case]:
         ),
         *whole_or_again,
         Case(
+            "fsdp2 8 fp32",
+            "train_fsdp2.py --config 1b --precision fp32",
+            8,
+            {**titan, "global_batch": 8, "precision": "fp32"},
+            {"world": "dp"},
+        ),
+        Case(
             "tp 8",
             "train_tp.py --config 8b --tp 8 --loss-parallel",
             8,
@@ -201,6 +211,7 @@ def cases() -> dict[str, Case]:
             {**titan, "global_batch": 4, "cp": 2},
             {"world": "dp"},
             known=_gathered_keys("1b", 2),
+            own_memory="the script writes all scores",
         ),
         Case(
             "ep 4",
@@ -220,6 +231,7 @@ def cases() -> dict[str, Case]:
             known={
                 "reduce_scatter dp": Known("the script reduces behind the last of its two micro-batches", share=-0.5),
             },
+            own_memory="the script keeps the gradients of its two micro-batches whole until they are reduced",
         ),
         Case(
             "debug tp 4",
@@ -272,7 +284,10 @@ def compared(case: Case, folder: Path) -> tuple[list[Row], list[Row]]:
         launch = parse_launch([str(EXAMPLES / script), *arguments, "--steps", "3"], world_size=case.gpus)
         capture(launch, Options(verify=1), folder)
     job = load(folder)
-    measured = predict_captured(job, cluster, framework=str(case.plan["framework"]))
+    framework = str(case.plan["framework"])
+    # The plan follows the habit of its framework; the script ran without a setting.
+    settings = "expandable_segments:True" if keeping(framework).expandable else ""
+    measured = predict_captured(job, cluster, framework=framework, allocator=settings)
     config = case.line.partition("--config ")[2].split()[0]
     model = config_of(shapes()[config], case.experts)
     planned = predict(model, cluster, dict(case.plan))
@@ -282,13 +297,22 @@ def compared(case: Case, folder: Path) -> tuple[list[Row], list[Row]]:
     names = sorted(plan_bytes.keys() | captured_bytes.keys())
     pairs += [(name, plan_bytes.get(name, 0.0), captured_bytes.get(name, 0.0)) for name in names]
     rows = [Row(name, one, other, case.known.get(name, NONE)) for name, one, other in pairs if one or other]
+    peaks = [Row(f"{name} memory, MiB", *parts) for name, parts in _peaks(planned, measured)]
+    rows += [] if case.own_memory else peaks[:1]
     shown = [
         Row("step, s", planned.step_time_s, measured.step_time_s),
-        Row("device memory, MiB", planned.peak_memory.device_bytes / MIB, measured.peak_memory.device_bytes / MIB),
+        *(peaks if case.own_memory else peaks[1:]),
         *(Row(f"time in {name}, ms", *parts) for name, parts in _parts(planned, measured)),
         *(Row(f"memory of {name}, MiB", *parts) for name, parts in _memory(planned, measured)),
     ]
     return rows, shown
+
+
+def _peaks(planned: Result, measured: Result) -> Iterator[tuple[str, tuple[float, float]]]:
+    for name in ("allocated", "reserved"):
+        field = f"peak_{name}_bytes"
+        yield name, (getattr(planned.peak_memory, field) / MIB, getattr(measured.peak_memory, field) / MIB)
+    yield "device", (planned.peak_memory.device_bytes / MIB, measured.peak_memory.device_bytes / MIB)
 
 
 def _parts(planned: Result, measured: Result) -> Iterator[tuple[str, tuple[float, float]]]:

@@ -12,7 +12,8 @@ emulation of rank 1: cores of one CPU share caches, memory bandwidth and power, 
 A block counts only where the rest of the machine left both cores alone (`--foreign`: share of their time that others
 may take) and where both cores were as fast as they ever were, before and after, by exponentials of an array (`--pace`:
 how much longer these may take): on a shared machine others are not seen otherwise. Else it is run again, and the report
-says how often.
+says how often. The error is given of all steps together, and as the median over blocks of each truth and the emulation
+right after it: what makes the machine slower for minutes is in both.
 """
 
 from __future__ import annotations
@@ -187,16 +188,19 @@ def main() -> None:
             )
         one, other = median(true_s), median(emulated_s)
         truths = [block[0] for block in blocks]
+        paired = median(emulated / true for true, emulated in blocks) - 1
         found[kind] = {
             "truth_s": one,
             "emulated_s": other,
             "error": other / one - 1,
+            "error_of_pairs": paired,
             "blocks": blocks,
             **log,
             "report": {k: v for k, v in made["report"].items() if k not in ("step_s", "blocked_s")},
         }
         print(
-            f"{kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms, error {other / one - 1:+.2%}; "
+            f"{kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms, error {other / one - 1:+.2%}, "
+            f"in the median of blocks {paired:+.2%}; "
             f"the truth's blocks differ by {max(truths) / min(truths) - 1:.1%} among themselves; "
             f"{log['runs']} runs for {2 * args.blocks} blocks, others took {max(log['foreign']):.1%} at most, "
             f"cores were {max(log['slower']):.1%} slower than ever at most",

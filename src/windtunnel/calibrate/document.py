@@ -122,13 +122,20 @@ def load_document(path: Path) -> dict[str, Any] | None:
 
     if not path.exists():
         return None
+    remedy = "give a file that `windtunnel calibrate` wrote"
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
-        raise InputFileError(path, f"cannot be read ({problem})", "give a file that calibrate wrote") from error
+    except OSError as error:
+        raise InputFileError(path, f"cannot be read ({error.strerror})", remedy) from error
+    except UnicodeDecodeError as error:
+        raise InputFileError(path, f"not UTF-8 at byte {error.start}", remedy) from error
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise InputFileError(path, f"{line}{error.problem or 'not YAML'}", remedy) from error
+    except yaml.YAMLError as error:
+        raise InputFileError(path, " ".join(str(error).split()), remedy) from error
     if not isinstance(document, dict) or not isinstance(document.get("calibration"), dict):
-        raise InputFileError(path, "holds no calibration", "give a file that `windtunnel calibrate` wrote")
+        raise InputFileError(path, "holds no calibration", remedy)
     return document
 
 

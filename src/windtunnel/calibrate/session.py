@@ -30,6 +30,7 @@ _REFERENCE_EVERY_S, _DRIFT = 5.0, 0.10
 _NEEDED = (("gemm", "forward"), ("copy", "forward"))  # the peak rates come from these
 _DEARER_PAGES = 2.0  # times the usual cost: worth a note
 _COMPILE_SHARE, _LEAST_FOR_COMPILE_S = 0.2, 60.0
+_LEAST_FOR_PAGES_S = 60.0  # for those of large processes
 
 Report = Callable[[float, float, str], None]  # spent seconds, budget seconds, what is being measured
 
@@ -149,8 +150,17 @@ class Session:
             self.report(self.spent_s, self.budget_s, f"{one.curve.key} {one.curve.dtype} {'x'.join(map(str, shape))}")
             expected = float(one.expected_s()[one.shapes.index(shape)])
             one.add(shape, self._point(one.curve, shape, expected, timer, effort))
+        self._left_out(progress)
         self._drift()
         self.report(self.budget_s, self.budget_s, "done")
+
+    def _left_out(self, progress: Sequence[Progress]) -> None:
+        """Say of which ops nothing is known: a prediction takes the data sheet's rates for these."""
+        kinds = dict.fromkeys(one.curve.kind for one in progress)
+        tried = {one.curve.kind for one in progress if one.seconds or one.refused}
+        lacking = [kind for kind in kinds if kind not in tried]
+        if lacking:
+            self.note(f"no time was left to measure {', '.join(lacking)}: give more --budget")
 
     def _pool(self, dtype: str) -> Pool:
         stored = STORED_AS.get(dtype, dtype)
@@ -197,7 +207,8 @@ class Session:
         if on_cpu and self._lacks("memory", "context_bytes"):
             self.value("host", "grad_call_s", self.grad_call_s)
             beside = host_costs.calls_beside_ops(torch)
-            new_pages = host_costs.new_pages(torch, device.dtypes, device.available_bytes)
+            room = device.available_bytes if self.budget_s >= _LEAST_FOR_PAGES_S else 0
+            new_pages = host_costs.new_pages(torch, device.dtypes, room)
             new_shapes = host_costs.new_shapes(torch, device.dtypes)
             for name, cost in (beside | new_pages | new_shapes).items():
                 self.value("host", name, cost)
@@ -263,7 +274,7 @@ class Session:
             self.note(text + (throttled if max(slow, fast) > _DRIFT else ""))
         timings = [timing for points in self.found.points.values() for timing in points.values()]
         outliers, total = sum(one.outliers for one in timings), sum(one.repetitions for one in timings)
-        if total:
+        if outliers:
             self.note(f"{outliers} of {total} repetitions took over three times their median")
         never = sum(one.disturbed == one.repetitions for one in timings)
         if never:

@@ -30,10 +30,10 @@ def calibrate(
         tuple[str, ...], Parameter(negative="", consume_multiple=False, help="Only this op; repeatable.")
     ] = (),
     collectives: Annotated[bool, Parameter(negative="", help="Measure collectives between processes.")] = False,
-    world_size: Annotated[int, Parameter(help="Processes for --collectives.")] = 2,
+    world_size: Annotated[int | None, Parameter(help="Processes for --collectives (2).")] = None,
     backend: Annotated[
-        Literal["gloo", "nccl"], Parameter(help="Library for --collectives; NCCL: not yet run.")
-    ] = "gloo",
+        Literal["gloo", "nccl"] | None, Parameter(help="Library for --collectives (gloo); NCCL: not yet run.")
+    ] = None,
     pinned: Annotated[
         bool, Parameter(negative="", help="With --collectives: each process keeps to its own share of the cores.")
     ] = False,
@@ -53,10 +53,18 @@ def calibrate(
         raise SpecError("--full", True, "give --quick or --full, not both")
     if report is not None and show is None:
         raise SpecError("--report", str(report), "goes with --show FILE")
+    between = {"--world-size": world_size, "--backend": backend, "--pinned": pinned or None}
+    alone = {"--device": device, "--quick": quick or None, "--full": full or None, "--only": " ".join(only) or None}
+    for name, value in (alone if collectives else between).items():
+        if value is not None:
+            remedy = (
+                "leave it out: --collectives adds to a file that is there" if collectives else "goes with --collectives"
+            )
+            raise SpecError(name, value, remedy)
     if show is not None:
         _show(show, report)
     elif collectives:
-        _collectives(out, world_size, backend, budget, threads, pinned)
+        _collectives(out, 2 if world_size is None else world_size, backend or "gloo", budget, threads, pinned)
     else:
         from windtunnel.calibrate.session import FULL_S, QUICK_S
 
@@ -88,8 +96,8 @@ def _measure(
             note(f"interrupted; what was measured is kept in {journal_path(out)}: run the same again to go on")
         raise
     if outcome.resumed_points or outcome.damaged_lines:
-        lost = f", {outcome.damaged_lines} damaged lines left out" if outcome.damaged_lines else ""
-        note(f"went on with {outcome.resumed_points} points of an earlier run{lost}")
+        lost = f", {_counted(outcome.damaged_lines, 'damaged line')} left out" if outcome.damaged_lines else ""
+        note(f"went on with {_counted(outcome.resumed_points, 'point')} of an earlier run{lost}")
     for text in (*outcome.device.notes, *outcome.found.notes):
         note(f"note: {text}")
     curves = sum(bool(points) for points in outcome.found.points.values())
@@ -99,6 +107,10 @@ def _measure(
         markup=False,
         soft_wrap=True,
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _collectives(

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import SpecError, UserError
+from windtunnel.cli.question import changed_cluster, settings_of
+from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
     from windtunnel.result import Result
@@ -39,22 +40,17 @@ def answered_captured(
 ) -> Result:
     """The prediction; `others`: keywords of `predict_captured`. Refuses what only a plan can be asked."""
     from windtunnel.emulate.captured import predict_captured
-    from windtunnel.hardware import parse_cluster, with_settings
 
     refused = {"--plan": plan, "--router-load": router_load, "--lengths": lengths}
     refused |= {f"--{name.replace('_', '-')}": value for name, value in flags.items() if name not in _ALLOWED}
     for name, value in refused.items():
         if value is not None:
             raise SpecError(name, str(value), _WHY)
-    machine: Any = cluster
-    changes: dict[str, Any] = {}
-    for text in set:
-        key, _, value = text.partition("=")
-        part, _, rest = key.strip().partition(".")
-        if part != "cluster" or not rest:
-            raise UserError(f"--set {text}: of a captured script only cluster.* can be set")
-        changes[rest] = value
-    if changes:
-        machine = with_settings(parse_cluster(cluster), changes)
+    changes = settings_of(set)
+    for part in ("model", "plan"):
+        if changes[part]:
+            text = next(text for text in set if text.strip().startswith(f"{part}."))
+            raise SpecError("--set", text, "of a captured script only cluster.* can be set")
+    machine: Any = changed_cluster(cluster, changes["cluster"]) if changes["cluster"] else cluster
     chosen = {name: flags[name] for name in _ALLOWED if flags.get(name) is not None}
     return predict_captured(folder, machine, disturbances=tuple(slow), **chosen, **others)

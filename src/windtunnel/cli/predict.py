@@ -47,6 +47,13 @@ def predict(
         str | None,
         Parameter(help="CSV with length,count of the documents that sequences are packed from; no attention between."),
     ] = None,
+    allocator: Annotated[
+        str | None,
+        Parameter(
+            help="PyTorch's allocator settings for a captured script, as PYTORCH_ALLOC_CONF takes them, e.g."
+            " expandable_segments:True (as captured)."
+        ),
+    ] = None,
     jitter: Annotated[str, Parameter(help="Relative standard deviation of each pass, e.g. 2% (0).")] = "0",
     samples: Annotated[int, Parameter(help="Steps to sample where something is random (default 200).")] = 0,
     seed: Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] = 0,
@@ -77,6 +84,7 @@ def predict(
             slow=slow,
             router_load=router_load,
             lengths=lengths,
+            allocator=allocator,
             jitter=jitter,
             samples=samples,
             seed=seed,
@@ -119,6 +127,7 @@ def answered(
     plan: Path | None = None,
     flags: PlanFlags = PlanFlags(),  # noqa: B008 - frozen
     set: Sequence[str] = (),
+    allocator: str | None = None,
     **others: Any,
 ) -> Result:
     """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
@@ -126,5 +135,12 @@ def answered(
     from windtunnel.cli.question import Question
 
     if is_captured_word(model):
-        return answered_captured(model, cluster=cluster, plan=plan, flags=flags.given(), set=set, **others)
+        asked: dict[str, Any] = {"plan": plan, "flags": flags.given(), "set": set, "allocator": allocator}
+        return answered_captured(model, cluster=cluster, **asked, **others)
+    if allocator is not None:
+        from windtunnel.errors import SpecError
+
+        raise SpecError(
+            "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
+        )
     return Question.asked(model, cluster, plan, flags.given(), set).answer(**others)

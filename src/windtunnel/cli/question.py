@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Cluster
@@ -34,30 +34,30 @@ class Question:
         cls, model: str, cluster: str, plan: Path | None, flags: Mapping[str, Any], sets: Sequence[str]
     ) -> Question:
         """Read everything; flags win over the plan file, `--set` over both. Raises UserError on the first mistake."""
-        from windtunnel.hardware import parse_cluster, with_settings
         from windtunnel.model import load_model
         from windtunnel.training import read_plan
         from windtunnel.training.plan import read_mapping
 
-        changes = _changes(sets)
+        changes = settings_of(sets)
+        if Path(model).is_dir() and not (Path(model) / "config.json").exists():
+            remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
+            raise InputFileError(model, "holds neither config.json nor captured.yaml", remedy)
+        built = load_model(model)
         written = dict(read_mapping(plan)) if plan is not None else {}
         fields = {**written, **flags, **changes["plan"]}
         for name in ("global_batch", "seq_len"):
             if fields.get(name) is None:
                 flag = name.replace("_", "-")
                 raise UserError(f"{name} is not given: add --{flag} N, or put it in the plan file")
-        built = load_model(model)
         if changes["model"]:
             for key in changes["model"]:
                 if key not in MODEL_KEYS:
                     raise UnknownNameError("model key of --set", key, MODEL_KEYS)
-            built = built.with_changes(**changes["model"])
-        machine = parse_cluster(cluster)
-        if changes["cluster"]:
             try:
-                machine = with_settings(machine, _nested(changes["cluster"]))
+                built = built.with_changes(**changes["model"])
             except SpecError as error:
-                raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
+                raise SpecError(f"model.{error.field}", error.value, error.remedy, "--set") from None
+        machine = changed_cluster(cluster, changes["cluster"])
         try:
             settled = read_plan(fields)
         except (SpecError, UnknownNameError) as error:
@@ -83,7 +83,21 @@ class Question:
         return replace(result, reproduce=" ".join(["windtunnel predict", self.named, *map(shlex.quote, flags)]))
 
 
-def _changes(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+def changed_cluster(cluster: str, settings: Mapping[str, Any]) -> Cluster:
+    """The cluster that a word names, with what `--set cluster.KEY=VALUE` says of it."""
+    from windtunnel.hardware import parse_cluster, with_settings
+
+    machine = parse_cluster(cluster)
+    if not settings:
+        return machine
+    try:
+        return with_settings(machine, _nested(settings))
+    except SpecError as error:
+        raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
+
+
+def settings_of(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`PART.KEY=VALUE` of every `--set`, by part; each part is there, if empty."""
     import yaml
 
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,7 +39,9 @@ def run(
     captured: Annotated[Path | None, Parameter(help="Captured folder: what ranks unlike the real one do.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write the last step as a timeline for Perfetto here.")] = None,
     no_memory: Annotated[bool, Parameter(negative="", help="Do not profile two steps for the peak of memory.")] = False,
-    json: Annotated[bool, Parameter(negative="", help="Print what was found as JSON.")] = False,
+    json: Annotated[
+        bool, Parameter(negative="", help="Print what was found as JSON; the script prints to stderr.")
+    ] = False,
 ) -> int:
     """Run a training script as one real rank of a large job; all other ranks are virtual.
 
@@ -51,6 +54,7 @@ def run(
     from windtunnel.emulate.run import emulate
 
     asked = _asked(launch, cluster, world_size, rank, slow, jitter, seed, data, tape, captured, not no_memory)
+    asked = replace(asked, aside=json)
     outcome = emulate(asked)
     if outcome.status != "ok":
         return _failed(asked, outcome)
@@ -122,6 +126,12 @@ def _asked(
         raise LayoutError(f"{line.world_size} ranks do not fill --cluster {cluster} ({found.n_gpus} GPUs)", remedy)
     chosen = _rank(rank, line)
     slowed = slow_ranks(slow, found, seed, chosen)
+    if found.calibration is not None and not found.calibration.collectives and found.n_gpus > 1:
+        from windtunnel.cli.output import note
+
+        file = cluster.rpartition(":")[0] or cluster
+        note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
+             f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
     return Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory)
 
 

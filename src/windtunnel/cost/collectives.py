@@ -95,6 +95,24 @@ def collective(kind: str, bytes_total: float, group: Group, cluster: Cluster, *,
     return _priced(kind, float(bytes_total), group, cluster, algorithm).price
 
 
+def pull(bytes_total: float, group: Group, cluster: Cluster) -> Price:
+    """Every member's copy engine reads so many bytes of another member's memory, all of them at once.
+
+    Latency as of NCCL's smallest message: a signal that they are there. Rate of the links to one peer, less what NCCL's
+    large messages lose of it, which is what packets take. Across nodes as a message.
+    """
+    if group.size == 1 or bytes_total <= 0.0:
+        return FREE
+    if tier(group) == "scale_out":
+        return collective("send_recv", bytes_total, group, cluster)
+    fabric = fabric_of(cluster)
+    signal = min(one.base_s + one.hop_s for one in fabric.protocols)
+    per_byte = min(one.seconds_per_byte for one in fabric.protocols) * fabric.peers_for_full_rate
+    seconds = signal + bytes_total * per_byte
+    low, high = _spread(fabric, group, bytes_total)
+    return Price(seconds, seconds * low, seconds * high, Source.ROOFLINE)
+
+
 def explain(kind: str, bytes_total: float, group: Group, cluster: Cluster) -> tuple[str, str, float, float]:
     """(algorithm, protocol, seconds of latency, seconds of bandwidth): how the price of a collective comes about.
 

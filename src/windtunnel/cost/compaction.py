@@ -18,8 +18,9 @@ Attention (context attention, causal, no prefix, no sliding window)
       the one with the fastest median is kept at each size: training runs the best of its generation.
     * batch and heads only matter by their product, so the axes are head_dim, s, and s x batch x heads.
 
-Both then become monotone (`interpolation`). Bands are the p4-p96 of log(single measurement / grid): once at nodes, once
-for shapes held out while the grid was filled from the others (half of all (n, k) pairs, or of all head counts).
+Both then become monotone (`interpolation`). Bands are the p4-p96 of log(single measurement / grid), of every framework:
+which one's kernel a run will have is not known. Once at nodes, once for shapes held out while the grid was filled from
+the others (half of all (n, k) pairs, or of all head counts).
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ HEAD_DIMS = (64, 128, 192, 256)
 TOKEN_HEADS = 2.0 ** np.arange(8, 24.5, 0.5)  # nodes of s x batch x heads
 SHORTEST_SEQUENCE = 128
 SMALLEST_JUDGED = 256  # bands are judged on GEMMs with m, n, k of at least this
-BROKEN = 1.5  # a framework this far from the median ran a broken kernel: no measure of scatter
 APPEND_EFFICIENCY = 0.9  # of HBM bandwidth, reached by the append of K and V
 
 Columns = dict[str, NDArray[Any]]
@@ -59,7 +59,7 @@ def compact(system_folder: Path) -> dict[str, NDArray[np.generic]]:
         index[f"gemm/{dtype}"] = _entry(axes, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), bands)
         arrays[f"gemm/{dtype}/log_time"] = log_time.astype(np.float32)
         arrays[f"gemm/{dtype}/measured"] = np.zeros((0, 3), dtype=np.int64)  # the nodes themselves
-    bandwidth = _bandwidth(system_folder)
+    bandwidth = bandwidth_of(system_folder)
     for dtype in ATTENTION_DTYPES:
         rows = attention_rows(system_folder, dtype, bandwidth)
         if rows is None:
@@ -157,8 +157,7 @@ def gemm_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> tuple[Arr
         hidden = checkerboard(grid.shape[1:]) == part
         estimate = gemm_without(middle, axes, hidden)
         held_out[:, hidden] = estimate[:, hidden]
-    broken = np.abs(stack - middle) > np.log(BROKEN)
-    known = judged & ~np.isnan(stack) & ~broken
+    known = judged & ~np.isnan(stack)
     return grid, [_bands(stack - reference, grid, known) for reference in (grid, held_out)]
 
 
@@ -304,7 +303,7 @@ def _columns(path: Path, names: Sequence[str]) -> Columns:
     return columns
 
 
-def _bandwidth(system_folder: Path) -> float:
+def bandwidth_of(system_folder: Path) -> float:
     """HBM bandwidth of the measured system, from the package's own description of it."""
     import yaml
 

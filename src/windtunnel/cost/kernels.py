@@ -37,7 +37,7 @@ from windtunnel.errors import SpecError
 from windtunnel.hardware.gpu import Gpu
 
 _TABLE_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8_block", "nvfp4": "nvfp4"}
-_BORROWED_BAND = 0.15  # fp32 and tf32 take the bf16 utilisation: log half-width added
+_BORROWED_BAND = 0.15  # fp64, fp32, tf32 and int8 take the bf16 utilisation: log half-width added
 _OUTSIDE_BAND = 0.10  # log half-width added per factor e beyond the table
 _LONGER_BAND = 0.04  # the same for attention: its utilisation is flat beyond 16k (FA2, FA3)
 _UNMASKED_BAND = 0.12  # log half-width added where the mask is not the tables' causal square; encoder attention, H100
@@ -58,6 +58,8 @@ class KernelCosts:
 
     def gemm(self, m: float, n: float, k: float, dtype: str) -> Price:
         """m x k times k x n, result in 2 bytes, operands already in `dtype` (a cast is a kernel of its own).
+
+        `dtype`: one of `hardware.DTYPES` that the GPU has a rate for.
 
         Raises:
             SpecError: the GPU has no such dtype, or a size below 1.
@@ -119,7 +121,7 @@ def _gemm(costs: KernelCosts, m: float, n: float, k: float, dtype: str) -> Price
     reading = table.grid.read((math.log(m), math.log(n), math.log(k)))
     seconds = math.exp(reading.log_value)
     price = _banded(table, reading, seconds, on_node=reading.between == 0.0 and reading.outside == 0.0)
-    if dtype not in _TABLE_OF:  # fp32, tf32: the bf16 kernel slowed down by the ratio of the rates
+    if dtype not in _TABLE_OF:  # fp64, fp32, tf32, int8: the bf16 kernel at the ratio of the rates, but never faster
         slower = max(1.0, gpu.peak_flops("bf16") / rate)
         price = _widened(price.scaled(slower), -_BORROWED_BAND, _BORROWED_BAND, Source.FITTED)
     price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype))

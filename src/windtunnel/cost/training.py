@@ -58,6 +58,7 @@ class TrainingCosts:
     jitter: float
     uncertainty: Mapping[str, float]  # relative standard deviation by part of a step
     compiled_launch_s: float | None = None  # one kernel from torch.compile's code; None: not known
+    compiled_call_s: float = 0.0  # one call of a compiled graph: guards, autograd's wrapper
 
     def slowdown_factors(self) -> tuple[tuple[float, ...], ...]:
         """Square table for `Slowdown`: extra time of the row's class beside the column's."""
@@ -126,6 +127,8 @@ def training_costs(generation: str) -> TrainingCosts:
         collective_launch_s=data["host"]["collective_launch_s"],
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         graph_launch_s=data["host"]["graph_launch_s"],
+        compiled_launch_s=data["host"]["compiled_launch_s"],
+        compiled_call_s=data["host"]["compiled_call_s"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],
         **data["slowdown"],

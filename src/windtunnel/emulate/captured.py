@@ -37,12 +37,13 @@ from windtunnel.emulate.captured_result import (
 )
 from windtunnel.emulate.captured_step import CapturedStep, Replayed, placed_on
 from windtunnel.errors import InputFileError
+from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
-from windtunnel.training.disturbances import Disturbances, parse_disturbances
+from windtunnel.training.disturbances import parse_disturbances
 from windtunnel.training.disturbed import with_waiting
-from windtunnel.training.keeping import memory_document
-from windtunnel.training.predict import _version
+from windtunnel.training.keeping import outside_of_allocator
+from windtunnel.training.predict import product_version
 
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
@@ -64,15 +65,16 @@ def predict_captured(
     seed: int = 0,
     framework: str = "pytorch",
     cuda_graphs: bool = False,
-    expandable_segments: bool = False,
+    allocator: str | None = None,
 ) -> Result:
     """How long one step of a captured script takes on a cluster, where the time goes, and whether it fits.
 
     `job`: a captured folder or what was read from it. `cluster`: `h100-sxm:8192`, a YAML file or a Cluster; as many
     GPUs as the script was captured for. `disturbances`: as `--slow` takes them; `jitter`, `samples`, `seed` as in
     `training.predict`. `framework`: whose launch costs hold; `cuda_graphs`: the host replays graphs instead.
-    `expandable_segments`: the allocator's setting of that name. Raises UserError on what cannot be; a job that runs out
-    of memory is a Result whose status is "infeasible".
+    `allocator`: PyTorch's settings of its allocator, as PYTORCH_ALLOC_CONF takes them; None: those that the script was
+    captured with. Raises UserError on what cannot be; a job that runs out of memory is a Result whose status is
+    "infeasible".
     """
     named = cluster
     job = job if isinstance(job, CapturedJob) else load(job)
@@ -86,11 +88,16 @@ def predict_captured(
     if asked.parts:
         makespan, disturbed = disturb_captured(step, asked)
     words = [_source(job), "--cluster", _cluster_word(named, cluster)]
+    if framework != "pytorch":
+        words += ["--framework", framework]
     if cuda_graphs:
         words.append("--cuda-graphs")
+    if allocator is not None:
+        words.append(f"--allocator={allocator}")
+    settings = allocator_settings(allocator_of(job) if allocator is None else allocator)
     command = f"windtunnel predict {shlex.join(words)}{asked.words()}"
-    memory = captured_memory(priced, base, expandable_segments=expandable_segments)
-    return _result(priced, base, memory, makespan, disturbed, command, asked)
+    memory = captured_memory(priced, base, settings=settings)
+    return _result(priced, base, memory, makespan, disturbed, command, settings)
 
 
 def names_captured(text: str | Path) -> bool:
@@ -132,24 +139,24 @@ def price_captured(
 
 
 def captured_memory(
-    priced: PricedJob, now: Replayed, *, expandable_segments: bool = False
+    priced: PricedJob,
+    now: Replayed,
+    *,
+    settings: AllocatorSettings = AllocatorSettings(),  # noqa: B008 - frozen
 ) -> list[tuple[StageMemory, CapturedMemory]]:
     """Memory of each captured program on the ranks that run it."""
-    on_cpu, document = priced.pricer.on_cpu, memory_document()
-    capacity = priced.places.cluster.gpu.usable_memory_bytes
+    on_cpu, cluster = priced.pricer.on_cpu, priced.places.cluster
+    capacity = cluster.gpu.usable_memory_bytes
     found = []
     for number, template in enumerate(priced.templates):
         used = {slot.family for slot in template.slots}
         families = [one for one in used if max(map(len, priced.job.families[one].groups)) > 1]
-        outside = int((document["context_mib"] + document["communicator_mib"] * len(families)) * MIB)
-        outside = 0 if on_cpu else outside
+        outside = 0 if on_cpu else outside_of_allocator(cluster, len(families))
         # Without a limit first: an infeasible job is told how much it lacks.
-        memory = memory_of_program(template.program, exact=on_cpu, expandable_segments=expandable_segments)
+        memory = memory_of_program(template.program, exact=on_cpu, settings=settings)
         device = memory.peak_reserved_bytes + outside
         if device > capacity and not on_cpu:
-            tight = memory_of_program(
-                template.program, capacity_bytes=capacity - outside, expandable_segments=expandable_segments
-            )
+            tight = memory_of_program(template.program, capacity_bytes=capacity - outside, settings=settings)
             if tight.oom_op is None:  # giving back cached blocks makes it fit
                 device, memory = tight.peak_reserved_bytes + outside, tight
         programs = np.flatnonzero(now.captured.template_of == number)
@@ -195,7 +202,7 @@ def _result(
     makespan_ns: int,
     disturbed: Disturbed | None,
     command: str,
-    asked: Disturbances,
+    settings: AllocatorSettings,
 ) -> Result:
     cluster, job = priced.places.cluster, priced.job
     straggling = round(base.timeline.makespan_ns * priced.pricer.training.straggling(cluster.n_gpus))
@@ -209,7 +216,7 @@ def _result(
     model_flops, executed_flops, dtype = flops_of(priced)
     tokens, tokens_words = tokens_of(priced)
     n, seconds, peak = cluster.n_gpus, total / 1e9, cluster.gpu.peak_flops(dtype)
-    trouble = _infeasible(priced, memories)
+    trouble = _infeasible(priced, memories, settings)
     return Result(
         status="infeasible" if trouble else "ok",
         spec=_spec(priced, memories, dtype),
@@ -233,6 +240,7 @@ def _result(
             f"captured from {len(priced.templates)} of {job.world_size:,} ranks",
             tokens_words,
             "launches of one kernel each, from eager PyTorch" + (" and compiled graphs" if _compiles(priced) else ""),
+            *_allocator_words(settings, priced),
         ),
         warnings=tuple(warnings_of(priced, provenance)),
         reproduce=command,
@@ -246,11 +254,30 @@ def _result(
     )
 
 
+def allocator_of(job: CapturedJob) -> str:
+    """How the script's environment set up PyTorch's allocator; "" where it did not."""
+    facts = {**next(iter(job.programs.values())).facts, **job.facts}
+    return str(facts.get("allocator", "") or "")
+
+
+def _allocator_words(settings: AllocatorSettings, priced: PricedJob) -> list[str]:
+    if priced.pricer.on_cpu:
+        return []
+    words = ["expandable segments" if settings.expandable_segments else "segments of fixed size"]
+    if settings.max_split_bytes is not None:
+        words.append(f"no block from {settings.max_split_bytes // MIB} MiB split")
+    if settings.not_followed:
+        words.append(f"not followed: {', '.join(settings.not_followed)}")
+    return [f"allocator: {', '.join(words)}"]
+
+
 def _compiles(priced: PricedJob) -> bool:
     return any(op.compiled for template in priced.templates for op in template.program.ops)
 
 
-def _infeasible(priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]]) -> Infeasible | None:
+def _infeasible(
+    priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]], settings: AllocatorSettings
+) -> Infeasible | None:
     capacity = priced.places.cluster.gpu.usable_memory_bytes
     number = max(range(len(memories)), key=lambda one: memories[one][0].device_bytes)
     stage, memory = memories[number]
@@ -259,7 +286,8 @@ def _infeasible(priced: PricedJob, memories: Sequence[tuple[StageMemory, Capture
     program = priced.templates[number].program
     outside = stage.device_bytes - memory.peak_reserved_bytes
     exact = priced.pricer.on_cpu
-    tight = memory if exact else memory_of_program(program, capacity_bytes=max(0, capacity - outside))
+    room = max(0, capacity - outside)
+    tight = memory if exact else memory_of_program(program, capacity_bytes=room, settings=settings)
     return Infeasible(
         reason=f"out of memory in {tight.where(program, tight.oom_op)}",
         stage=number,
@@ -276,7 +304,7 @@ def _spec(
     facts = {**next(iter(job.programs.values())).facts, **job.facts}
     script = str(facts.get("script", "") or job.source or "captured script")
     return {
-        "version": _version(),
+        "version": product_version(),
         "model": {"name": Path(script).name},
         "cluster": priced.places.cluster.to_dict(),
         "plan": {**_degrees(job), "precision": dtype, "framework": "captured script"},

@@ -1,13 +1,14 @@
 """Memory of a captured program: its storages through the caching allocator, the peak by category, and the op there.
 
-The step is run twice, so that the allocator is as a second step finds it: what the first leaves behind takes the place
-of what it found (gradients that are made anew, for one), matched by size and category. On a CPU bytes count as asked
-for, and nothing is kept back.
+The allocator gets its whole history, since where something lies decides what else fits beside it: what is there before
+the first step, a first step that makes the optimizer's state when it first steps, and steps as captured. What a step
+leaves behind takes the place of what the next one finds (gradients that are made anew, for one), matched by size. On a
+CPU bytes count as asked for, and nothing is kept back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from windtunnel.capture.script.program import MemoryEvent, Op, RankProgram
 from windtunnel.graph.allocator import replay_allocator
+from windtunnel.graph.allocator_settings import AllocatorSettings
 
 CATEGORIES = {
     "parameter": "parameters",
@@ -24,6 +26,7 @@ CATEGORIES = {
     "communication": "communication",
 }
 OTHERS = "workspace"  # temporaries, and what has no name
+STEPS = 4  # a first one, and until what is reserved stays; later ones reserve no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +58,15 @@ def memory_of_program(
     *,
     capacity_bytes: int | None = None,
     exact: bool = False,
-    expandable_segments: bool = False,
+    settings: AllocatorSettings = AllocatorSettings(),  # noqa: B008 - frozen
 ) -> CapturedMemory:
     """Replay a program's storages. `exact`: no allocator between, as on a CPU.
 
     `capacity_bytes`: what the allocator may reserve.
     """
-    first, then = _two_steps(program)
-    events = [*program.resident, *first, *then]
+    events, begin = _history(program)
     blocks = np.array([event.storage for event in events], np.int64)
     deltas = np.array([event.bytes for event in events], np.int64)
-    begin = len(program.resident) + len(first)
     if exact:
         allocated = np.cumsum(deltas)
         reserved = np.maximum.accumulate(allocated) if len(events) else allocated
@@ -73,8 +74,13 @@ def memory_of_program(
     else:
         streams = np.array([_stream(event, program.ops) for event in events], np.int64)
         found = replay_allocator(
-            blocks, deltas, stream=streams, capacity_bytes=capacity_bytes, expandable_segments=expandable_segments
-        )  # fmt: skip
+            blocks,
+            deltas,
+            stream=streams,
+            capacity_bytes=capacity_bytes,
+            expandable_segments=settings.expandable_segments,
+            max_split_bytes=settings.max_split_bytes,
+        )
         allocated, reserved, failed = found.allocated_bytes, found.reserved_bytes, found.oom_event
     if not len(allocated):
         return CapturedMemory(dict.fromkeys((*CATEGORIES.values(), OTHERS), 0), 0, 0, -1, None, blocks, blocks)
@@ -109,39 +115,67 @@ def _by_category(events: Iterable[MemoryEvent]) -> dict[str, int]:
     return sums
 
 
-def _two_steps(program: RankProgram) -> tuple[list[MemoryEvent], list[MemoryEvent]]:
-    """The step's events, made consistent, and those of the step after it under names of its own."""
+def _history(program: RankProgram) -> tuple[list[MemoryEvent], int]:
+    """Events from the beginning of the job, storages under names of their own, and where the last step begins."""
+    step, heirs, lost = _whole_step(program)
+    found = {event.storage for event in program.resident}
+    freed = {*heirs, *lost}
+    state = [event for event in program.resident if event.category == "optimizer" and event.storage not in freed]
+    later = {*heirs, *(event.storage for event in state)}  # not there before the first step
+    events = [event for event in program.resident if event.storage not in later]
+    base = 1 + max((event.storage for event in (*program.resident, *program.memory)), default=0)
+    name = {storage: storage for storage in found}  # of what a step finds
+    begin = len(events)
+    for number in range(1, STEPS + 1):
+        begin, met = len(events), set[int]()
+        absent = set(heirs) if number == 1 else lost
+        for event in _with_state(program, step, state) if number == 1 else step:
+            storage = event.storage
+            if event.op >= 0 and (storage not in found or storage in met):
+                events.append(event._replace(storage=number * base + storage))
+            elif storage not in absent:  # the end of what was found; from here on it is new
+                events.append(event._replace(storage=name[storage]))
+            met.add(storage)
+        name |= {storage: number * base + heir for storage, heir in heirs.items()}
+    return events, begin
+
+
+def _with_state(
+    program: RankProgram, step: Sequence[MemoryEvent], state: Sequence[MemoryEvent]
+) -> Iterator[MemoryEvent]:
+    """The first step makes the optimizer's state."""
+    steps_at = next((at for at, op in enumerate(program.ops) if op.phase == "optimizer"), len(program.ops))
+    before = sum(event.op < steps_at for event in step)
+    yield from step[:before]
+    yield from state
+    yield from step[before:]
+
+
+def _whole_step(program: RankProgram) -> tuple[list[MemoryEvent], dict[int, int], set[int]]:
+    """The step's events, made consistent; which storage it leaves for each that it finds and frees; and those of
+    which it leaves none: they are there once. What it leaves for nobody goes with its end.
+    """
     live = {event.storage: event for event in program.resident}
     found = dict(live)
     step: list[MemoryEvent] = []
+    freed: set[int] = set()  # of those that were found: what has their name later is new
     for event in program.memory:
         if event.bytes > 0 and event.storage not in live:
             live[event.storage] = event
             step.append(event)
         elif event.bytes < 0 and event.storage in live:
             step.append(event._replace(bytes=-live.pop(event.storage).bytes))
-    left = [event for storage, event in live.items() if storage not in found]
-    gone = [event for storage, event in found.items() if storage not in live]
-    stands_for: dict[int, int] = {}  # what the second step finds where the first found what is gone
-    pool: dict[tuple[int, str], list[int]] = {}
-    for event in left:
-        pool.setdefault((event.bytes, event.category), []).append(event.storage)
-    for event in gone:
-        same = pool.get((event.bytes, event.category))
-        if not same:
-            return step, []  # no steady state: one step says all there is
-        stands_for[event.storage] = same.pop(0)
-    if any(pool.values()):
-        return step, []
-    base = 1 + max((event.storage for event in (*program.resident, *program.memory)), default=0)
-    for storage in found:
-        stands_for.setdefault(storage, storage)
-    seen: set[int] = set()
-    again = []
-    for event in step:
-        # The first event of a storage that was found is its end; from then on it is new.
-        old = event.storage in found and event.storage not in seen
-        seen.add(event.storage)
-        name = stands_for[event.storage] if old else base + event.storage
-        again.append(event._replace(storage=name))
-    return step, again
+            freed |= {event.storage} & found.keys()
+    left: dict[int, list[MemoryEvent]] = {}  # by size
+    for storage, event in live.items():
+        if storage not in found or storage in freed:
+            left.setdefault(event.bytes, []).append(event)
+    heirs: dict[int, int] = {}
+    for storage in sorted(freed):
+        same = left.get(found[storage].bytes)
+        if same:
+            alike = (at for at, event in enumerate(same) if event.category == found[storage].category)
+            heirs[storage] = same.pop(next(alike, 0)).storage
+    end = len(program.ops) - 1
+    step += [event._replace(op=end, bytes=-event.bytes) for events in left.values() for event in events]
+    return step, heirs, freed - heirs.keys()

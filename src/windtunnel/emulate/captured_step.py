@@ -21,9 +21,8 @@ from windtunnel.capture.script.to_graph import CapturedGraph, PricedJob
 from windtunnel.emulate.captured_links import captured_sharing
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import SpecError
-from windtunnel.hardware import Cluster
-from windtunnel.training.disturbance_words import Slow, takers
-from windtunnel.training.disturbances import Disturbances
+from windtunnel.training.disturbance_words import Slow
+from windtunnel.training.disturbances import Disturbances, link_times
 
 HOT = ("gpu", "random", "thermal")
 REFUSED = {
@@ -104,7 +103,7 @@ def pace_of(priced: PricedJob, slow: Sequence[Slow]) -> Pace:
     for one in slow:
         if one.kind == "stage":  # more work on a slow GPU takes both times as long
             pace.compute[list(one.gpus)] *= one.factor
-    for gpu, times in _link_times(slow, priced.places.cluster).items():
+    for gpu, times in link_times(slow, priced.places.cluster).items():
         pace.links[gpu] = max(float(pace.links[gpu]), times)
     return pace
 
@@ -135,24 +134,3 @@ def _stage(priced: PricedJob, one: Slow) -> tuple[int, ...]:
     if one.stage > places.max():
         raise SpecError("slow", one.text, f"pipeline stages are numbered 0 to {places.max()}")
     return tuple(np.flatnonzero(places == one.stage).tolist())
-
-
-def _link_times(slow: Iterable[Slow], cluster: Cluster) -> dict[int, float]:
-    """How many times as long each GPU's traffic between nodes takes: as `training.disturbances`."""
-    slow = [one for one in slow if one.kind in ("link", "lost")]
-    own: dict[int, float] = {}
-    for one in slow:
-        if one.kind == "link":
-            own[one.gpus[0]] = max(own.get(one.gpus[0], 1.0), one.factor)
-    lost = {one.gpus[0] for one in slow if one.kind == "lost"}
-    per_node, nics = cluster.gpus_per_node, min(cluster.gpus_per_node, cluster.n_gpus)
-    carried: dict[int, list[int]] = {}  # by NIC that takes over: the GPUs whose own NIC is lost
-    for nic in sorted(lost):
-        first = nic // per_node * per_node
-        alive = [first + other for other in takers(nic - first, nics) if first + other not in lost]
-        carried.setdefault(alive[0], []).append(nic)
-    times = {nic: factor for nic, factor in own.items() if nic not in lost}
-    for taker, guests in carried.items():
-        for gpu in (taker, *guests):
-            times[gpu] = own.get(taker, 1.0) * (1 + len(guests))
-    return times

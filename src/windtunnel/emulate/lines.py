@@ -17,7 +17,8 @@ def report_lines(asked: Emulation, outcome: Outcome, predicted_s: float | None =
     """The answer, top line first."""
     facts = outcome.facts
     peers = asked.launch.world_size - 1
-    yield f"rank {asked.rank} of {asked.launch.world_size:,} ran for real, {peers:,} peers virtual, on {asked.cluster}"
+    others = f"{peers:,} peer{'' if peers == 1 else 's'} virtual"
+    yield f"rank {asked.rank} of {asked.launch.world_size:,} ran for real, {others}, on {asked.cluster}"
     yield from _steps(asked, outcome, predicted_s)
     yield from _memory(facts)
     yield from _faked(asked, facts)
@@ -80,8 +81,10 @@ def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"            data: {what}; times: their members' arrivals, priced on {asked.cluster}"
     if facts.get("unplanned"):
         share = facts["unplanned"] / max(1, facts["unplanned"] + facts.get("planned", 0))
-        unlike = f"{facts['unplanned']:,} communications ({share:.1%}) were of steps unlike the others"
-        yield f"            {unlike}: peers came with me"
+        count = facts["unplanned"]
+        many = "1 communication" if count == 1 else f"{count:,} communications"
+        unlike = f"{many} ({share:.1%}) {'was' if count == 1 else 'were'} of steps unlike the others"
+        yield f"            {unlike}: peers came when the real rank came"
     if asked.slow:
         worst = max(asked.slow, key=lambda rank: asked.slow[rank])
         count = f"{len(asked.slow):,} peers" if len(asked.slow) > 1 else f"rank {worst}"

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FOLDER_PREFIX = "windtunnel-run-"
 WATCHED = 8  # virtual peers drawn in the timeline
 _LOOK_S, _END_S, _KILL_S = 0.05, 10.0, 5.0
+_STDERR = 2  # the descriptor: sys.stderr may have none
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Emulation:
     tape: tuple[str, str] | None = None  # ("record" | "replay", path)
     captured: Path | None = None  # a captured folder: programs of ranks unlike the real one
     memory: bool = True
+    aside: bool = False  # what the script prints goes to stderr: stdout is for one document
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class _Run:
                 [sys.executable, "-P", "-m", "windtunnel.emulate.rank", str(self.folder)],
                 start_new_session=True,
                 env=environment,
+                stdout=_STDERR if self.asked.aside else None,
             )
         except BaseException:
             self._close()

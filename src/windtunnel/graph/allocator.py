@@ -11,13 +11,16 @@ Rules (c10/cuda/CUDACachingAllocator.cpp and "CUDA semantics - Memory management
 - If a segment does not fit, all wholly free segments go back to the driver and the reservation is tried again.
 - Expandable segments: one growing segment for each pool, mapped in pages of 2 MiB (small) or 20 MiB (large); a request
   may use a free block and unmapped pages behind it together; on memory pressure wholly free pages are unmapped.
+- `max_split_size_mb`: blocks from that size on are not split, serve no smaller request, and requests from that size on
+  only with less than 20 MiB to spare.
 
-Assumed: no `max_split_size_mb`, no garbage-collection threshold, no private pools of CUDA graphs, and a freed block is
-usable again at once (no `record_stream`). Pages and segments never fragment the driver's own memory.
+Assumed: no rounding up to powers of two, no garbage-collection threshold, no private pools of CUDA graphs, and a freed
+block is usable again at once (no `record_stream`). Pages and segments never fragment the driver's own memory.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,9 +71,15 @@ class _Pool:
 class CachingAllocator:
     """The allocator's state. `allocate` and `free` are its only transitions."""
 
-    def __init__(self, capacity_bytes: int | None = None, expandable_segments: bool = False) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        expandable_segments: bool = False,
+        max_split_bytes: int | None = None,
+    ) -> None:
         self.capacity_bytes = capacity_bytes
         self.expandable_segments = expandable_segments
+        self.max_split_bytes = math.inf if max_split_bytes is None else max_split_bytes
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.retries = 0  # times that cached memory had to be given back to the driver
@@ -91,12 +100,16 @@ class CachingAllocator:
             block = self._reserve(pool, size)
             if block is None:
                 return None
-        rest = block.size - size
-        if rest >= BLOCK_BYTES if is_small or self.expandable_segments else rest > SMALL_REQUEST_BYTES:
+        if self._splits(pool, size, block.size - size):
             pool.put(_cut(block, size))
         block.is_free = False
         self.allocated_bytes += block.size
         return block
+
+    def _splits(self, pool: _Pool, size: int, rest: int) -> bool:
+        if pool.is_small or self.expandable_segments:
+            return rest >= BLOCK_BYTES
+        return size < self.max_split_bytes and rest > SMALL_REQUEST_BYTES
 
     def free(self, block: Block) -> None:
         """Return a block to its pool, merged with its free neighbours. It must not be used afterwards."""
@@ -114,6 +127,9 @@ class CachingAllocator:
             # The block before unmapped space counts as large as it could grow, to keep it for what fits nowhere else.
             while at + 1 < len(free) and _growable(free[at + 1][2]) < _growable(free[at][2]):
                 at += 1
+        most = self.max_split_bytes
+        if (size < most <= free[at][0]) or (size >= most and free[at][0] >= size + LARGE_SEGMENT_BYTES):
+            return None
         return free.pop(at)[2]
 
     def _reserve(self, pool: _Pool, size: int) -> Block | None:
@@ -274,6 +290,7 @@ def replay_allocator(
     stream: NDArray[np.integer] | None = None,
     capacity_bytes: int | None = None,
     expandable_segments: bool = False,
+    max_split_bytes: int | None = None,
 ) -> AllocatorResult:
     """Replay events in host order: delta_bytes > 0 allocates that much under `block_id`, < 0 frees it, 0 is skipped.
 
@@ -282,7 +299,7 @@ def replay_allocator(
     """
     assert len(block_id) == len(delta_bytes)
     assert stream is None or len(stream) == len(block_id)
-    allocator = CachingAllocator(capacity_bytes, expandable_segments)
+    allocator = CachingAllocator(capacity_bytes, expandable_segments, max_split_bytes)
     live: dict[int, Block] = {}
     allocated: list[int] = []
     reserved: list[int] = []

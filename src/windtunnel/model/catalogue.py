@@ -61,7 +61,9 @@ def load_model(spec: str | Path | Mapping[str, Any]) -> Model:
         return _shipped(name)
     if spec.startswith((".", "/")) or spec.endswith(".json") or _exists(spec):
         return read_config(Path(spec))
-    raise UnknownNameError("model", spec, catalogue_names(), "Or give the path of a config.json.")
+    raise UnknownNameError(
+        "model", spec, catalogue_names(), "Or give the path of a config.json or of a captured folder."
+    )
 
 
 def _resolved(spec: str) -> str | None:

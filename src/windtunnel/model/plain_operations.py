@@ -1,8 +1,8 @@
 """The ops of a layer as plain PyTorch runs them: one GEMM per projection, experts in a Python loop, nothing fused.
 
-As `model/operations.py`, but every op also says whose outputs it reads, because what autograd keeps and when it adds
-gradients follows from that. A tensor with several readers gets a gradient from each; adding them up is an op of its
-own that only the backward pass runs (`Operation.backward_only`).
+As `model/layer_operations.py`, but every op also says whose outputs it reads, because what autograd keeps and when it
+adds gradients follows from that. A tensor with several readers gets a gradient from each; adding them up is an op of
+its own that only the backward pass runs (`Operation.backward_only`).
 
 A mixture of experts is the loop that one writes by hand: softmax and top-k of the router's scores, and per expert
 `index_select`, the feed-forward, a product with the chosen scores and `index_add_`.
@@ -13,17 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from windtunnel.model.architecture import Attention, FeedForward, Layer, Model
-from windtunnel.model.operations import (
-    Operation,
-    Shard,
-    Timed,
-    _activation,
-    _add,
-    _attention,
-    _gemm,
-    _norm,
-    head_operations,
-)
+from windtunnel.model.attention_operations import attention_operations
+from windtunnel.model.layer_operations import head_operations
+from windtunnel.model.layer_parts import activate, linear, norm_layer, residual_add
+from windtunnel.model.operations import Operation, Shard, Timed
 
 # The gradient of `index_select` is a zeroed copy of all rows before it is added to the others': one of three tensors
 # that adding moves.
@@ -35,17 +28,17 @@ INDEX_CALLS = 5  # small calls per expert: comparison, `where`, and picking scor
 
 
 def plain_layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0) -> tuple[Operation, ...]:
-    """The ops of one layer in the order of its `forward`; `load` as in `operations.layer_operations`."""
-    first = _learned(_norm("norm_1", model, shard), model, "")
+    """The ops of one layer in the order of its `forward`; `load` as in `layer_operations.layer_operations`."""
+    first = _learned(norm_layer("norm_1", model, shard), model, "")
     attention = _plain_attention(layer.attention, model, shard)
-    middle = _read(_add("residual_1", model, shard), "", "out")
+    middle = _read(residual_add("residual_1", model, shard), "", "out")
     split = layer.norms > 1 and not layer.parallel_block
     normed = "norm_2" if split else "norm_1"
     block = _plain_feed_forward(layer.feed_forward, model, shard, normed, load)
-    last = _read(_add("residual_2", model, shard), "residual_1", *_outputs(layer.feed_forward))
+    last = _read(residual_add("residual_2", model, shard), "residual_1", *_outputs(layer.feed_forward))
     ops = [first, *attention, middle]
     if split:
-        ops.append(_learned(_norm("norm_2", model, shard), model, "residual_1"))
+        ops.append(_learned(norm_layer("norm_2", model, shard), model, "residual_1"))
     return _with_sums((*ops, *block, last))
 
 
@@ -126,38 +119,18 @@ def _plain_attention(attention: Attention, model: Model, shard: Shard) -> list[O
     ops: list[Operation] = []
     names: list[str] = []
     for name, count in (("q", heads), ("k", kv_heads)):
-        ops.append(_read(_gemm(name, "attention", t, count * d, h, shard, side="none"), "norm_1"))
+        ops.append(_read(linear(name, "attention", t, count * d, h, shard, side="none"), "norm_1"))
         for part, wanted in (("norm", attention.qk_norm != "none"), ("rope", attention.position == "rope")):
             if wanted:
                 ops.append(_per_head(f"{name}_{part}", part, t * count, d, shard, name))
                 name = f"{name}_{part}"
         names.append(name)
-    ops.append(_read(_gemm("v", "attention", t, kv_heads * attention.value_head_dim, h, shard, side="none"), "norm_1"))
-    core = next(op for op in _attention(attention, model, shard) if op.kind == "attention")
-    if kv_heads < heads and not shard.fused_groups:
-        core = _products(core, shard)
+    values = linear("v", "attention", t, kv_heads * attention.value_head_dim, h, shard, side="none")
+    ops.append(_read(values, "norm_1"))
+    core = next(op for op in attention_operations(attention, model, shard) if op.kind == "attention")
     ops.append(_read(core, *names, "v"))
-    out = _gemm("out", "attention", t, h, heads * attention.value_head_dim, shard, side="none")
+    out = linear("out", "attention", t, h, heads * attention.value_head_dim, shard, side="none")
     return [*ops, _read(out, "core_attention")]
-
-
-def _products(core: Operation, shard: Shard) -> Operation:
-    """Attention as plain products, all scores written: what PyTorch's falls back to where no kernel takes its heads.
-
-    Keys and values are copied for each query head, queries and keys scaled; then the product, the mask added, softmax,
-    a look for rows without any key and the choice between them, and the product with the values.
-    """
-    batch, s, _, heads, _, d, dv, *_ = core.shape
-    w, scores, wide = shard.activation_bytes, batch * heads * s * s, batch * heads * s
-    moved = 7.5 * scores + wide * (6 * d + 2 * dv)
-    return replace(
-        core,
-        variant="products",
-        forward_bytes=w * moved,
-        backward_bytes=w * (5.0 * scores + wide * (6 * d + 2 * dv)),
-        saved_bytes=w * (scores + wide * (2 * d + dv)),
-        kernels=14,
-    )
 
 
 def _per_head(name: str, part: str, rows: float, width: float, shard: Shard, source: str) -> Operation:
@@ -183,7 +156,7 @@ def _latent_attention(attention: Attention, model: Model, shard: Shard) -> list[
     """Multi-head latent attention: already one GEMM per projection."""
     found = []
     before = {"q_down": "norm_1", "q": "norm_1", "q_up": "q_down", "kv_down": "norm_1", "kv_up": "kv_down"}
-    for op in _attention(attention, model, shard):
+    for op in attention_operations(attention, model, shard):
         query = "q_up" if attention.q_lora_rank else "q"
         if op.name in before:
             op = _read(op, before[op.name])
@@ -220,10 +193,10 @@ def _dense(
 ) -> list[Operation]:  # fmt: skip
     t, h = shard.tokens, model.hidden_size
     names = [f"{prefix}_gate", f"{prefix}_up"] if block.gated else [f"{prefix}_up"]
-    ops = [_read(_gemm(name, "mlp", t, size, h, shard, side="none"), normed) for name in names]
+    ops = [_read(linear(name, "mlp", t, size, h, shard, side="none"), normed) for name in names]
     activation = "activation" if prefix == "mlp" else f"{prefix}_activation"
-    ops.append(_read(_activation(activation, "activation", t, size, block, shard), *names))
-    return [*ops, _read(_gemm(f"{prefix}_down", "mlp", t, h, size, shard, side="none"), activation)]
+    ops.append(_read(activate(activation, "activation", t, size, block, shard), *names))
+    return [*ops, _read(linear(f"{prefix}_down", "mlp", t, h, size, shard, side="none"), activation)]
 
 
 def _loop(block: FeedForward, model: Model, shard: Shard, normed: str, load: float) -> list[Operation]:
@@ -231,7 +204,7 @@ def _loop(block: FeedForward, model: Model, shard: Shard, normed: str, load: flo
     t, h, w, n, top = shard.tokens, model.hidden_size, shard.activation_bytes, block.experts, block.experts_per_token
     rows = t * top * load  # of all experts
     names = ["experts_gate", "experts_up"] if block.gated else ["experts_up"]
-    router = _gemm("router", "router", t, n, h, shard, side="none")
+    router = linear("router", "router", t, n, h, shard, side="none")
     choose = Operation(
         "choose",
         "router",
@@ -269,7 +242,7 @@ def _loop(block: FeedForward, model: Model, shard: Shard, normed: str, load: flo
     ops += [found[0], *(replace(op, new_shapes=0) for op in found[1:])]  # gate and up have the same shape
     if len(names) > 1:
         ops.append(_sum("permute sum", rows / n, h, float(n), rows * h * w / n))
-    activation = _activation("expert_activation", "moe_activation", rows, block.size, block, shard)
+    activation = activate("expert_activation", "moe_activation", rows, block.size, block, shard)
     assert activation.timed is not None
     each = activation.timed._replace(rows=rows / n, forward=float(n), backward=float(n))
     ops.append(replace(activation, reads=tuple(names), repeats=n, kernels=activation.kernels * n, timed=each))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _W, _H = 460.0, 240.0
 _WORST = 3  # points named per curve
+_EXACTLY = 1e-6  # log of curve over measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ def print_calibration(view: CalibrationView, console: Console) -> None:
             str(len(one.shapes)),
             format_time(min(one.measured_s)),
             format_time(max(one.measured_s)),
-            f"{one.mean_error:.1%}",
-            "" if worst is None else f"{_shape(one, worst)}: {math.exp(_signed_off(one, worst)) - 1:+.0%}",
+            _error(one),
+            "" if worst is None or not _tells(one) else _named(one, worst),
         )
     console.print(table)
     for group, name, value in _values(view):
@@ -132,15 +133,28 @@ def _off(one: CurveChart, at: int) -> float:
     return abs(_signed_off(one, at))
 
 
+def _tells(one: CurveChart) -> bool:
+    """Whether the points are more than the curve needs: it passes through very few of them whatever they are."""
+    return any(_off(one, at) > _EXACTLY for at in range(len(one.shapes)))
+
+
+def _error(one: CurveChart) -> str:
+    return f"{one.mean_error:.1%}" if _tells(one) else "\N{EN DASH}"
+
+
+def _named(one: CurveChart, at: int) -> str:
+    return f"{_shape(one, at)}: {math.exp(_signed_off(one, at)) - 1:+.0%}"
+
+
 def _shape(one: CurveChart, at: int) -> str:
     return " x ".join(f"{extent:,}" for extent in one.shapes[at])
 
 
 def _chart(one: CurveChart) -> dict[str, Any]:
     """Curve against measured time, both logarithmic: on the diagonal the curve is right."""
-    times = [*one.measured_s, *one.curve_s]
+    times = [*one.measured_s, *one.curve_s, *one.low_s, *one.high_s]
     low, high = math.log10(min(times)), math.log10(max(times))
-    margin = max((high - low) * 0.06, 0.05)
+    margin = max((high - low) * 0.06, 0.25 - (high - low) / 2)  # half a decade at least: room for two figures
     low, high = low - margin, high + margin
 
     def x(seconds: float) -> float:
@@ -160,17 +174,28 @@ def _chart(one: CurveChart) -> dict[str, Any]:
         }
         for at, (measured, curve) in enumerate(zip(one.measured_s, one.curve_s, strict=True))
     ]
-    decades = list(range(math.ceil(low), math.floor(high) + 1))
     worst = sorted(range(len(one.shapes)), key=lambda at: -_off(one, at))[:_WORST]
     return {
         "name": plain(one.name),
         "dtype": plain(one.dtype),
-        "error": f"{one.mean_error:.1%}",
-        "count": len(one.shapes),
+        "error": f"{_error(one)} off" if _tells(one) else "",
+        "count": f"{len(one.shapes):,} point{'s' if len(one.shapes) > 1 else ''}",
         "formula": plain(one.formula),
         "points": points,
         "ticks": [
-            {"x": f"{x(10.0**e):.1f}", "y": f"{y(10.0**e):.1f}", "label": format_time(10.0**e, 1)} for e in decades
+            {"x": f"{x(seconds):.1f}", "y": f"{y(seconds):.1f}", "label": format_time(seconds, 1)}
+            for seconds in _ticks(low, high)
         ],
-        "worst": [f"{_shape(one, at)}: {math.exp(_signed_off(one, at)) - 1:+.0%}" for at in worst],
+        "worst": [_named(one, at) for at in worst] if _tells(one) else [],
     }
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between two logarithms; 1, 2 and 5 times these where there are less than two."""
+    for steps in ((1.0,), (1.0, 2.0, 5.0), tuple(map(float, range(1, 10)))):
+        decades = range(math.floor(low), math.ceil(high))
+        found = [step * 10.0**decade for decade in decades for step in steps]
+        inside = [seconds for seconds in found if low <= math.log10(seconds) <= high]
+        if len(inside) >= 2:
+            return inside
+    return inside

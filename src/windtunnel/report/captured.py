@@ -104,8 +104,12 @@ def _range(values: Sequence[int], form: Any) -> str:
 
 
 def _answers(answers: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [f"{one['where']}: {one['told']} for {one['what']}, {one['times']} times" for one in answers]
+    lines = [f"{one['where']}: {one['told']} for {one['what']}, {_times(one['times'])}" for one in answers]
     return [*map(plain, lines[:MOST_ANSWERS]), *_more(len(lines) - MOST_ANSWERS, "answers")]
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:

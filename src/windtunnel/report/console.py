@@ -29,7 +29,7 @@ from windtunnel.result import Infeasible, Result
 from windtunnel.units import format_bytes, format_count, format_percent
 
 NARROW, WIDE = 48, 100
-_LABEL_CELLS = 28
+_LABEL_CELLS = 32
 FAMILY_STYLES = {
     "compute": "blue",
     "memory": "cyan",

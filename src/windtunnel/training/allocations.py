@@ -1,157 +1,92 @@
-"""Allocations of one rank over a step: the tapes of its blocks, strung together by its schedule.
+"""Allocations of one rank over a step: the passes of its pieces in the order of its schedule, and then the optimizer.
 
-A pass over a model piece is the tapes of its blocks one after the other; where parameters are sharded, each block's are
-gathered before it and the next block's ahead of that, and its weight gradients leave with it. A rank's step is its
-passes in the order of the schedule, and then the optimizer.
-
-`reserved_bytes` replays two whole steps through the caching allocator, because the optimizer's state is made at the end
+`two_steps` gives two whole steps for the caching allocator to replay, because the optimizer's state is made at the end
 of the first one, in the middle of what the activations left behind.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.keeping import INPUT
-from windtunnel.training.tensors import Tape
+from windtunnel.training.schedules import Kind
 
 Events = NDArray[np.int64]  # [n, 2]: slot, bytes; bytes < 0 frees
 
 
+class Load(NamedTuple):
+    """What one pass does to its rank's memory."""
+
+    adds: int  # bytes that stay behind it; what it frees of others' counts against them
+    most: int  # the most that it holds at one time beyond what it finds
+    learned: int = 0  # bytes of gradients among those
+    learns: int = 0  # and of all gradients that it makes, which stay until the optimizer has run
+
+
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Events of one piece's forward and backward pass over one micro-batch, in shared slots."""
+    """Events of one piece's passes over one micro-batch, in shared slots.
+
+    Where gradients are made anew in every step, the first micro-batch's backward makes them: the last `gradients`
+    events of `backward` (and of `backward_weight`) free them, which is when the optimizer has run. All other
+    micro-batches run `later_backward` (`later_weight`).
+    """
 
     forward: Events
     backward: Events
-    slots: int
-    saved_bytes: int  # what stays from the forward to the backward pass
-    forward_workspace_bytes: int  # the most that the forward pass holds beyond what stays
-    backward_workspace_bytes: int  # the most that the backward pass holds beyond what the forward pass left
-    # Where gradients are made anew in every step, by the first micro-batch's backward pass:
-    gradient_bytes: int = 0  # all that it makes
-    peak_gradient_bytes: int = 0  # of these, when it holds the most
-    later_workspace_bytes: int = 0  # as `backward_workspace_bytes`, where gradients are there already
-    gradients: int = 0  # tensors among them; the last so many events of `backward` free them
-    later_backward: Events | None = None  # `backward` of the other micro-batches
+    stream: NDArray[np.int64]  # of each slot: which of the device's streams its tensor belongs to
+    gradients: int = 0
+    later_backward: Events | None = None
+    backward_input: Events | None = None  # the backward in two halves, where the schedule asks for that
+    backward_weight: Events | None = None
+    later_weight: Events | None = None
 
+    @cached_property
+    def saved_bytes(self) -> int:
+        """What stays from the forward to the backward pass."""
+        return self.load(Kind.FORWARD).adds
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One block of a piece: its tape, and the bytes that sharding gathers and reduces for it (0: nothing)."""
+    @cached_property
+    def forward_workspace_bytes(self) -> int:
+        """The most that the forward pass holds beyond what stays."""
+        return max(0, self.load(Kind.FORWARD).most - self.saved_bytes)
 
-    tape: Tape
-    gathered: int
-    reduced: int
-    root: bool = False  # of the unit that is reduced when the pass ends
+    @cached_property
+    def backward_workspace_bytes(self) -> int:
+        """The most that the backward pass holds beyond what the forward pass left."""
+        return self.load(Kind.BACKWARD).most
 
+    def load(self, kind: Kind, *, later: bool = False) -> Load:
+        """Of one pass; `later`: not the one that makes the gradients."""
+        events, gradients = self._events(kind, later)
+        heights = np.cumsum(events[:, 1])
+        most = int(heights.max(initial=0))
+        if not gradients:
+            return Load(int(events[:, 1].sum()), most)
+        made = np.isin(events[:, 0], events[len(events) - gradients :, 0]) & (events[:, 1] > 0)
+        before_peak = slice(0, int(np.argmax(heights)) + 1)
+        learned = int(events[before_peak, 1][made[before_peak]].sum())
+        return Load(int(events[:, 1].sum()), most, learned, int(events[made, 1].sum()))
 
-def with_gradients(units: list[Unit], later: list[Unit], received_bytes: int) -> Passes:
-    """Passes whose backward makes the gradients anew: `units` in the first micro-batch, `later` in all others."""
-    passes = string_together(units, received_bytes, False)
-    back = passes.backward
-    count = sum(len(unit.tape.weights) for unit in units)
-    weights = np.isin(back[:, 0], back[len(back) - count :, 0]) & (back[:, 1] > 0)  # the last events free them all
-    at = int(np.argmax(np.cumsum(back[:, 1]))) if len(back) else -1
-    others = string_together(later, received_bytes, False)
-    return replace(
-        passes,
-        gradient_bytes=int(back[weights, 1].sum()),
-        peak_gradient_bytes=int(back[: at + 1, 1][weights[: at + 1]].sum()),
-        later_workspace_bytes=others.backward_workspace_bytes,
-        gradients=count,
-        later_backward=others.backward,
-    )
+    def _events(self, kind: Kind, later: bool) -> tuple[Events, int]:
+        if kind == Kind.FORWARD:
+            return self.forward, 0
+        if kind == Kind.BACKWARD_INPUT:
+            assert self.backward_input is not None
+            return self.backward_input, 0
+        first, other = self.backward, self.later_backward
+        if kind == Kind.BACKWARD_WEIGHT:
+            assert self.backward_weight is not None
+            first, other = self.backward_weight, self.later_weight
+        return (other, 0) if later and other is not None else (first, self.gradients)
 
-
-def _highest(events: Events) -> int:
-    return int(np.cumsum(events[:, 1]).max(initial=0))
-
-
-def string_together(units: list[Unit], received_bytes: int, frees_weights_at_once: bool) -> Passes:
-    """The passes of one piece. `received_bytes`: its input from the stage before, 0 for the first stage."""
-    if not units:  # a stage that only hands on
-        return Passes(_events([]), _events([]), 1, 0, 0, 0)
-    bases = np.concatenate(([1], 1 + np.cumsum([len(unit.tape.sizes) for unit in units])))
-    slots = int(bases[-1])
-    maps: list[NDArray[np.int64]] = []
-    before = 0  # slot of the tensor that enters the next block
-    for unit, base in zip(units, bases, strict=False):
-        where = np.arange(base, base + len(unit.tape.sizes))
-        where[INPUT] = before
-        maps.append(where)
-        before = int(where[unit.tape.output]) if unit.tape.output >= 0 else -1
-    gather = [slots + 2 * number for number in range(len(units))]
-    reduce = [slots + 2 * number + 1 for number in range(len(units))]
-    slots += 2 * len(units)
-    forward: list[tuple[int, int]] = [(0, received_bytes)] if received_bytes else []
-    parts: list[Events] = [_events(forward)]
-    for number, (unit, where) in enumerate(zip(units, maps, strict=True)):
-        parts.append(_around(units, gather, number, number + 1))
-        parts.append(_mapped(unit.tape.forward, unit.tape, where))
-        parts.append(_events([(gather[number], -unit.gathered)] if unit.gathered else []))
-    if before >= 0:  # the output has been sent
-        parts.append(_events([(before, -units[-1].tape.sizes[units[-1].tape.output])]))
-    ahead = np.concatenate(parts)
-    parts = []
-    incoming, outgoing = -1, None
-    for number in reversed(range(len(units))):
-        unit, where = units[number], maps[number]
-        tape = unit.tape
-        if tape.incoming >= 0:
-            if incoming >= 0:
-                where[tape.incoming] = incoming
-            else:  # received
-                parts.append(_events([(int(where[tape.incoming]), tape.sizes[tape.incoming])]))
-        parts.append(_around(units, gather, number, number - 1))
-        parts.append(_mapped(tape.backward, tape, where))
-        if unit.gathered:
-            parts.append(_events([(gather[number], -unit.gathered)]))
-        if frees_weights_at_once and not unit.root:
-            if unit.reduced:
-                parts.append(_events([(reduce[number], unit.reduced)]))
-            parts.append(_events([(int(where[slot]), -tape.sizes[slot]) for slot in tape.weights]))
-            if unit.reduced:
-                parts.append(_events([(reduce[number], -unit.reduced)]))
-        incoming = int(where[tape.outgoing]) if tape.outgoing >= 0 else -1
-        outgoing = (incoming, tape.sizes[tape.outgoing]) if incoming >= 0 else None
-    root = [number for number, unit in enumerate(units) if unit.root and frees_weights_at_once]
-    if root:
-        whole = sum(units[number].reduced for number in root)
-        weights = [(number, slot) for number in root for slot in units[number].tape.weights]
-        parts.append(_events([(reduce[root[0]], whole)] if whole else []))
-        parts.append(_events([(int(maps[number][slot]), -units[number].tape.sizes[slot]) for number, slot in weights]))
-        parts.append(_events([(reduce[root[0]], -whole)] if whole else []))
-    if outgoing is not None:
-        parts.append(_events([(outgoing[0], -outgoing[1])]))
-    if not frees_weights_at_once:
-        for unit, where in zip(units, maps, strict=True):
-            parts.append(_events([(int(where[slot]), -unit.tape.sizes[slot]) for slot in unit.tape.weights]))
-    back = np.concatenate(parts)
-    saved = int(ahead[:, 1].sum())
-    return Passes(ahead, back, slots, saved, max(0, _highest(ahead) - saved), _highest(back))
-
-
-def _around(units: list[Unit], gather: list[int], number: int, following: int) -> Events:
-    """Gather a block's parameters if that has not been done ahead, and the following block's ahead."""
-    first = number == 0 if following > number else number == len(units) - 1
-    events = [(gather[number], units[number].gathered)] if first and units[number].gathered else []
-    if 0 <= following < len(units) and units[following].gathered:
-        events.append((gather[following], units[following].gathered))
-    return _events(events)
-
-
-def _events(events: list[tuple[int, int]]) -> Events:
-    return np.array(events, np.int64).reshape(-1, 2)
-
-
-def _mapped(events: tuple[tuple[int, int], ...], tape: Tape, where: NDArray[np.int64]) -> Events:
-    table = np.array(events, np.int64).reshape(-1, 2)
-    sizes = np.array(tape.sizes, np.int64)
-    return np.stack((where[table[:, 0]], np.where(table[:, 1] > 0, table[:, 1], -sizes[table[:, 0]])), axis=1)
+    def events(self, kind: Kind) -> Events:
+        """Of one pass, gradients freed at its end."""
+        return self._events(kind, False)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,34 +98,51 @@ class Resident:
     transient: tuple[int, ...]  # alive together
 
 
-def step_events(actions: list[tuple[Passes, bool, int]], base: int) -> tuple[Events, int]:
-    """The passes of one step in order: (passes, whether forward, key of the micro-batch's slots); and the next base.
+def step_events(actions: list[tuple[Passes, Kind, int]], base: int) -> tuple[Events, NDArray[np.int64]]:
+    """The passes of one step in order: (passes, which of them, key of the micro-batch's slots); and slots' streams.
 
-    The forward and the backward of one key share their slots.
+    All passes of one key share their slots.
     """
     bases: dict[int, int] = {}
+    streams: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
     parts: list[Events] = []
-    for passes, is_forward, key in actions:
+    for passes, kind, key in actions:
         if key not in bases:
             bases[key] = base
-            base += passes.slots
-        events = (passes.forward if is_forward else passes.backward).copy()
+            base += len(passes.stream)
+            streams.append(passes.stream)
+        events = passes.events(kind).copy()
         events[:, 0] += bases[key]
         parts.append(events)
-    return (np.concatenate(parts) if parts else _events([])), base
+    made = np.concatenate(parts) if parts else as_events([])
+    slots, place = np.unique(made[:, 0], return_inverse=True)
+    left = np.bincount(place.ravel(), weights=made[:, 1], minlength=len(slots)).astype(np.int64)
+    # What is left goes with the step.
+    return np.concatenate((made, np.stack((slots, -left), axis=1)[left > 0])), np.concatenate(streams)
 
 
-def two_steps(actions: list[tuple[Passes, bool, int]], resident: Resident) -> Events:
-    """Events of a rank from its start to the end of its second step."""
+def two_steps(
+    actions: list[tuple[Passes, Kind, int]], resident: Resident
+) -> tuple[Events, NDArray[np.int64]]:  # fmt: skip
+    """Events of a rank from its start to the end of its second step, and the stream of each."""
     base = len(resident.first) + len(resident.optimizer)
-    parts = [_events([(slot, size) for slot, size in enumerate(resident.first)])]
-    made = _events([(len(resident.first) + slot, size) for slot, size in enumerate(resident.optimizer)])
+    parts = [as_events([(slot, size) for slot, size in enumerate(resident.first)])]
+    made = as_events([(len(resident.first) + slot, size) for slot, size in enumerate(resident.optimizer)])
+    streams = [np.zeros(base, np.int64)]
     for number in range(2):
-        events, base = step_events(actions, base)
+        events, of_slots = step_events(actions, base)
+        base += len(of_slots)
         parts.append(events)
+        streams += [of_slots, np.zeros(len(resident.transient), np.int64)]
         if number == 0:
             parts.append(made)
-        held = _events([(base + slot, size) for slot, size in enumerate(resident.transient)])
+        held = as_events([(base + slot, size) for slot, size in enumerate(resident.transient)])
         parts += [held, held * np.array([1, -1])]
         base += len(resident.transient)
-    return np.concatenate(parts)
+    found = np.concatenate(parts)
+    return found, np.concatenate(streams)[found[:, 0]]
+
+
+def as_events(events: list[tuple[int, int]]) -> Events:
+    """Pairs as an array."""
+    return np.array(events, np.int64).reshape(-1, 2)

@@ -20,8 +20,8 @@ from windtunnel.result import PathPart, RankClass, Waiting
 from windtunnel.training.culprits import Culprits, culprits_of
 from windtunnel.training.disturbances import Slow
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import DP, STREAMS, Step
 from windtunnel.training.replicas import Unfolded
+from windtunnel.training.step import DP, STREAMS, Step
 from windtunnel.training.waiting import waiting_of
 
 PATH_PARTS_MOST = 200

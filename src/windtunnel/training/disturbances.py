@@ -23,7 +23,7 @@ from windtunnel.hardware import Cluster
 from windtunnel.training.disturbance_words import Slow, read_slow, share_of, takers
 from windtunnel.training.layout import Layout
 
-__all__ = ["Disturbances", "Slow", "cell_factors", "parse_disturbances", "placed", "tied_replicas"]
+__all__ = ["Disturbances", "Slow", "cell_factors", "link_times", "parse_disturbances", "placed", "tied_replicas"]
 
 SAMPLES = 200  # where something random is asked for without saying how many
 Floats: TypeAlias = NDArray[np.float64]
@@ -113,7 +113,7 @@ def cell_factors(layout: Layout, slow: Sequence[Slow]) -> tuple[Floats, Floats]:
     # Two slow GPUs of one cell do not add up: the cell waits for the slower.
     factors = np.repeat([one.factor for one in hot], [len(one.gpus) for one in hot])
     np.maximum.at(compute, cells_of(layout, gpus), factors)
-    for gpu, times in _link_times(slow, layout.cluster).items():
+    for gpu, times in link_times(slow, layout.cluster).items():
         np.maximum.at(links, cells_of(layout, (gpu,)), times)
     return in_step(layout, compute) * stage_times(layout, slow), in_step(layout, links)
 
@@ -154,7 +154,7 @@ def tied_replicas(layout: Layout) -> int:
     return tied if tied > 0 and layout.dp % tied == 0 else layout.dp
 
 
-def _link_times(slow: Iterable[Slow], cluster: Cluster) -> dict[int, float]:
+def link_times(slow: Iterable[Slow], cluster: Cluster) -> dict[int, float]:
     """How many times as long each GPU's traffic across nodes takes, by GPU, where that is not once."""
     slow = [one for one in slow if one.kind in ("link", "lost")]
     own: dict[int, float] = {}

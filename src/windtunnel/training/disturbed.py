@@ -28,11 +28,11 @@ from windtunnel.training.disturbances import (
     tied_replicas,
 )
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import Step
 from windtunnel.training.noise import passes_of, random_source, warming
 from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.replicas import Unfolded, meets_across, unfold
+from windtunnel.training.step import Step
 
 BLAMED_AT_MOST = 64  # disturbances whose own cost is worked out: two replays each
 SAMPLED_AT_MOST = 8  # disturbances whose cost is also followed from sample to sample

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from windtunnel.training.keeping import BRANCHES, READS_NORM, Step, Writer
+from windtunnel.training.keeping import BRANCHES, READS_NORM, Learner, Step, Writer
 
 FUSED_LOSS_KERNELS = 3  # a compiled loss
+FP32 = 4
 
 
 class BackwardTape:
@@ -28,7 +29,7 @@ class BackwardTape:
             elif op.part == "norms":
                 self._norm(step)
             elif op.kind in ("gemm", "grouped_gemm"):
-                self._gemm(step)
+                self._gemm(step, again)
             else:
                 self._other(step)
             if again >= 0:
@@ -47,6 +48,7 @@ class BackwardTape:
     def _norm(self, step: Step) -> None:
         w = self.w
         incoming = self.normed if self.normed >= 0 else self.now
+        w.learners.append(Learner(len(w.events), -1, -1, (), incoming, linear=False))
         out = w.moved(incoming, step.size)
         w.drop(*step.held)
         self.normed = -1
@@ -63,22 +65,32 @@ class BackwardTape:
         else:
             self.w.drop(gradient)
 
-    def _gemm(self, step: Step) -> None:
+    def _gemm(self, step: Step, again: int) -> None:
         w, op = self.w, step.op
+        begins = len(w.events)
         branch = op.name in BRANCHES
         incoming = self.attention if branch else self.now
         passing: list[int] = []
         rows, k = (op.shape[0], op.shape[2]) if op.kind == "gemm" else (op.shape[0] * op.shape[1], op.shape[3])
+        read = incoming  # by the product that gives the weight gradient
         if op.before_backward is not None:
-            passing.append(w.new(op.before_backward.bytes_total))
+            read = w.new(op.before_backward.bytes_total)
+            passing.append(read)
         width = op.output_bytes / (rows * (op.shape[1] if op.kind == "gemm" else op.shape[2]))
         if op.low_precision:
-            passing.append(w.new(op.output_bytes / width * self.w.cast))
+            read = w.new(op.output_bytes / width * self.w.cast)
+            passing.append(read)
+        gathered = -1
         if op.regather is not None and not w.keep.gathered_inputs:
-            passing.append(w.new(op.regather.bytes_total))
+            gathered = w.new(op.regather.bytes_total)
+            passing.append(gathered)
         out = w.new(rows * k * width)
+        weight = -1
         if w.keep.weight_gradients and op.weight_elements:
-            w.gradients.append(w.new(width * op.weight_elements))
+            weight = w.new(width * op.weight_elements)
+            w.gradients.append(weight)
+        inputs = (*step.held, again) if again >= 0 else tuple(step.held)
+        w.learners.append(Learner(begins, weight, gathered, inputs, read))
         w.drop(*passing, *step.held)
         if branch:
             self.branches -= 1
@@ -107,6 +119,8 @@ class BackwardTape:
                 w.gradients.append(w.new(self.table))
             w.drop(*([gathered] if gathered >= 0 else []), self.now)
             self.now = -1
+        elif op.variant == "products":
+            self._products(step)
         elif op.name == "core_attention":
             # Flash attention accumulates the gradient of the queries in fp32.
             accumulator = w.new(2 * op.output_bytes)
@@ -133,6 +147,20 @@ class BackwardTape:
             else:
                 self.now = out
 
+    def _products(self, step: Step) -> None:
+        """Of attention without a kernel of its own: as autograd does it (`plain_rules`)."""
+        w, op = self.w, step.op
+        batch, s, _, heads, _, d, dv, *_ = op.shape
+        rows = FP32 * batch * heads * s
+        values, scores = w.new(rows * dv), w.new(rows * s)
+        by_scores = w.new(rows * s)
+        w.drop(scores, self.now)
+        wide = [w.new(rows * d), w.new(rows * d)]
+        w.drop(by_scores, *step.held)
+        self.attention = w.new(step.size)
+        w.drop(values, *wide)
+        self.now = -1
+
     def _loss(self, step: Step) -> None:
         w, rules = self.w, self.w.keep.loss
         logits = step.op.saved_bytes / 4.0
@@ -145,6 +173,13 @@ class BackwardTape:
         if rules["in_place"]:
             self.now = step.held[-1]
             w.drop(*copies, *step.held[:-1])
-        else:
+        elif not copies:
             self.now = w.new(step.size)
+            w.drop(*step.held)
+        elif step.size >= FP32 * logits:  # logits in fp32: the last of them is the gradient
+            self.now = copies.pop()
             w.drop(*copies, *step.held)
+        else:  # the last of them is cast when the others are gone
+            w.drop(*copies[:-1], *step.held)
+            self.now = w.new(step.size)
+            w.drop(*copies[-1:])

@@ -16,7 +16,6 @@ from windtunnel.engine.samples import Draw, Source
 from windtunnel.result import Blame, Disturbed, Samples
 from windtunnel.training.disturbances import tied_replicas
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import Step
 from windtunnel.training.pieces import Piece, pieces_of
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.router_load import RouterLoad, rank_loads_of
@@ -28,6 +27,7 @@ from windtunnel.training.sequence_lengths import (
     waited_shares,
 )
 from windtunnel.training.simulated import Simulated
+from windtunnel.training.step import Step
 
 STEPS_MOST = 64  # of a router trace that are simulated, evenly chosen
 DRAWS = 8  # steps over which the mean attention of packed sequences is taken

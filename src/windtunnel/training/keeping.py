@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
+from windtunnel.hardware import Cluster
 from windtunnel.model.operations import KEPT_BYTES, Operation
 
+MIB = 1 << 20
 INPUT = 0  # slot of a block's input
 READS_NORM = ("qkv", "q", "q_down", "kv_down", "router", "permute", "mlp_up", "shared_up")
 BRANCHES = ("qkv", "q", "q_up", "kv_up")  # what attention reads together
@@ -33,6 +35,8 @@ class Keeping:
     root_gathered: bool
     own_low_precision: bool
     expandable: bool
+    fsdp2: bool
+    torch_pipelining: bool
     loss: Mapping[str, Any]
 
     @property
@@ -51,14 +55,35 @@ def memory_document() -> dict[str, Any]:
     return data
 
 
+def outside_of_allocator(cluster: Cluster, communicators: int) -> int:
+    """Bytes on a device that its allocator does not know of: the context, as measured if it was, and NCCL's buffers."""
+    if cluster.gpu.generation == "cpu":
+        return 0
+    document = memory_document()
+    measured = cluster.calibration.memory.get("context_bytes") if cluster.calibration is not None else None
+    context = document["context_mib"] * MIB if measured is None else measured
+    return int(context + document["communicator_mib"] * communicators * MIB)
+
+
 @lru_cache
 def keeping(framework: str, release: str | None = None) -> Keeping:
     """What the framework keeps; `release` as in a plan, e.g. `nemo-24.11`."""
     fields = dict(memory_document()["frameworks"][framework])
     older = fields.pop("loss_of_releases", None)
-    if older is not None and release is not None and release.partition("-")[0] in older["names"]:
+    if older is not None and release is not None and release.startswith(tuple(older["names"])):
         fields["loss"] = older
     return Keeping(**fields)
+
+
+class Learner(NamedTuple):
+    """Backward of an op with weights: what their gradient is made of, for schedules that put it off."""
+
+    at: int  # event of the backward tape at which it begins
+    weight: int  # slot of the gradient, -1: none of its own
+    gathered: int  # slot of what is gathered for it again, -1: nothing
+    inputs: tuple[int, ...]  # slots of what it reads of the forward pass
+    gradient: int  # slot of the gradient of the output
+    linear: bool = True  # else a norm
 
 
 @dataclass(slots=True)
@@ -74,13 +99,17 @@ class Step:
 class Writer:
     """Slots, references and events of one block."""
 
-    def __init__(self, keep: Keeping, parts: frozenset[str], precision: str, tp: int) -> None:
-        self.keep, self.parts, self.tp = keep, parts, tp
+    def __init__(
+        self, keep: Keeping, parts: frozenset[str], precision: str, tp: int, compiled: bool = False
+    ) -> None:  # fmt: skip
+        self.keep, self.parts, self.tp, self.compiled = keep, parts, tp, compiled
         self.cast = KEPT_BYTES.get(precision, 0.0)
         self.size: dict[int, int] = {}
+        self.taken: dict[int, int] = {}  # what slots take that stand for more than themselves
         self.holds: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []
         self.gradients: list[int] = []  # of weights
+        self.learners: list[Learner] = []
         self.slots = 1
 
     def reserve(self, size: float) -> int:
@@ -89,11 +118,21 @@ class Writer:
         self.size[slot], self.holds[slot] = max(int(size), 1), 1
         return slot
 
-    def new(self, size: float) -> int:
-        """A tensor with one reference."""
+    def new(self, size: float, share: float = 1.0) -> int:
+        """A tensor with one reference. `share`: of its bytes, where the others are a tensor of their own."""
         slot = self.reserve(size)
-        self.events.append((slot, self.size[slot]))
+        if share != 1.0:
+            self.taken[slot] = max(1, int(share * size))
+        self.events.append((slot, self.bytes_of(slot)))
         return slot
+
+    def bytes_of(self, slot: int) -> int:
+        """What a slot takes."""
+        return self.taken.get(slot, self.size[slot])
+
+    def sizes(self) -> tuple[int, ...]:
+        """Of all slots."""
+        return tuple(self.bytes_of(slot) for slot in range(self.slots))
 
     def hold(self, slot: int) -> int:
         """One more reference."""
@@ -130,3 +169,42 @@ def drops_own(op: Operation, parts: frozenset[str]) -> bool:
     if "ops" in parts:
         return op.part not in ("head", "residual")
     return op.part in parts and op.part not in ("norms", "activation", "moe_activation")
+
+
+def kept_products(operations: tuple[Operation, ...], compiled: bool) -> dict[str, float]:
+    """Share of each linear layer's output that per-op recomputation keeps, by name (torchtitan's default policy).
+
+    It keeps every other matrix product of a layer, the first among them, with queries, keys and values, and gate and
+    up, in matrices of their own. The last one's nothing reads again: eager keeps it all the same, a compiler does not.
+    """
+    linear = [op for op in operations if op.kind in ("gemm", "grouped_gemm") and op.part != "head"]
+    shares: dict[str, float] = {}
+    count = 0
+    for op in linear:
+        widths = _matrices(op, operations)
+        kept = 0.0
+        for width in widths:
+            count += 1
+            kept += width if count % 2 else 0.0
+        shares[op.name] = kept / sum(widths)
+    if compiled and linear:
+        shares[linear[-1].name] = 0.0
+    return shares
+
+
+def _matrices(op: Operation, operations: tuple[Operation, ...]) -> tuple[float, ...]:
+    """Widths of the matrices that an op stands for."""
+    if op.name == "qkv":
+        core = next((one.shape for one in operations if one.kind == "attention"), None)
+        if core is not None:
+            return core[3] * core[5], core[4] * core[5], core[4] * core[6]
+        return 1.0, 1.0, 1.0
+    gated = op.name in ("mlp_up", "shared_up", "experts_up") and _gated(op, operations)
+    return (1.0, 1.0) if gated else (1.0,)
+
+
+def _gated(up: Operation, operations: tuple[Operation, ...]) -> bool:
+    """Whether it is two matrices, gate and up: twice as wide as what goes on."""
+    names = {"mlp_up": "mlp_down", "shared_up": "shared_down", "experts_up": "experts_down"}
+    down = next((one for one in operations if one.name == names[up.name]), None)
+    return down is not None and up.shape[-2] > 1.5 * down.shape[-1]

@@ -1,16 +1,18 @@
 """Peak memory of each rank class: state that stays, activations by their lifetimes in the schedule, and workspace.
 
 A rank works through its actions one after the other, so its activations rise by what a piece's forward pass leaves and
-fall with the backward (with the weight gradient, where that is split off). The allocated peak is the largest sum over
-actions of what is held before and the most that the action adds; the optimizer step has its own peak.
+fall with the backward; where that is split (`split_backward`) its first half adds what the second one reads. The
+allocated peak is the largest sum over actions of what is held before and the most that the action adds; the optimizer
+step has its own peak.
 
     reserved = what PyTorch's allocator holds for that: replayed, tensor by tensor (`training/allocations.py`), for the
-               fullest rank class and the first one where the framework does not use expandable segments; else
-               allocated, and a little for pages
-    device   = reserved (with headroom where segments do not expand), CUDA context, and the buffers of each communicator
+               fullest rank class, and the first one where segments do not expand; allocated, and a little for pages,
+               where they do and nothing has a stream of its own
+    device   = reserved (with headroom where segments do not expand), CUDA context (as measured, if it was), and the
+               buffers of each communicator
 
-Plain PyTorch makes gradients anew in every step, so there the sum includes those that have been made so far, and the
-optimizer's peak all of them. A CPU's allocator hands out what is asked for: reserved and device equal allocated.
+Where gradients are made anew in every step (plain PyTorch, FSDP) the sum includes those that have been made so far, and
+the optimizer's peak all of them. A CPU's allocator hands out what is asked for: reserved and device equal allocated.
 """
 
 from __future__ import annotations
@@ -18,37 +20,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph.allocator import AllocatorResult, replay_allocator
 from windtunnel.result import StageMemory
-from windtunnel.training.allocations import Passes, Resident, two_steps
-from windtunnel.training.keeping import keeping, memory_document
+from windtunnel.training.allocations import Load, Passes, Resident, two_steps
+from windtunnel.training.keeping import MIB, keeping, memory_document, outside_of_allocator
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import Step
-from windtunnel.training.pieces import Piece, tensors_of
-from windtunnel.training.pipelined_shards import gathered_chunks, summed_chunks
+from windtunnel.training.pieces import Piece, fresh_gradients, tensors_of
+from windtunnel.training.pipelined_shards import LAYER_BY_LAYER, gathered_chunks, summed_chunks, unmerged_chunks
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import Kind, Schedule
 from windtunnel.training.state import State, state_bytes
+from windtunnel.training.step import Step
 
-MIB = 1 << 20
 BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
 POINTS = 400  # of the drawn timeline
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Bytes of each piece's passes, [virtual stages]."""
-
-    saved: NDArray[np.float64]
-    forward: NDArray[np.float64]
-    backward: NDArray[np.float64]
-    gradients: NDArray[np.float64]
-    peak_gradients: NDArray[np.float64]
-    later: NDArray[np.float64]
+_Loads: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +65,8 @@ def memory_of(
     exact = _exact(layout) or keeping(layout.plan.framework).expandable
     headroom = 0.0 if exact else float(memory_document()["headroom"])
     capacity = layout.cluster.gpu.usable_memory_bytes - outside
-    sizes = _Sizes(
-        *(
-            np.array([getattr(piece.passes, name) for piece in pieces], np.float64)
-            for name in (
-                *("saved_bytes", "forward_workspace_bytes", "backward_workspace_bytes"),
-                *("gradient_bytes", "peak_gradient_bytes", "later_workspace_bytes"),
-            )
-        )
-    )
-    drafts = [_draft(layout, pieces, schedule, rank, sizes) for rank in range(schedule.stages)]
+    loads = _loads(pieces, schedule)
+    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
     allocated = [sum(categories.values()) for categories, _ in drafts]
     reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
     found = []
@@ -108,48 +91,28 @@ def memory_of(
 
 def outside_bytes(layout: Layout) -> int:
     """What is on the device outside of the allocator."""
-    if _exact(layout):
-        return 0
-    document = memory_document()
     communicators = sum(layout.group(name).size > 1 for name in ("tp", "cp", "dp", "ep", "pp"))
-    return int((document["context_mib"] + document["communicator_mib"] * communicators) * MIB)
+    return outside_of_allocator(layout.cluster, communicators)
 
 
 def _draft(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, sizes: _Sizes
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, loads: _Loads
 ) -> tuple[dict[str, int], _Walk]:
-    """Allocated bytes at the peak, by category."""
+    """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
     held = [pieces[v] for v in schedule.virtual_stage[rank]]
     state = _state(layout, held)
-    walk = _walk(layout, pieces, rank, sizes, schedule)
-    root = sum(piece.root_bytes for piece in held)
-    buckets = float(sum(_buckets(layout, held)))
+    fresh = fresh_gradients(layout)
+    walk = _walk(layout, pieces, rank, loads, schedule)
     updating = float(sum(_updated(layout, held)))
-    if layout.habits.pure_precision:
-        return _plain_draft(state, walk, buckets, updating)
-    activations, workspace = walk.held, walk.workspace + root
-    if updating > activations + workspace:  # the peak is in the optimizer step
-        activations, workspace = 0.0, updating
-    categories = {
-        "parameters": state.parameters + walk.parameters,
-        "gradients": state.gradients + walk.gradients + buckets,
-        "optimizer": state.optimizer,
-        "activations": activations,
-        "workspace": workspace,
-    }
-    return {name: int(value) for name, value in categories.items()}, walk
-
-
-def _plain_draft(state: State, walk: _Walk, buckets: float, updating: float) -> tuple[dict[str, int], _Walk]:
-    """As `_draft`, where gradients come and go. The optimizer's step is told as part of the last action."""
-    in_step = state.gradients + updating
+    in_step = updating + (state.gradients if fresh else 0.0)
     if in_step > walk.peak:
         levels = walk.levels.copy()
         levels[-1] = max(levels[-1], in_step)
-        walk = _Walk(len(levels) - 1, 0.0, updating, levels, state.gradients)
+        walk = _Walk(len(levels) - 1, 0.0, updating, levels, in_step - updating)
+    standing = 0.0 if fresh else state.gradients
     categories = {
-        "parameters": state.parameters,
-        "gradients": walk.gradients + buckets,
+        "parameters": state.parameters + walk.parameters,
+        "gradients": standing + walk.gradients + float(sum(_buckets(layout, held))),
         "optimizer": state.optimizer,
         "activations": walk.held,
         "workspace": walk.workspace,
@@ -168,38 +131,57 @@ def _state(layout: Layout, held: list[Piece]) -> State:
     return replace(state, gradients=0.0) if layout.shares_once else state
 
 
+def _loads(pieces: tuple[Piece, ...], schedule: Schedule) -> _Loads:
+    """int64[first or later, kinds, virtual stages, fields of `Load`]."""
+    table = np.zeros((2, len(Kind), len(pieces), len(Load._fields)), np.int64)
+    known: dict[tuple[int, Kind, bool], Load] = {}
+    for kind in (Kind(int(one)) for one in np.unique(schedule.kind)):
+        for stage, piece in enumerate(pieces):
+            for later in (False, True):
+                key = (id(piece.passes), kind, later)
+                if key not in known:
+                    known[key] = piece.passes.load(kind, later=later)
+                table[int(later), kind, stage] = known[key]
+    return table
+
+
 def _walk(
-    layout: Layout, pieces: tuple[Piece, ...], rank: int, sizes: _Sizes, schedule: Schedule
+    layout: Layout, pieces: tuple[Piece, ...], rank: int, loads: _Loads, schedule: Schedule
 ) -> _Walk:  # fmt: skip
+    """Through the rank's actions, to the one that holds the most."""
     window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
     kind, stage = schedule.kind[window], schedule.stage_of[window]
-    saved = sizes.saved[stage]
-    forward = kind == Kind.FORWARD
-    after = np.cumsum(np.where(forward, saved, np.where(kind != Kind.BACKWARD_INPUT, -saved, 0.0)))
-    most = after.copy()
-    most[1:] = np.maximum(after[1:], after[:-1])
-    workspace = np.where(forward, sizes.forward[stage], sizes.backward[stage])
-    if layout.shares_once:
-        held = [pieces[v] for v in schedule.virtual_stage[rank]]
-        whole = gathered_chunks(schedule, rank) @ np.array([piece.whole_bytes for piece in held])
-        summed = summed_chunks(schedule, rank) @ np.array([piece.summed_bytes for piece in held])
-        during = most + workspace + whole + summed
-        at = int(np.argmax(during))
-        return _Walk(at, float(most[at]), float(workspace[at]), during, float(summed[at]), float(whole[at]))
-    if not sizes.gradients.any():
-        during = most + workspace
-        at = int(np.argmax(during))
-        return _Walk(at, float(most[at]), float(workspace[at]), during)
+    held = [pieces[v] for v in schedule.virtual_stage[rank]]
     makes = np.zeros(len(kind), bool)
     backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
     makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
-    made = np.where(makes, sizes.gradients[stage], 0.0)
-    there = np.cumsum(made) - made
-    workspace = np.where(forward | makes, workspace, sizes.later[stage])
-    during = most + workspace + there
+    adds, most, learned, learns = loads[np.where(makes, 0, 1), kind, stage].astype(np.float64).T
+    before = np.cumsum(adds) - adds
+    gradients = np.cumsum(learns) - learns
+    parameters = np.zeros(len(kind))
+    if layout.shares_once:
+        sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in held]).T
+        parameters = gathered_chunks(schedule, rank) @ sizes[0]
+        gradients = gradients + summed_chunks(schedule, rank) @ sizes[1] + unmerged_chunks(schedule, rank) @ sizes[2]
+    root = float(sum(piece.root_bytes for piece in held)) + _buffers(pieces, schedule, rank)
+    during = before + most + gradients + parameters + root
     at = int(np.argmax(during))
-    own = float(sizes.peak_gradients[stage[at]]) if makes[at] else 0.0
-    return _Walk(at, float(most[at]), float(workspace[at]) - own, during, float(there[at]) + own)
+    stays = max(0.0, float(adds[at]))
+    return _Walk(
+        at,
+        held=float(before[at]) + stays,
+        workspace=float(most[at] - learned[at]) - stays + root,
+        levels=during,
+        gradients=float(gradients[at] + learned[at]),
+        parameters=float(parameters[at]),
+    )
+
+
+def _buffers(pieces: tuple[Piece, ...], schedule: Schedule, rank: int) -> float:
+    """Where every micro-batch's tensors from other ranks have buffers of their own."""
+    held = {int(v) for v in schedule.virtual_stage[rank]}
+    ends = [(v, v - 1) for v in held if v > 0] + [(v, v + 1) for v in held if v < len(pieces) - 1]
+    return schedule.micro_batches * sum(pieces[v].buffer_bytes for v, other in ends if other not in held)
 
 
 def _reserved(
@@ -209,16 +191,17 @@ def _reserved(
     slack = memory_document()["slack"]
     if _exact(layout):
         return allocated
-    if keeping(layout.plan.framework).expandable:
+    keep, fullest = keeping(layout.plan.framework), int(np.argmax(allocated))
+    if keep.expandable and not keep.fsdp2:  # one stream, and pages that can be anywhere
         return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
-    shown = {0, int(np.argmax(allocated))}
+    shown = {fullest} if keep.expandable else {0, fullest}
     replayed = {rank: _replay(layout, pieces, schedule, rank, peaks[rank], capacity) for rank in sorted(shown)}
     ratio = max(result.peak_reserved_bytes / max(1, allocated[rank]) for rank, result in replayed.items())
     whole = [
         replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
         for rank, value in enumerate(allocated)
     ]
-    more = 1.0 + float(slack["segments"])
+    more = 1.0 if keep.expandable else 1.0 + float(slack["segments"])
     return [int(max(value, least) * more) for value, least in zip(whole, allocated, strict=True)]
 
 
@@ -227,21 +210,28 @@ def _replay(
 ) -> AllocatorResult:  # fmt: skip
     """Two steps of a rank class; beyond `capacity` only when nothing that the allocator can give back is enough."""
     held = [pieces[v] for v in schedule.virtual_stage[rank]]
-    events = two_steps(_actions(pieces, schedule, rank, peak), _resident(layout, held))
-    result = replay_allocator(events[:, 0], events[:, 1], capacity_bytes=capacity)
-    return result if result.oom_event is None else replay_allocator(events[:, 0], events[:, 1])
+    events, stream = two_steps(
+        _actions(pieces, schedule, rank, peak), _resident(layout, held, _buffers(pieces, schedule, rank))
+    )
+    expandable = keeping(layout.plan.framework).expandable
+    result = replay_allocator(
+        events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
+    )
+    if result.oom_event is None:
+        return result
+    return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
 
 
-def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int) -> list[tuple[Passes, bool, int]]:
+def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int) -> list[tuple[Passes, Kind, int]]:
     """The rank's passes of the micro-batches that have begun by its peak, and of the next: then everything repeats."""
     window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
     kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
     key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
     begins = np.flatnonzero(kind == Kind.FORWARD)
     begun = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
-    wanted = np.isin(key, begun) & (kind != Kind.BACKWARD_INPUT)
+    wanted = np.isin(key, begun)
     rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
-    return [(pieces[v].passes, k == Kind.FORWARD, name) for v, k, name in rows]
+    return [(pieces[v].passes, Kind(k), name) for v, k, name in rows]
 
 
 def _weights(held: Sequence[Piece]) -> list[float]:
@@ -257,7 +247,7 @@ def _weights(held: Sequence[Piece]) -> list[float]:
     return found
 
 
-def _resident(layout: Layout, held: list[Piece]) -> Resident:
+def _resident(layout: Layout, held: list[Piece], buffers: float) -> Resident:
     """Tensors outside of passes."""
     plan, stage = layout.plan, layout.plan.zero_stage or 0
     state = _state(layout, held)
@@ -275,13 +265,33 @@ def _resident(layout: Layout, held: list[Piece]) -> Resident:
         share, made_later = 1.0, state.optimizer / moments
         transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
         state = replace(state, gradients=0.0)
+    elif fresh_gradients(layout) and layout.micro_batches == 1:
+        transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
+        state = replace(state, gradients=0.0)
     first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
     first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *_buckets(layout, held)]
+    first += [int(buffers), *_pools(layout, held)]
     return Resident(
         first=tuple(size for size in first if size > 0),
         optimizer=tuple(size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0),
         transient=tuple(size for size in transient if size > 0),
     )
+
+
+def _pools(layout: Layout, held: list[Piece]) -> list[int]:
+    """FSDP2 in a pipeline, whose passes gather and reduce nothing: what its streams for that hold on to.
+
+    The shards of the gradients; and, where layers are gathered one by one, the flat buffers of two units.
+    """
+    if not layout.shares_once:
+        return []
+    shards = state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
+    found = [int(shards.gradients)]
+    if layout.schedule in LAYER_BY_LAYER and keeping(layout.plan.framework).fsdp2:
+        sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
+        whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
+        found.append(int(whole * sum(sorted(sizes)[-2:])))
+    return found
 
 
 def _buckets(layout: Layout, held: list[Piece]) -> list[int]:

@@ -67,7 +67,8 @@ class _Rank:
         for number in range(STEPS):
             self.counted = [0, 0, 0]
             self._step(first=number == 0)
-        return NewBytes(*self.counted, self.heap.most_bytes)
+        forward, backward, optimizer = self.counted
+        return NewBytes(forward, backward, optimizer, self.heap.most_bytes)
 
     def _step(self, first: bool) -> None:
         chunks: dict[tuple[int, int, int], int] = {}  # (piece, micro-batch, slot) -> chunk

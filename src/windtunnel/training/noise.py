@@ -17,11 +17,11 @@ from windtunnel.engine.samples import Draw, Source, from_tables, lognormal
 from windtunnel.graph import OpKind
 from windtunnel.training.disturbances import Slow, cell_factors, cells_of, stage_times, tied_replicas
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import Step
 from windtunnel.training.op_noise import pass_factors
 from windtunnel.training.passes import slowed_passes
 from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.step import Step
 
 KEYS = {"jitter": 1, "pause": 2, "noise": 3}
 KNOTS = 5  # temperatures at which the passes of a warming cell are priced; straight lines between them

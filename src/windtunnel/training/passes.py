@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,7 @@ from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind, Schedule
 from windtunnel.training.segments import Phase, build_segment
-
-if TYPE_CHECKING:
-    from windtunnel.training.lower import Step
+from windtunnel.training.step import Step
 
 PHASE = {
     Kind.FORWARD: Phase.FORWARD,

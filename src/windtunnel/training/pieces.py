@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from windtunnel.cost.training import software
 from windtunnel.model import Layer
-from windtunnel.model.operations import (
-    Operation,
-    Shard,
-    embedding_operations,
-    head_operations,
-    layer_operations,
-)
+from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.model.operations import Operation, Shard
 from windtunnel.model.plain_operations import (
     plain_embedding_operations,
     plain_head_operations,
     plain_layer_operations,
 )
-from windtunnel.training.allocations import Passes, Unit, string_together, with_gradients
+from windtunnel.training.allocations import Passes
 from windtunnel.training.keeping import Keeping, keeping, memory_document
 from windtunnel.training.layout import Layout
-from windtunnel.training.plain_tensors import Style, write_plain
+from windtunnel.training.pass_tapes import Stringing, Unit, string_together
+from windtunnel.training.plain_autograd import Style
+from windtunnel.training.plain_tensors import write_plain
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.router_load import RouterLoad, rank_loads_of
+from windtunnel.training.schedules import SPLIT
 from windtunnel.training.segments import Block
 from windtunnel.training.tensors import Tape, write
+
+PYTORCH_ATTENTION = ("pytorch", "torchtitan", "fsdp")  # frameworks that call scaled_dot_product_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Piece:
     root_bytes: float  # parameters that are gathered all through a pass
     whole_bytes: float  # gathered parameters, where they stay for longer than a pass
     summed_bytes: float  # unsharded gradients, likewise
+    buffer_bytes: float  # of one tensor that it is sent or sends, where there is a buffer for every micro-batch
+    unmerged_bytes: float  # weight gradients that a split backward leaves until the next micro-batch adds them up
     key: tuple[object, ...]  # pieces with the same key have the same passes
 
 
@@ -62,8 +65,10 @@ def shard_of(layout: Layout) -> Shard:
         activation_bytes=4 if plan.precision == "fp32" else 2,
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
-        # On a GPU; a CPU's kernel takes fp32 and any number of heads.
-        fused_groups=plan.precision != "fp32" or layout.cluster.gpu.generation == "cpu",
+        # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
+        fused_groups=plan.precision != "fp32"
+        or layout.cluster.gpu.generation == "cpu"
+        or plan.framework not in PYTORCH_ATTENTION,
     )
 
 
@@ -142,6 +147,8 @@ def _piece(
         )
         blocks.append(Block(head, table + model.norm_parameters))
     keep = keeping(plan.framework, plan.release)
+    if keep.loss["logits_kept"] == "pipelined":
+        keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
     ends = [number for number in (0, len(blocks) - 1) if blocks[number].is_end] if blocks else []
     root = 0.0
     if keep.root_gathered and layout.gathers_in_passes:
@@ -150,13 +157,14 @@ def _piece(
     own = iter(kept)
     held = [block if block.is_end else replace(block, operations=next(own)) for block in blocks]
     received = 0 if first else int(stream)
+    how = _stringing(layout, keep, first)
     if shard.fused_projections:
-        units = _units(layout, shard, held, keep, tapes, ends if root else [])
-        passes = string_together(units, received, (plan.zero_stage or 0) >= 2)
+        passes = string_together(_units(layout, shard, held, keep, tapes, ends if root else []), received, how)
     else:
-        units = _plain_units(layout, shard, held, keep, tapes, later=False)
-        passes = with_gradients(units, _plain_units(layout, shard, held, keep, tapes, later=True), received)
+        units, later = (_plain_units(layout, shard, held, keep, tapes, later=which) for which in (False, True))
+        passes = string_together(units, received, how, later)
     parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks)
+    summed = parameters + (vocabulary * (_table_parts(layout) - 1) if first else 0.0)
     return Piece(
         blocks=tuple(blocks),
         n_layers=len(layers),
@@ -165,9 +173,32 @@ def _piece(
         passes=passes,
         root_bytes=root,
         whole_bytes=parameters * _gathered_width(layout, shard) if layout.shares_once and plan.zero_stage == 3 else 0.0,
-        summed_bytes=parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.shares_once else 0.0,
+        summed_bytes=summed * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.shares_once else 0.0,
+        buffer_bytes=stream if how.buffers else 0.0,
+        unmerged_bytes=parameters * shard.activation_bytes if layout.shares_once and how.split == "graph" else 0.0,
         key=key,
     )
+
+
+def _table_parts(layout: Layout) -> int:
+    """Of how many ranks' parts the embedding's gradient is at first: DTensor makes that of the whole table on each."""
+    return layout.plan.tp if layout.habits.copies_exchanges else 1
+
+
+def fresh_gradients(layout: Layout) -> bool:
+    """Whether gradients are made anew in every step, and not kept in buffers of their own."""
+    made = keeping(layout.plan.framework).weight_gradients and layout.reduces_in_passes
+    return layout.habits.pure_precision or made
+
+
+def _stringing(layout: Layout, keep: Keeping, first: bool) -> Stringing:
+    stage, whole = layout.plan.zero_stage or 0, layout.habits.pure_precision
+    split: Literal["", "linears", "graph", "late"] = ""
+    if layout.plan.pp > 1 and layout.schedule in SPLIT:
+        # The first stage of torch.distributed.pipelining does everything in the second half.
+        split = "linears" if not keep.torch_pipelining else "late" if first else "graph"
+    buffers = keep.torch_pipelining and layout.plan.pp > 1
+    return Stringing(at_once=stage >= 2, stays=whole, fsdp2=keep.fsdp2, split=split, buffers=buffers)
 
 
 def _gathered_width(layout: Layout, shard: Shard) -> int:
@@ -204,18 +235,29 @@ def _units(
     for number, block in enumerate(blocks):
         # A share of the blocks, evenly spread.
         whole = int((number + 1) * share) > int(number * share)
-        table = block.dense_parameters * shard.activation_bytes if block.operations[0].name == "embedding" else 0.0
+        embeds = block.operations[0].name == "embedding"
+        table = block.dense_parameters * _table_parts(layout) * shard.activation_bytes if embeds else 0.0
         key = (id(block.operations), block.recompute, block.offload, whole, table)
         if key not in tapes:
             tapes[key] = write(
                 block.operations, 0.0 if table else stream, keep if whole else bare, parts=plan.recompute_parts,
                 recompute=block.recompute, offload=block.offload, precision=plan.precision, tp=plan.tp,
-                table_bytes=table if keep.weight_gradients else 0.0,
+                table_bytes=table if keep.weight_gradients else 0.0, compiled=shard.fused,
             )  # fmt: skip
         parameters = block.dense_parameters + block.expert_parameters
         gathered = parameters * width if layout.gathers_in_passes and number not in ends else 0.0
         reduced = parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.reduces_in_passes else 0.0
-        units.append(Unit(tapes[key], int(gathered), int(reduced), root=number in ends))
+        kept = 0.0
+        if fresh_gradients(layout):
+            own = block.dense_parameters / layout.shard_group + block.expert_parameters / layout.group("edp").size
+            kept = own * GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        flat = gathered
+        if number in ends[:1]:
+            flat = width * sum(blocks[one].dense_parameters + blocks[one].expert_parameters for one in set(ends))
+        if not keep.fsdp2 or layout.shard_group == 1:
+            flat = 0.0
+        sizes = (int(gathered), int(flat), int(reduced), int(kept))
+        units.append(Unit(tapes[key], *sizes, number in ends))
     return units
 
 
@@ -245,7 +287,7 @@ def _plain_units(
                 block.operations, 0.0 if embeds else stream, keep, style, recompute=block.recompute,
                 offload=block.offload, later=later, table_bytes=table if embeds else 0.0,
             )  # fmt: skip
-        units.append(Unit(tapes[key], 0, 0))
+        units.append(Unit(tapes[key]))
     return units
 
 

@@ -65,3 +65,22 @@ def fetches(schedule: Schedule, rank: int) -> list[Fetch]:
     new[1:] &= ~there[:-1]
     found = [Fetch(int(before), int(ahead[before, chunk]), int(chunk)) for before, chunk in np.argwhere(new)]
     return sorted(found)
+
+
+def unmerged_chunks(schedule: Schedule, rank: int) -> NDArray[np.bool_]:
+    """bool[actions of the rank, chunks]: which chunks have one micro-batch's weight gradients as an action begins.
+
+    Where the backward is split, these stay as the second half left them until the next micro-batch's first half, whose
+    hooks add them to the sum.
+    """
+    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+    kind, chunk = schedule.kind[window], schedule.chunk[window]
+    own = chunk[:, None] == np.arange(schedule.chunks)
+    place = np.arange(1, len(kind) + 1)[:, None]
+    made, merged = (
+        np.maximum.accumulate(np.where(np.isin(kind, kinds)[:, None] & own, place, 0))
+        for kinds in ((Kind.BACKWARD_WEIGHT,), (Kind.BACKWARD_INPUT, Kind.BACKWARD))
+    )
+    there: NDArray[np.bool_] = np.zeros(own.shape, bool)
+    there[1:] = (made > merged)[:-1]
+    return there

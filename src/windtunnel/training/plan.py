@@ -146,7 +146,7 @@ def _spec_error(error: ValidationError, where: str | None) -> SpecError | Unknow
     if first["type"] == "extra_forbidden":
         return UnknownNameError("plan field", name, Plan.model_fields, remedy=f"(in {where})" if where else None)
     if first["type"] == "missing":
-        return SpecError(name, None, "is required", where)
+        return SpecError(name, None, "the plan needs it", where)
     message = first["msg"][0].lower() + first["msg"][1:]
     return SpecError(name, first["input"], message, where)
 

@@ -27,7 +27,6 @@ from windtunnel.training.disturbed import disturb, with_waiting
 from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.imbalance import busiest_experts, mean_document, packed, routed, with_router
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
-from windtunnel.training.lower import Step
 from windtunnel.training.memory import memory_of
 from windtunnel.training.pass_builder import owned
 from windtunnel.training.pieces import pieces_of
@@ -39,6 +38,7 @@ from windtunnel.training.router_load import parse_router_load
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.sequence_lengths import read_lengths
 from windtunnel.training.simulated import Simulated, simulate
+from windtunnel.training.step import Step
 
 BUBBLE = "pipeline bubble"
 STRAGGLING = "waiting for the slowest rank"
@@ -163,7 +163,7 @@ def _result(
     return Result(
         status="infeasible" if trouble else "ok",
         spec={
-            "version": _version(),
+            "version": product_version(),
             "model": model.to_dict(),
             "cluster": layout.cluster.told(),
             "plan": plan.model_dump(mode="json") | {"dp": layout.dp, "etp": layout.etp, "schedule": layout.schedule},
@@ -200,7 +200,8 @@ def _result(
 
 
 @lru_cache(maxsize=1)
-def _version() -> str:
+def product_version() -> str:
+    """Of the installed package, for what a result was made by."""
     try:
         return version("windtunnel")
     except PackageNotFoundError:  # run from a source tree that nobody installed

@@ -20,6 +20,7 @@ from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
 from windtunnel.cost.collectives import collective, explain, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
+from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.errors import LayoutError
 from windtunnel.hardware.calibration import LARGER_PROCESSES
@@ -27,7 +28,6 @@ from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 from windtunnel.training.plan import Plan
 
-THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
 ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
 LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
@@ -35,7 +35,6 @@ NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device
 # each number of rows: forward, input's and weight's gradient, of two matrices. Routed rows are taken to be anything
 # from none to three times the mean, which is an assumption.
 SHAPES_REMEMBERED, SHAPES_PER_ROWS, ROUTED_SPREAD = 1024, 6, 3.0
-SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
 
 # What runs beside an op's kernel in plain PyTorch, eagerly: calls of modules, views, nodes of autograd. Read off
 # PyTorch 2.13: `linear` views its input as a matrix and its output back, and going back each of these is a node, as are
@@ -309,31 +308,11 @@ class Pricer:
         m, n, k = (max(1, round(size)) for size in (m, n, k))
         if self.calibrated is not None:  # what belongs to no linear layer
             return self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
-        # The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look
-        # slower than its halves in turn. Throttling is `_sustained`'s business; here the halves set the burst rate.
-        price = self.kernels.gemm(m, n, k, dtype)
-        for parts in (2, 4):
-            if m % parts == 0 and 2.0 * m * n * k / parts > THROTTLED_FLOPS:
-                price = min(
-                    price, self.kernels.gemm(m // parts, n, k, dtype).scaled(parts), key=lambda one: one.seconds
-                )
-        return self._sustained(price, 2.0 * m * n * k, dtype)
+        return sustained_gemm(self.kernels, self.training, m, n, k, dtype, self._software)
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        price = self.kernels.grouped_gemm(int(groups), m, max(1, round(n)), max(1, round(k)), dtype)
-        return self._sustained(price, 2.0 * groups * m * n * k, dtype)
-
-    def _sustained(self, price: Price, flops: float, dtype: str) -> Price:
-        """Level off at the rate that power sustains: a smooth maximum of the timed burst and of the sustained rate."""
-        shares, gpu = self.training.sustained.gemm, self.layout.cluster.gpu
-        # Both 16-bit formats run on the same units: where one was not fitted, the other's share holds.
-        share = shares.get(dtype, shares.get("bf16") if dtype == "fp16" else None)
-        if share is None or price.seconds == 0.0:
-            return price.scaled(self._software)
-        limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops(dtype))
-        together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
-        return price.scaled(together / price.seconds * self._software)
+        return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype, self._software)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
         width = 4.0 if self._dtype == "fp32" else 2.0

@@ -19,12 +19,12 @@ from windtunnel.graph.footprint import refuse_if_too_large
 from windtunnel.training.contention import LinkFactors
 from windtunnel.training.disturbances import in_step
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import DP, STREAMS, Step
 from windtunnel.training.nics import step_sharing
 from windtunnel.training.pass_builder import Segment
 from windtunnel.training.passes import PARTS, nic_parts, passes_at
 from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.step import DP, STREAMS, Step
 
 
 @dataclass(frozen=True, eq=False)

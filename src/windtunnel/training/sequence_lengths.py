@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from windtunnel.errors import SpecError
 from windtunnel.training.histogram_file import read_histogram
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import Step
 from windtunnel.training.passes import pass_durations
 from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.step import Step
 
 FORMS = (("length", "count"),)
 SEE = "give a CSV file with the header length,count"

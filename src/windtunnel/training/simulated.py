@@ -8,11 +8,12 @@ import numpy as np
 
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import Step, lower
+from windtunnel.training.lower import lower
 from windtunnel.training.nics import step_sharing
 from windtunnel.training.pieces import Piece
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Schedule
+from windtunnel.training.step import Step
 
 
 @dataclass(frozen=True, eq=False)

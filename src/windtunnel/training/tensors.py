@@ -18,11 +18,15 @@ from windtunnel.training.keeping import (
     INPUT,
     READS_NORM,
     Keeping,
+    Learner,
     Step,
     Writer,
     drops_own,
     input_is_recomputed,
+    kept_products,
 )
+
+FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +40,20 @@ class Tape:
     incoming: int  # slot of the gradient of the output, -1 for the loss
     outgoing: int  # slot of the gradient of the input, -1 for the embedding
     weights: tuple[int, ...]  # slots of weight gradients; whoever strings tapes together frees them
+    learners: tuple[Learner, ...] = ()  # backward, in its order
 
 
 def write(
     operations: tuple[Operation, ...], input_bytes: float, keep: Keeping, *, parts: frozenset[str] = frozenset(),
     recompute: bool = False, offload: bool = False, precision: str = "bf16", tp: int = 1, table_bytes: float = 0.0,
+    compiled: bool = False,
 ) -> Tape:  # fmt: skip
     """The tape of one block.
 
     `parts`: of selective recomputation. `input_bytes` is 0 for the embedding; `table_bytes` is then what the gradient
     of its table takes.
     """
-    writer = Writer(keep, frozenset() if recompute else parts, precision, tp)
+    writer = Writer(keep, frozenset() if recompute else parts, precision, tp, compiled)
     writer.size[INPUT], writer.holds[INPUT] = int(input_bytes), 1
     if recompute:
         writer.hold(INPUT)  # the checkpoint
@@ -60,11 +66,19 @@ def write(
         away = sorted({slot for step in steps for slot in step.held}) if offload else []
         away = [slot for slot in away if slot != output]
         forward = writer.events + [(slot, 0) for slot in away]
-        writer.events = [(slot, writer.size[slot]) for slot in away]
+        writer.events = [(slot, writer.bytes_of(slot)) for slot in away]
     incoming = writer.reserve(writer.size[output]) if output >= 0 else -1
     outgoing = BackwardTape(writer, incoming, table_bytes).run(steps)
-    sizes = [writer.size[slot] for slot in range(writer.slots)]
-    return Tape(tuple(forward), tuple(writer.events), tuple(sizes), output, incoming, outgoing, tuple(writer.gradients))
+    return Tape(
+        tuple(forward),
+        tuple(writer.events),
+        writer.sizes(),
+        output,
+        incoming,
+        outgoing,
+        tuple(writer.gradients),
+        tuple(writer.learners),
+    )
 
 
 class ForwardTape:
@@ -77,9 +91,12 @@ class ForwardTape:
         self.residual = self.normed = self.aside = -1
         self.readers = 0  # ops that have yet to read the norm's output
         self.branches: list[int] = []  # queries, keys, values
+        self.products: dict[str, float] = {}  # share of its output that per-op recomputation keeps, by name
 
     def run(self, operations: tuple[Operation, ...]) -> tuple[list[Step], int]:
         """Steps for the backward pass, and the slot of the output (-1 for the loss)."""
+        if "ops" in self.w.parts:
+            self.products = kept_products(operations, self.w.compiled)
         for number, op in enumerate(operations):
             if op.kind == "transfer" and not op.output_bytes:
                 continue
@@ -87,6 +104,8 @@ class ForwardTape:
                 self._norm(op, operations[number + 1 :])
             elif op.kind in ("gemm", "grouped_gemm"):
                 self._gemm(op, operations[number - 1] if number else None)
+            elif op.variant == "products":
+                self._products(op)
             elif op.name in ("core_attention", "scores", "softmax", "context"):
                 self._attention(op)
             else:
@@ -161,13 +180,15 @@ class ForwardTape:
             again = w.size[source] if dropped else 0.0
         if dropped and op.part in w.parts and op.name in READS_NORM:
             held += self._keep(source, True)  # recomputation starts from here
-        out = w.new(op.output_bytes)
+        kept = self.products.get(op.name, 0.0)
+        if 0.0 < kept < 1.0:  # a tensor of its own
+            product = w.new(kept * op.output_bytes)
+            held += self._keep(product, True)
+            w.drop(product)
+        out = w.new(op.output_bytes, 1.0 - kept if kept < 1.0 else 1.0)
+        held += self._keep(out, kept == 1.0)
         if op.after is not None and op.after.kind == "reduce_scatter":
             out = w.moved(out, op.output_bytes / w.tp)
-        if "ops" in w.parts and op.part != "head":  # every other matrix product is kept: half of each
-            half = w.new(op.output_bytes / 2)
-            held += self._keep(half, True)
-            w.drop(half)
         w.drop(*passing)
         self._done(op, source)
         if op.name in BRANCHES:
@@ -215,6 +236,27 @@ class ForwardTape:
         if inner and op.name == "softmax":
             again = op.saved_bytes
         self._step(op, size, held, again)
+
+    def _products(self, op: Operation) -> None:
+        """Attention without a kernel of its own: as `plain_rules` has it."""
+        w = self.w
+        batch, s, _, heads, _, d, dv, *_ = op.shape
+        rows = FP32 * batch * heads * s
+        dropped = bool(w.parts & {"attention", "core_attention"})
+        size = sum(w.size[slot] for slot in self.branches)
+        wide = [w.new(rows * d), w.new(rows * d), w.new(rows * dv)]
+        masked = [w.new(rows * s), w.new(rows * s)]
+        w.drop(*masked)
+        soft = [w.new(rows * s), w.new(rows * s), w.new(rows * s / FP32)]
+        w.drop(*soft)
+        scores = w.new(rows * s)
+        held = [slot for one in (*wide, scores) for slot in self._keep(one, not dropped)]
+        sources = [slot for one in self.branches for slot in self._keep(one, dropped)]
+        again = sum(w.size[one] for one in (*wide, scores)) if dropped else 0.0
+        out = w.new(op.output_bytes)
+        w.drop(*wide, scores, *self.branches)
+        self.branches, self.now = [], out
+        self._step(op, size, held + sources, again)
 
     def _memory(self, op: Operation) -> None:
         w = self.w
@@ -274,7 +316,8 @@ class ForwardTape:
         w, rules = self.w, self.w.keep.loss
         logits = op.saved_bytes / 4.0
         size = w.size[self.now]
-        work = [w.new(width * logits) for width in self._widths("work")]
+        widths = self._widths("work")
+        work = [w.new(width * logits) for width in (widths[1:] if size >= FP32 * logits else widths)]
         kept = [w.new(width * logits) for width in rules["kept"]]
         held = list(kept)
         w.drop(*work)

@@ -17,8 +17,8 @@ from windtunnel.graph import Graph, OpKind
 from windtunnel.result import Waiting
 from windtunnel.training.culprits import Culprits
 from windtunnel.training.layout import Layout
-from windtunnel.training.lower import COMPUTE, DP, PP_BACKWARD, PP_FORWARD, STREAMS, Step
 from windtunnel.training.replicas import Unfolded
+from windtunnel.training.step import COMPUTE, DP, PP_BACKWARD, PP_FORWARD, STREAMS, Step
 
 
 def waiting_of(

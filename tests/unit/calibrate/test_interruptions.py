@@ -83,6 +83,16 @@ def test_what_does_not_fit_is_left_out_and_said(
 
 
 @pytest.mark.usefixtures("quick")
+def test_ops_that_no_time_was_left_for_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=count(0.0, 1.0).__next__))  # at once too late
+    options = {"write": whole, "device": "cpu", "budget_s": 1.0, "begun": 0.0}
+    notes = calibrate(tmp_path / "my.yaml", only=("adamw",), **options).found.notes
+    assert "no time was left to measure adamw: give more --budget" in notes
+    notes = calibrate(tmp_path / "other.yaml", only=("copy",), **options).found.notes
+    assert not any("no time was left" in note for note in notes)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("large", "said"), [(2e-10, False), (6e-10, True)])
 def test_pages_that_cost_more_in_large_processes_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: float, said: bool

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calibrated_cpu import calibrated_cpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from windtunnel.calibrate.document import to_yaml
 from windtunnel.cli.app import main
+from windtunnel.cli.captured import answered_captured
 from windtunnel.cli.output import cold
 from windtunnel.cli.plan_flags import SWITCHES, PlanFlags, check_whole_numbers, switches_spelled_out
 from windtunnel.cli.question import Question
+from windtunnel.cli.run import _asked
 from windtunnel.errors import UserError
 from windtunnel.training.plan import Plan, read_plan
 
@@ -127,6 +131,41 @@ def test_setting_nothing_new_changes_nothing() -> None:
 def test_a_set_that_means_nothing_is_one_message(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         ask(text)
+
+
+def test_a_setting_out_of_range_names_the_option_and_the_key() -> None:
+    with pytest.raises(UserError, match=r"^--set: model\.layers = -1: "):
+        ask("model.layers=-1")
+
+
+def test_a_model_that_is_none_is_said_before_what_else_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds neither config\.json nor captured\.yaml"):
+        Question.asked(str(tmp_path), "h100-sxm:8", None, {}, ())
+    with pytest.raises(UserError, match=r"unknown model 'captures'.*captured folder"):
+        Question.asked("captures", "h100-sxm:8", None, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model.layers=3", "^--set = 'model.layers=3': of a captured script only cluster"),
+        ("cluster.nic", "PART.KEY=VALUE"),
+        ("cluster.nic=fast", "^--set: cluster.nic = 'fast': "),
+        ("cluster.gpu.flops.bf16=fast", "^--set: cluster.gpu.flops.bf16 = 'fast': "),
+    ],
+)
+def test_settings_of_a_captured_script_are_read_as_all_others(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        answered_captured(str(tmp_path), cluster="h100-sxm:8", plan=None, flags={}, set=(text,))
+
+
+def test_peers_on_links_that_were_not_measured_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.yaml").write_text(to_yaml(calibrated_cpu()))
+    (tmp_path / "train.py").write_text("")
+    words = [str(tmp_path / "train.py")]
+    for gpus, said in ((1, False), (2, True)):
+        _asked(words, f"{tmp_path}/my.yaml:{gpus}", None, 0, (), "none", 0, "like-me", None, None, False)
+        assert ("windtunnel calibrate --collectives --out" in capsys.readouterr().err) == said
 
 
 def test_what_is_missing_is_named_as_a_flag() -> None:

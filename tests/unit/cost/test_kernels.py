@@ -13,6 +13,8 @@ from windtunnel.cost.kernels import KernelCosts, kernel_costs, mean_kv_length
 from windtunnel.cost.price import Price, Source
 from windtunnel.cost.tables import package_data
 from windtunnel.errors import SpecError
+from windtunnel.hardware import get_gpu
+from windtunnel.hardware.gpu import DTYPES as DTYPES_OF_GPUS
 from windtunnel.hardware.gpu import Gpu, KernelScale
 
 GB = 2**30
@@ -237,6 +239,22 @@ def test_what_the_gpu_cannot_do_is_said_plainly() -> None:
         kernel_costs(UNTIMED).gemm(0, 1024, 1024, "bf16")
     with pytest.raises(SpecError, match="m_per_group"):
         kernel_costs(UNTIMED).grouped_gemm(4, 0.0, 1024, 1024, "bf16")
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "b200-sxm", "mi300x", "l40s", "gaudi2"])
+def test_every_format_that_a_gpu_has_a_rate_for_is_priced(name: str) -> None:
+    gpu = get_gpu(name)
+    costs = kernel_costs(gpu)
+    for dtype in DTYPES_OF_GPUS:
+        if not gpu.supports(dtype) and dtype != "fp16":
+            with pytest.raises(SpecError, match=f"dtype = {dtype!r}.*no such rate"):
+                costs.gemm(4096, 4096, 4096, dtype)
+            continue
+        for price in (costs.gemm(4096, 4096, 4096, dtype), costs.grouped_gemm(4, 1024, 4096, 4096, dtype)):
+            assert in_order(price)
+            assert price.seconds >= 2.0 * 4096**3 / gpu.flops_per_s.get(dtype, gpu.peak_flops("bf16"))
+    if gpu.supports("fp64"):
+        assert costs.gemm(4096, 4096, 4096, "fp64").seconds >= costs.gemm(4096, 4096, 4096, "bf16").seconds
 
 
 def test_one_group_is_a_plain_gemm_and_fp16_is_bf16() -> None:

@@ -19,7 +19,7 @@ from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.memory import memory_of
 from windtunnel.training.pieces import pieces_of
 from windtunnel.training.plan import Plan
-from windtunnel.training.schedules import Schedule, schedule
+from windtunnel.training.schedules import Kind, Schedule, schedule
 from windtunnel.training.state import state_bytes
 
 GIB = 2**30
@@ -184,8 +184,8 @@ def test_the_replay_reaches_the_same_allocated_peak() -> None:
     """Two descriptions of one thing: the walk over passes and the tensors one by one, one rank, three micro-batches."""
     piece = pieces_of(layout_of(dense(), "h100-sxm:1", global_batch=3))[0]
     passes = piece.passes
-    actions = [(passes, forward, number) for number in range(3) for forward in (True, False)]
-    events = two_steps(actions, Resident((GIB,), (), ()))
+    actions = [(passes, kind, number) for number in range(3) for kind in (Kind.FORWARD, Kind.BACKWARD)]
+    events, _ = two_steps(actions, Resident((GIB,), (), ()))
     walked = GIB + max(
         passes.saved_bytes + passes.forward_workspace_bytes, passes.saved_bytes + passes.backward_workspace_bytes
     )

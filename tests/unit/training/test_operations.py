@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.model import load_model
-from windtunnel.model.operations import Operation, Shard, embedding_operations, head_operations, layer_operations
+from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.model.operations import Operation, Shard
 
 LLAMA = load_model("llama-3-8b")
 MIXTRAL = load_model("mixtral-8x7b")

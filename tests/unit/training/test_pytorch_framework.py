@@ -18,6 +18,7 @@ from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.pieces import pieces_of, tensors_of
 from windtunnel.training.plan import read_plan
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import Kind
 
 PLAN = {"framework": "pytorch", "precision": "fp32", "global_batch": 2, "micro_batch": 2, "seq_len": 256}
 
@@ -111,7 +112,7 @@ def test_every_parameter_is_in_one_tensor(kind: str, tied: bool) -> None:
         == layout.model.parameters
         == sum(p.dense_parameters + p.expert_parameters for p in pieces)
     )
-    assert pieces[0].passes.gradient_bytes == 4 * layout.model.parameters
+    assert pieces[0].passes.load(Kind.BACKWARD).learns == 4 * layout.model.parameters
 
 
 def test_flops_are_those_of_the_fused_layer() -> None:

@@ -10,7 +10,8 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model, transformer
-from windtunnel.model.operations import Shard, layer_operations
+from windtunnel.model.layer_operations import layer_operations
+from windtunnel.model.operations import Shard
 from windtunnel.training import predict, read_plan
 from windtunnel.training.layout import resolve
 from windtunnel.training.router_load import RouterLoad, parse_router_load, rank_loads_of

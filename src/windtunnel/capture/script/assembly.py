@@ -6,12 +6,17 @@ scalars, reads, writes, lies), with ops in `after` and `reads` counted since the
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from windtunnel.capture.script._torch_compat_compile import micro_pipelined_groups
 from windtunnel.capture.script.control_flow import is_script
+from windtunnel.capture.script.micro_pipeline import FACT
 from windtunnel.capture.script.program import Op
 from windtunnel.capture.script.storages import Ledger, worded
+from windtunnel.graph.allocator_settings import settings_in
 
 Row = tuple[Any, ...]
 AFTER, STREAM, PLACE = 7, 8, 9
@@ -22,13 +27,19 @@ def ops_of(rows: list[Row], base: int) -> tuple[Op, ...]:
     return _receives_placed(tuple(_op(row, base) for row in rows))
 
 
-def measured(ledger: Ledger, base: int, last: int) -> dict[str, object]:
-    """Facts of a step: PyTorch's version, and the peak with the Python stack that allocated last."""
+def measured(ledger: Ledger, base: int, last: int, symmetric: Iterable[str] = ()) -> dict[str, object]:
+    """Facts of a step: PyTorch's version and set-up, and the peak with the Python stack that allocated last.
+
+    `symmetric`: groups in which collectives are taken apart though no setting says so.
+    """
     import torch
 
-    frames = ledger.peak_frames
+    frames, allocator = ledger.peak_frames, settings_in(os.environ)
+    apart = sorted({*symmetric, *micro_pipelined_groups()})
     return {
         "torch": str(torch.__version__),
+        **({"allocator": allocator} if allocator else {}),
+        **({FACT: apart} if apart else {}),
         "peak": {
             "bytes": ledger.peak_bytes,
             "op": max(-1, min(ledger.peak_at - base, last)),

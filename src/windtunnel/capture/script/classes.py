@@ -2,8 +2,11 @@
 
 The role of a call's group is its turn among the groups that the rank calls in, and how its members lie: their
 distances from the first. A message's peer is (place of the peer - own place) mod size; the root of a broadcast, reduce,
-gather or scatter is its place in the group. What op i is, what it depends on, where it runs, its shapes and bytes: all
-as recorded. Memory is compared by what matters of it: what is resident in each category, and the peak.
+gather or scatter is its place in the group. A number in the name of a module (`experts.5`) is its turn among those that
+the rank comes to: ranks that hold different experts do the same. What op i is, what it depends on, where it runs, its
+shapes and bytes: all as recorded. But of a kernel that goes over lists of tensors (`_foreach_add_`) only the elements
+count, not how they are cut: FSDP 1 cuts flat shards anywhere, and each rank holds other pieces of parameters. Memory is
+compared by what matters of it: what is resident in each category, and the peak.
 
 Roles are invariant when a group is moved: two ranks at the same places of their own groups have equal programs.
 """
@@ -11,13 +14,15 @@ Roles are invariant when a group is moved: two ranks at the same places of their
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from windtunnel.capture.script.communication import Communication
 from windtunnel.capture.script.program import Op, RankProgram, TensorSpec
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_MULTI_TENSOR = ("aten._foreach_", "aten._fused_ada", "aten._fused_sgd", "aten._amp_foreach_")
 _FIELDS = (
     *("name", "kind", "inputs", "outputs", "communication", "scalars", "stream", "phase", "micro_batch", "recompute"),
     *("module", "flops", "bytes_read", "bytes_written", "after"),
@@ -97,28 +102,71 @@ def peer_offset(call: Communication) -> int:
     return place if call.kind in ROOTED else (place - call.position) % len(call.members)
 
 
+def kind(program: RankProgram) -> str:
+    """Equal for ranks that do the same ops on the same shapes, in whatever order and however often."""
+    ops = {
+        (op.name, op.inputs, op.outputs, None if (call := op.communication) is None else (call.kind, call.bytes))
+        for op in program.ops
+    }
+    text = hashlib.blake2b(digest_size=16)
+    for line in sorted(map(repr, ops)):
+        text.update(line.encode())
+    return text.hexdigest()
+
+
 def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
     turns: dict[str, int] = {}
     lies: dict[tuple[str, int], str] = {}
+    modules, tensors = _ModuleRoles(), _TensorRoles()
     for op in program.ops:
         call = op.communication
+        many = is_multi_tensor(op)
         yield (
             op.name,
             op.kind,
-            tuple(map(tuple, op.inputs)),
-            tuple(map(tuple, op.outputs)),
+            tensors.text(op.inputs, many),
+            tensors.text(op.outputs, many),
             None if call is None else _call_role(call, turns, lies),
             op.scalars,
             op.stream,
             op.phase,
             op.micro_batch,
             op.recompute,
-            op.module,
+            modules.of(op.module),
             float(op.flops),
-            float(op.bytes_read),
-            float(op.bytes_written),
+            0.0 if many else float(op.bytes_read),  # they follow from the tensors
+            0.0 if many else float(op.bytes_written),
             op.after,
         )
+
+
+def is_multi_tensor(op: Op) -> bool:
+    """Whether one kernel goes over lists of tensors of any sizes, as optimizers do."""
+    return op.name.startswith(_MULTI_TENSOR)
+
+
+class _TensorRoles:
+    """Shapes, worded once for each tuple of them: recorded programs share a few."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[int, bool], str] = {}  # by identity, while the program lives
+
+    def text(self, specs: tuple[TensorSpec, ...], many: bool) -> str:
+        """Of the tensors that an op takes or gives."""
+        key = (id(specs), many)
+        found = self._texts.get(key)
+        if found is None:
+            found = self._texts[key] = repr(_totals(specs) if many else tuple(map(tuple, specs)))
+        return found
+
+
+def _totals(specs: Iterable[TensorSpec]) -> tuple[object, ...]:
+    """Elements by dtype and device: numbers without dimensions, such as the step of each parameter, are nothing."""
+    totals: dict[tuple[str, str], int] = {}
+    for shape, dtype, device in specs:
+        if shape:
+            totals[dtype, device] = totals.get((dtype, device), 0) + math.prod(shape)
+    return tuple(sorted(totals.items()))
 
 
 def _call_role(call: Communication, turns: dict[str, int], lies: dict[tuple[str, int], str]) -> tuple[object, ...]:
@@ -146,6 +194,26 @@ def _call_role(call: Communication, turns: dict[str, int], lies: dict[tuple[str,
     )
 
 
+class _ModuleRoles:
+    """Names with turns for numbers, of one program."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, str] = {}
+        self._turns: dict[str, dict[str, int]] = {}  # by what stands before a number
+
+    def of(self, name: str) -> str:
+        """`layers.0.experts.0.w1` of `layers.0.experts.4.w1`, where 4 is the first that the rank comes to."""
+        found = self._roles.get(name)
+        if found is None:
+            parts = name.split(".")
+            for at, part in enumerate(parts):
+                if part.isdigit():
+                    turns = self._turns.setdefault(".".join(name.split(".")[:at]), {})
+                    parts[at] = str(turns.setdefault(part, len(turns)))
+            found = self._roles[name] = ".".join(parts)
+        return found
+
+
 def _place(op: Op) -> str:
     return ", ".join(part for part in (op.name, op.module, op.phase) if part)
 
@@ -154,6 +222,8 @@ def _shown(name: str, op: Op, role: object) -> str:
     """One field for a person."""
     if name == "communication":
         return call_text(op.communication)
+    if name == "module":
+        return repr(op.module)
     if name in ("inputs", "outputs"):
         specs: tuple[TensorSpec, ...] = getattr(op, name)
         return " ".join(f"{spec.dtype}{list(spec.shape)}" for spec in specs) or "none"

@@ -8,6 +8,8 @@
     all_to_all                        everything that this rank sends, its own part included
     send, recv                        the message
     barrier                           0
+
+A `pull` is no call of `torch.distributed`: every member copies so many bytes from another member's memory.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ COLLECTIVES = (
 )
 MESSAGES = ("send", "recv")
 KINDS = (*COLLECTIVES, *MESSAGES)
+PULL = "pull"
 
 
 @dataclass(frozen=True, slots=True)
 class Communication:
     """One call, as the rank that makes it sees it."""
 
-    kind: str  # of KINDS
+    kind: str  # of KINDS, or PULL
     group: str  # torch's name of the process group: the same on all its members
     members: tuple[int, ...]  # global ranks of the group, in its order; one tuple per group, shared by all calls
     position: int  # of this rank in `members`

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from windtunnel.capture.script.fusion import Flow, Graph, Kernel, Value, domain_of, graphs_of
+from windtunnel.capture.script.micro_pipeline import SYMMETRIC
+from windtunnel.capture.script.traced_waits import FUNCTIONAL
 
 MOST_READS = 4  # of a value that is made again where it is needed
 
@@ -45,11 +47,21 @@ def kernels_of(flow: Flow) -> list[Kernel]:
 
 
 def _dead(flow: Flow) -> set[int]:
-    """Recomputed without need: a compiler leaves it out."""
+    """Recomputed without need: a compiler leaves it out, products and collectives too."""
+    filled: dict[int, list[Value]] = {}  # what collectives give
+    for value in flow.readers:
+        if value[1] >= 0 and not flow.made[value[1]]:
+            filled.setdefault(value[1], []).append(value)
+    wait_of = {op.after[0]: index for index, op in enumerate(flow.ops) if op.kind == "wait" and len(op.after) == 1}
     dead: set[int] = set()
     for index in range(len(flow.ops) - 1, -1, -1):
         op = flow.ops[index]
-        if op.recompute and domain_of(op) is not None:
+        if not (op.compiled and op.recompute):
+            continue
+        if op.kind == "communication" and op.name.startswith((FUNCTIONAL, SYMMETRIC)):
+            if all(dead.issuperset(flow.readers[value]) for value in filled.get(index, ())):
+                dead |= {index, wait_of.get(index, index)}
+        elif op.kind == "compute":
             made = flow.made[index]
             if made and all(flow.own(value) and dead.issuperset(flow.readers.get(value, ())) for value in made):
                 dead.add(index)

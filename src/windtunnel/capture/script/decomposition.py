@@ -6,8 +6,6 @@
 - Two ops of a graph that do the same to the same values are one (`fx_graph_cse`). The backward graph takes over
   reductions that the forward graph has done: the script may do them twice, as float8 linear layers do with the largest
   element of their input.
-
-Numbers that an op is given (`x * 2`, `x * 3`) are not part of what was captured: of such ops on one value one is lost.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.capture.script import _torch_compat as world_compat
+from windtunnel.capture.script import _torch_compat_compile as compiler
 from windtunnel.capture.script import _torch_compat_recorder as compat
 from windtunnel.capture.script.call_tensors import leaf_tensors, tensors_of
 from windtunnel.capture.script.fast_fakes import FastFakes
@@ -144,6 +145,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         if facts.short == "empty_strided" and pretended and kwargs.get("pin_memory") and _is_integer(kwargs):
             with world_compat.outside_modes():  # DDP's reducer compares its address, which fake tensors share
                 return func(*args, **{**kwargs, "pin_memory": False})
+        if facts.fused_exchange:
+            with self:
+                return recorder.exchanges.fused(func, args, kwargs)
         if facts.communication:
             return recorder.exchanges.communicate(func, facts, args, kwargs, tensors_of(args, kwargs))
         if facts.reads:
@@ -154,7 +158,10 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             out = reader.shaped(func, facts, args, kwargs, tensors_of(args, kwargs))
         else:
             out = self.run(func, args, kwargs)
-        return self._ran(func, facts, args, kwargs, out)
+        out = self._ran(func, facts, args, kwargs, out)
+        if facts.shaped_by_data and compiler.shapes_break():
+            recorder.where.graph_breaks()
+        return out
 
 
 def _is_integer(kwargs: dict[str, Any]) -> bool:

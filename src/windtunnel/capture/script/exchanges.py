@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.capture.script import _torch_compat_compile as compiler
 from windtunnel.capture.script.assembly import PLACE
 from windtunnel.capture.script.call_tensors import leaf_tensors, written_tensors
 from windtunnel.capture.script.communication import Communication
@@ -31,6 +32,7 @@ class Exchanges:
         self._issued: dict[int, tuple[Communication, int]] = {}  # by identity, until waited for: the op
         self._of_storage: dict[int, int] = {}  # storage -> the functional communication that fills it
         self._inside = 0  # depth of ops in hand
+        self.symmetric: set[str] = set()  # groups that the script itself asked for fused exchanges in
 
     # ---- what the world tells
 
@@ -56,6 +58,13 @@ class Exchanges:
         self._issued = {key: entry for key, entry in self._issued.items() if entry[1] >= before}
 
     # ---- ops
+
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An op of `symm_mem` that exchanges and multiplies: the parts that it has, as one compiled graph."""
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+        self.symmetric.add(str(given["group_name"]))
+        with self._recorder.where.one_graph():
+            return compiler.unfused_exchange(func._schema.name.split("::")[1])(*args, **kwargs)
 
     def communicate(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[Any]) -> Any:
         """An op that exchanges, or waits for an exchange."""

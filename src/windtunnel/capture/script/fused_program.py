@@ -1,5 +1,6 @@
 """A captured program as it runs when what the script compiles is compiled: fused kernels, and memory that follows.
 
+First the graphs become those that Inductor gets: `traced_waits.py`, `micro_pipeline.py`, `decomposition.py`. Then
 `compiled_kernels.py` says which ops are one kernel, and what it reads and writes. Here each kernel becomes one op, and
 storages come and go with it:
 
@@ -17,8 +18,10 @@ from dataclasses import replace
 from windtunnel.capture.script.compiled_kernels import kernels_of
 from windtunnel.capture.script.decomposition import simplified
 from windtunnel.capture.script.fusion import Flow, Kernel, Value
+from windtunnel.capture.script.micro_pipeline import pipelined
 from windtunnel.capture.script.op_shapes import plain_name
 from windtunnel.capture.script.program import MemoryEvent, Op, RankProgram, TensorSpec
+from windtunnel.capture.script.traced_waits import traced
 
 PREFIX = "inductor.fused"
 
@@ -27,7 +30,7 @@ def fused(program: RankProgram) -> RankProgram:
     """The program with its compiled regions compiled; the program itself where it has none."""
     if not any(op.compiled for op in program.ops):
         return program
-    program = simplified(program)
+    program = simplified(pipelined(traced(program)))
     flow = Flow(program)
     return _Rebuilt(program, flow, kernels_of(flow)).program()
 
@@ -117,9 +120,13 @@ class _Rebuilt:
                 made[storage] = (min(places), max(places))
         inner = {storage for storage in made if len(regions[storage]) == 1 and len(events[storage]) == 2}
         reused = self._reused({storage: made[storage] for storage in inner}, made, events, written)
+        never = {one for one, by in self.flow.readers if by >= 0 and by not in self.index and not self.flow.made[by]}
+        never -= self.flow.found | touched.keys()  # what a collective would have given that is not needed
         rows: list[tuple[int, int, int, MemoryEvent]] = []
         for order, event in enumerate(self.old.memory):
             storage, at = event.storage, min(self.at[event.op], last)
+            if storage in never:
+                continue
             if storage not in made:
                 known = touched.get(storage, ()) if len(events[storage]) <= 2 else ()
                 if event.bytes < 0 and known and max(known) >= at:

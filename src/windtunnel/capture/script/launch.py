@@ -21,7 +21,9 @@ from windtunnel.capture.script.classes import first_difference
 from windtunnel.capture.script.folder import publish, runs_document, table_document
 from windtunnel.capture.script.grid import Grid, find_grid
 from windtunnel.capture.script.program_file import numbers_of, read_program
-from windtunnel.capture.script.representatives import Layout, NoClassesError, Table, draw, find_classes, find_layout
+from windtunnel.capture.script.representatives import Layout, Table, draw, find_classes, find_layout
+from windtunnel.capture.script.search import NoClassesError
+from windtunnel.capture.script.tails import Tail
 from windtunnel.capture.script.workers import Outcome, Report, ScriptError, Workers
 from windtunnel.errors import SpecError
 
@@ -101,14 +103,20 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
         workers.run(ranks, task, helpers_end=True)
         return {rank: str(workers.outcomes[rank]["digest"]) for rank in ranks}
 
+    def kind_of(rank: int) -> object:
+        return workers.outcomes[rank]["kind"]
+
+    def tails_of(rank: int) -> list[Tail]:
+        return [(numbers_of(runs), places) for runs, places in workers.outcomes[rank]["tails"]]
+
     known: list[int] = []
     try:
         for turn in range(MOST_DRAWS):
-            table = find_classes(layout, digests, known)
+            table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
             refined = _layout(launch, workers.outcomes)
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
-                table = find_classes(layout, digests, known)
+                table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
             drawn = draw(layout, options.verify, options.seed + turn, workers.outcomes)
             digests(drawn)
             # Ranks that were played because others waited for them are as good a test as those that were drawn.

@@ -14,12 +14,14 @@ root counts its own, so that several pipeline stages on one rank number the same
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from windtunnel.capture.script import _torch_compat_compile as compiler
 from windtunnel.capture.script import _torch_compat_recorder as compat
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
@@ -61,6 +63,7 @@ class Whereabouts:
         self._regions = 0  # of this step
         self._compiled = 0  # the one that Python is in
         self._compiled_depth = self._hooks_depth = 0
+        self._aside: list[tuple[int, int]] = []  # depth and region around what is kept out of graphs
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Whereabouts:
@@ -74,6 +77,8 @@ class Whereabouts:
         if compat.fake_mode() is not None:  # a real run is compiled, and its ops are not seen one by one
             self._undo.append(compat.on_compiled(self._compiled_begins, self._compiled_ends))
             self._undo.append(compat.on_sharding_hooks(self._hook_begins, self._hook_ends))
+            self._undo.append(compiler.on_disabled(self._disabled_begins, self._disabled_ends))
+            self._undo.append(compiler.on_graph_break(self.graph_breaks))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,6 +147,33 @@ class Whereabouts:
         self._compiled_depth -= 1
         if not self._compiled_depth:
             self._compiled_is(0)
+
+    def graph_breaks(self) -> None:
+        """What runs next cannot be of the same graph; the backward graphs are cut where the forward ones are."""
+        if self._compiled and not self._hooks_depth and not compat.in_backward():
+            self._regions += 1
+            self._compiled_is(self._regions)
+
+    def _disabled_begins(self) -> None:
+        self._aside.append((self._compiled_depth, self._compiled))
+        self._compiled_depth = 0
+        if self._compiled:
+            self._compiled_is(0)
+
+    def _disabled_ends(self) -> None:
+        self._compiled_depth, region = self._aside.pop()
+        if region:
+            self._compiled_is(region)
+            self.graph_breaks()
+
+    @contextmanager
+    def one_graph(self) -> Iterator[None]:
+        """What runs within is compiled together, whoever calls it."""
+        self._compiled_begins()
+        try:
+            yield
+        finally:
+            self._compiled_ends()
 
     def _compiled_is(self, number: int) -> None:
         self._remember_nodes()

@@ -28,6 +28,7 @@ _PRODUCTS = {
     **dict.fromkeys(("bmm",), 0),
     **dict.fromkeys(("baddbmm", "baddbmm_"), 1),
 }
+PARTS = "parts"  # among the scalars of a product: as many like it make up one that was asked for
 _GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "convolution_backward")
 # Name -> (layout of its tensors, which boolean argument is "causal"): "bhsd", or "bshd" as flash-attn lays them.
@@ -55,6 +56,7 @@ class Product(NamedTuple):
     dtype: str
     turned: bool = False
     times: float = 1.0  # a convolution's backward is two of them
+    parts: int = 1  # of so many that one product was cut into, by rows
 
 
 class Grouped(NamedTuple):
@@ -123,7 +125,8 @@ def product_of(op: Op) -> Product | None:
     m, k = first.shape[-2:]
     if not batch * m * n * k:
         return None
-    return Product(batch, m, n, k, first.dtype, _is_turned(op, place))
+    parts = next((value for name, value in _pairs(op.scalars) if name == PARTS and isinstance(value, int)), 1)
+    return Product(batch, m, n, k, first.dtype, _is_turned(op, place), parts=parts)
 
 
 def grouped_of(op: Op) -> Grouped | None:

@@ -69,6 +69,7 @@ class OpFacts:
     communication: bool
     wraps: bool  # makes a tensor that waits for its communication when it is read
     wait: bool  # waits for a communication
+    fused_exchange: bool  # exchanges and multiplies at once
     reads: bool  # gives a value to Python
     composite: bool  # is made of other ops: seen only in inference mode
     written: tuple[int, ...]  # positions of positional arguments that it writes in place
@@ -86,7 +87,7 @@ def facts_of(func: Any) -> OpFacts:
     if not isinstance(func, torch._ops.OpOverload):
         name = f"higher_order.{func}"
         return OpFacts(
-            *(name, str(func), False, False, False, False, False, False, False),
+            *(name, str(func), False, False, False, False, False, False, False, False),
             *((), (), False, formula_of(name, func), None, False, False, False),
         )
     namespace, short = func._schema.name.split("::")
@@ -95,6 +96,7 @@ def facts_of(func: Any) -> OpFacts:
     writes = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
     wraps = short == "_wrap_tensor_autograd"
     communication = not wraps and (namespace in COMMUNICATION_NAMESPACES or name == "_dtensor.shard_dim_alltoall")
+    fused_exchange = namespace == "symm_mem" and short.startswith("fused_")
     reads = namespace == "aten" and short in READS
     shaped_by_data = namespace == "aten" and short in SHAPED_BY_DATA and _depends(func, short)
     composite = (
@@ -111,6 +113,7 @@ def facts_of(func: Any) -> OpFacts:
         communication=communication,
         wraps=wraps,
         wait=short == "wait_tensor",
+        fused_exchange=fused_exchange,
         reads=reads,
         composite=composite,
         written=tuple(i for i, (a, w) in enumerate(zip(arguments, writes, strict=True)) if w and not a.kwarg_only),
@@ -120,7 +123,7 @@ def facts_of(func: Any) -> OpFacts:
         scalars=_scalars(short, [a.name for a in arguments]),
         shaped_by_data=shaped_by_data,
         moves=short in ("_to_copy", "copy_", "_foreach_copy_", "_copy_from"),
-        special=wraps or communication or reads or shaped_by_data or composite or short in SPECIAL,
+        special=wraps or fused_exchange or communication or reads or shaped_by_data or composite or short in SPECIAL,
     )
 
 

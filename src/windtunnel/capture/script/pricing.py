@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from windtunnel.capture.script.communication import PULL
 from windtunnel.capture.script.op_shapes import (
     Attention,
     Grouped,
@@ -30,9 +31,10 @@ from windtunnel.capture.script.op_shapes import (
 from windtunnel.capture.script.program import Op, TensorSpec
 from windtunnel.cost import roofline
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.collectives import Group, collective, explain, tier
+from windtunnel.cost.collectives import Group, collective, explain, pull, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
+from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm
 from windtunnel.cost.training import (
     MATH,
     SCALE_OUT,
@@ -77,8 +79,6 @@ _TIMED = {
     "index_add": "scatter_add_rows forward",
     "index_add_": "scatter_add_rows forward",
 }
-THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
-SMOOTH = 8  # exponent of the smooth maximum: within 9 % of the larger where the two are equal
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
 LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 COPY_BAND = 1.3
@@ -113,6 +113,8 @@ class OpPricer:
     training: TrainingCosts
     on_cpu: bool
     launch_s: float  # one kernel, by the host
+    compiled_launch_s: float  # one of a compiled graph
+    compiled_call_s: float  # of each graph, beyond that
     collective_launch_s: float
     _known: dict[object, Priced] = field(default_factory=dict, repr=False)
 
@@ -158,7 +160,12 @@ class OpPricer:
                 return max(one.scaled(batch), self.moved(self._bytes(op)), key=lambda price: price.seconds)
             return self._timed_product(op, product, dtype).scaled(product.times)
         if batch == 1:
-            return self._gemm(m, n, k, dtype).scaled(product.times)
+            price = self._gemm(m, n, k, dtype).scaled(product.times)
+            if product.parts == 1:
+                return price
+            # Cut up, a product is no faster: short kernels were timed at a clock that many of them do not get.
+            share = self._gemm(m * product.parts, n, k, dtype).scaled(1.0 / product.parts)
+            return max(price, share, key=lambda one: one.seconds)
         # Batched small products are taken as one of the same FLOPs; their outputs are what binds them.
         together = self._gemm(batch * m, n, k, dtype)
         return max(together, self.moved(self._bytes(op)), key=lambda price: price.seconds)
@@ -174,21 +181,12 @@ class OpPricer:
         return self.calibrated.gemm("dgrad", m, k, n, dtype)
 
     def _gemm(self, m: int, n: int, k: int, dtype: str) -> Price:
-        gpu = self.cluster.gpu
-        slower = 1.0
-        if dtype == "fp64":  # nobody timed it: the fp32 kernel, for twice the bytes, at the rate of its own
-            rate, single = gpu.flops_per_s.get("fp64"), gpu.flops_per_s.get("fp32")
-            slower, dtype = max(2.0, single / rate) if rate and single else 2.0, "fp32"
+        gpu, slower = self.cluster.gpu, 1.0
+        if dtype == "fp64" and not gpu.supports("fp64"):  # at half the rate of fp32, for want of its own
+            slower, dtype = 2.0, "fp32"
         if not gpu.supports(dtype):
             dtype = "fp32" if dtype == "tf32" and gpu.supports("fp32") else "bf16"
-        # The longest kernels of the tables were timed on a chip that had begun to throttle: the halves in turn set the
-        # burst rate, and throttling is `_sustained`'s business.
-        price = self.kernels.gemm(m, n, k, dtype)
-        for parts in (2, 4):
-            if m % parts == 0 and 2.0 * m * n * k / parts > THROTTLED_FLOPS:
-                half = self.kernels.gemm(m // parts, n, k, dtype).scaled(parts)
-                price = min(price, half, key=lambda one: one.seconds)
-        return self._sustained(price, 2.0 * m * n * k, dtype).scaled(slower)
+        return sustained_gemm(self.kernels, self.training, m, n, k, dtype).scaled(slower)
 
     def _grouped(self, op: Op, grouped: Grouped) -> Price:
         dtype = DTYPES.get(grouped.dtype, "bf16")
@@ -197,17 +195,7 @@ class OpPricer:
             role = "forward" if op.phase != "backward" or op.recompute else "dgrad"
             return self.calibrated.grouped_gemm(role, groups, max(1.0, m), n, k, dtype)
         dtype = dtype if self.cluster.gpu.supports(dtype) else "bf16"
-        return self._sustained(self.kernels.grouped_gemm(groups, m, n, k, dtype), 2.0 * groups * m * n * k, dtype)
-
-    def _sustained(self, price: Price, flops: float, dtype: str) -> Price:
-        """Level off at the rate that power sustains: a smooth maximum of the timed burst and of the sustained rate."""
-        shares, gpu = self.training.sustained.gemm, self.cluster.gpu
-        share = shares.get(dtype, shares.get("bf16") if dtype == "fp16" else None)
-        if share is None or price.seconds == 0.0 or not gpu.supports(dtype):
-            return price
-        limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops(dtype))
-        together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
-        return price.scaled(together / price.seconds)
+        return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
 
     def _attention(self, call: Attention) -> Price:
         dtype = DTYPES.get(call.dtype, "bf16")
@@ -289,7 +277,9 @@ class OpPricer:
     # -------------------------------------------------------------------------------------------------- communication
 
     def communication(self, kind: str, bytes_total: float, group: Group) -> Price:
-        """A collective or message alone on its links."""
+        """A collective, message or pull alone on its links."""
+        if kind == PULL:
+            return pull(bytes_total, group, self.cluster)
         price = collective(_KIND.get(kind, kind), int(bytes_total), group, self.cluster)
         if kind in ("send", "recv") and tier(group) == "scale_out":  # NCCL gives a peer few channels
             return price.scaled(self.training.sustained.p2p)
@@ -300,7 +290,7 @@ class OpPricer:
 
         Messages between stages are left out, as in `training.nics`: what they meet is in their fitted price.
         """
-        if tier(group) != "scale_out" or not int(bytes_total) or kind in ("send", "recv"):
+        if tier(group) != "scale_out" or not int(bytes_total) or kind in ("send", "recv", PULL):
             return 0.0
         _, _, latency_s, bandwidth_s = explain(_KIND.get(kind, kind), int(bytes_total), group, self.cluster)
         whole = latency_s + bandwidth_s
@@ -318,6 +308,7 @@ def op_pricer(cluster: Cluster, *, framework: str = "pytorch", cuda_graphs: bool
     training = training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
     speed = cluster.host.cpu_speed if calibration is None else 1.0
     launch = training.graph_launch_s if cuda_graphs else training.launch_s[framework]
+    compiled = launch if cuda_graphs or training.compiled_launch_s is None else training.compiled_launch_s
     collective_launch = training.graph_launch_s if cuda_graphs else training.collective_launch_s
     return OpPricer(
         cluster=cluster,
@@ -326,6 +317,8 @@ def op_pricer(cluster: Cluster, *, framework: str = "pytorch", cuda_graphs: bool
         training=training,
         on_cpu=calibration is not None and calibration.kind == "cpu",
         launch_s=launch / speed,
+        compiled_launch_s=compiled / speed,
+        compiled_call_s=0.0 if cuda_graphs else training.compiled_call_s / speed,
         collective_launch_s=collective_launch / speed,
     )
 

@@ -46,7 +46,7 @@ class Op:
     compiled: int = 0  # the call of a compiled function that this is part of, its backward included; 0: none
     reads: tuple[tuple[int, int, int], ...] = ()  # of each input: storage, the op that wrote it last (-1: none), bytes
     writes: tuple[tuple[int, int], ...] = ()  # storage, bytes
-    lies: int = 0  # equal where the inputs are the same parts of their storages
+    lies: int = 0  # equal where the inputs are the same parts of their storages, and what is given besides them is too
 
 
 class MemoryEvent(NamedTuple):

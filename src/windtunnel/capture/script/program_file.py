@@ -29,11 +29,12 @@ _REMEDY = "capture again with this version of windtunnel"
 _OP = {field.name: field.default for field in fields(Op) if field.name not in ("name", "kind")}
 _CALL = {field.name: field.default for field in fields(Communication)}
 _CALL_TUPLES = ("sent_bytes", "received_bytes")
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def write_program(program: RankProgram) -> bytes:
     """The file's bytes; the same program gives the same bytes."""
-    text = "\n".join(json.dumps(line, separators=(",", ":"), allow_nan=False) for line in _lines(program))
+    text = "\n".join(map(_ENCODER.encode, _lines(program)))
     return gzip.compress((text + "\n").encode(), compresslevel=5, mtime=0)
 
 

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from windtunnel.capture.script import _torch_compat_compile as compiler
 from windtunnel.capture.script import _torch_compat_recorder as compat
 from windtunnel.capture.script.assembly import measured, ops_of
 from windtunnel.capture.script.call_tensors import local_part
@@ -38,10 +39,11 @@ from windtunnel.capture.script.op_table import OpFacts
 from windtunnel.capture.script.program import Answer, RankProgram
 from windtunnel.capture.script.rows import Rows
 from windtunnel.capture.script.storages import Ledger, categorised
+from windtunnel.capture.script.tails import tails_of
 
 
 class Recorder:
-    """Of one rank. `programs` holds the finished steps ("all"), or the last of them."""
+    """Of one rank. `programs` holds the finished steps ("all"), or the last of them, but for those before `first`."""
 
     def __init__(
         self,
@@ -53,11 +55,12 @@ class Recorder:
         keep: Literal["last", "all"] = "last",
         on_step: Callable[[RankProgram], None] | None = None,
         device: str | None = None,
+        first: int = 1,
     ) -> None:
         from windtunnel.capture.script.pretend_cuda import pretended
 
         self.rank, self.world_size, self.world = rank, world_size, world
-        self.keep, self.on_step = keep, on_step
+        self.keep, self.on_step, self.first = keep, on_step, first
         self.programs: list[RankProgram] = []
         self.cuda = pretended()
         self.device = device or ("cuda" if self.cuda is not None or torch.cuda.is_available() else "cpu")
@@ -71,10 +74,11 @@ class Recorder:
         self._bound: tuple[int, int] | None = None  # (ops, memory events) when the last optimizer had stepped
         self._by_hand = self._began = False
         self._began_at = time.perf_counter()
-        self._steps = 0
+        self.steps = 0  # that were finished
         self._answers: list[Answer] = []
         self.exchanges = Exchanges(self)
         self._parameters: dict[int, int] = {}  # of all optimizers: elements that are here
+        self.tails: dict[tuple[int, ...], set[int]] = {}  # of groups that share a parameter: where parts become shorter
         self._mode = Watch(self)
         self._open = ExitStack()
 
@@ -173,13 +177,14 @@ class Recorder:
         self.where.begin_step()
 
     def _finish(self, bound: tuple[int, int], *, report: bool) -> None:
-        program = self._assembled(*bound)
-        self._steps += 1
-        if self.keep == "last":
-            self.programs.clear()
-        self.programs.append(program)
+        program = self._assembled(*bound) if self.steps + 1 >= self.first else None
+        self.steps += 1
+        if program is not None:
+            if self.keep == "last":
+                self.programs.clear()
+            self.programs.append(program)
         self._start(bound)
-        if report and self.on_step is not None:
+        if program is not None and report and self.on_step is not None:
             self.on_step(program)
 
     def _assembled(self, ops: int, events: int) -> RankProgram:
@@ -205,13 +210,14 @@ class Recorder:
             meshes=meshes,
             coordinates=tuple(getattr(self.world, "coordinates", ()) or ()),
             notes=tuple(self.notes),
-            facts={"device": self.device, "step": self._steps, **self._figures(base, last)},
+            facts={"device": self.device, "step": self.steps, **self._figures(base, last)},
         )
 
     def _figures(self, base: int, last: int) -> dict[str, object]:
         seconds = round(time.perf_counter() - self._began_at, 3)
         parameters = sum(self._parameters.values())
-        return {"parameters": parameters, "seconds_to_capture": seconds, **measured(self.ledger, base, last)}
+        found = measured(self.ledger, base, last, self.exchanges.symmetric)
+        return {"parameters": parameters, "seconds_to_capture": seconds, **found}
 
     # ---- optimizers
 
@@ -220,6 +226,8 @@ class Recorder:
         if self.where.optimizers == 1:
             self.where.steps_in_backward = compat.in_backward()
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for members, places in tails_of(p for p in parameters if id(p) not in self._parameters).items():
+                self.tails.setdefault(members, set()).update(places)
             self._parameters |= {id(p): local_part(p).numel() for p in parameters}
             self.ledger.mark((local_part(p) for p in parameters), "parameter")
             self.ledger.mark((local_part(p.grad) for p in parameters if p.grad is not None), "gradient")
@@ -246,6 +254,8 @@ class Recorder:
         on_device = [t for t in inputs if t.device.type == self.device]
         if on_device:
             self.rows.sync(self.rows.writers(on_device), tuple(self.rows.spec(t)[0] for t in inputs))
+        if compiler.reading_breaks():
+            self.where.graph_breaks()
         return value
 
     def answered(self, what: str, told: object, where: str) -> None:

@@ -6,8 +6,11 @@ on the last writer of every storage it reads, and on what its stream was told to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import torch
 
 from windtunnel.capture.script import _torch_compat_recorder as compat
 from windtunnel.capture.script.assembly import STREAM
@@ -22,13 +25,29 @@ from windtunnel.capture.script.storages import Ledger
 from windtunnel.capture.script.stream_order import StreamOrder
 
 _address = compat.storage_address
+_TOLD = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def told(args: Any, kwargs: Any) -> int:
+    """A number for what an op is given besides tensors: factors, dimensions, dtypes."""
+    return zlib.crc32(repr([*_plain(args), *_plain(sorted(kwargs.items()))]).encode())
+
+
+def _plain(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield len(value)
+            yield from _plain(value)
+        elif not isinstance(value, torch.Tensor):
+            yield value if isinstance(value, _TOLD) else type(value).__name__
 
 
 class Note:
     """What of a row follows from the op, its scalars, and the shapes of its tensors: kept with a repeated call."""
 
     __slots__ = (
-        *("flops", "given", "kind", "made", "made_sizes", "positions", "read", "scalars", "sizes", "specs", "wrote"),
+        *("flops", "given", "kind", "made", "made_sizes", "numbers", "positions", "read", "scalars", "sizes", "specs"),
+        "wrote",
     )
 
     specs: tuple[TensorSpec, ...]  # of what it takes
@@ -38,6 +57,7 @@ class Note:
     made_sizes: list[int]
     positions: list[int]  # of those that it writes in place
     kind: str
+    numbers: int  # equal where it is told the same besides tensors
     flops: float
     read: float
     wrote: float
@@ -126,7 +146,9 @@ class Rows:
             _, note.kind, note.specs, note.given, note.flops, _, _, note.scalars = row
             note.sizes, note.made, note.made_sizes, note.positions = sizes, tuple(new), new_bytes, positions
             note.read, note.wrote = traffic(facts.short, sizes, new_bytes, positions)
-        self._issue(*row, inputs, numbers, fitting, positions, made, new_bytes)
+            note.numbers = told(args, kwargs)
+        besides = told(args, kwargs) if self.where.compiles else 0
+        self._issue(*row, inputs, numbers, fitting, positions, made, new_bytes, besides)
         return numbers, positions
 
     def write_again(
@@ -148,7 +170,7 @@ class Rows:
             return None
         made = [ledger.number(outputs[place]) for place in note.made]
         row = (facts.name, note.kind, note.specs, note.given, note.flops, note.read, note.wrote, note.scalars)
-        self._issue(*row, inputs, numbers, note.sizes, note.positions, made, note.made_sizes)
+        self._issue(*row, inputs, numbers, note.sizes, note.positions, made, note.made_sizes, note.numbers)
         return numbers, note.positions
 
     def _issue(
@@ -167,6 +189,7 @@ class Rows:
         positions: list[int],
         made: list[int],
         made_sizes: list[int],
+        besides: int,
     ) -> None:
         writer, index = self.ledger.writer, self._count
         after: Iterable[int] = {writer[n] for n in numbers if n in writer}
@@ -181,7 +204,7 @@ class Rows:
         if self.where.compiles:
             reads = tuple((n, writer.get(n, -1), size) for n, size in zip(numbers, sizes, strict=True))
             writes = (*((numbers[i], sizes[i]) for i in positions), *zip(made, made_sizes, strict=True))
-            lies = hash(tuple((t.storage_offset(), *t.stride()) for t in inputs)) & 0xFFFFFFFF
+            lies = hash((besides, *((t.storage_offset(), *t.stride()) for t in inputs))) & 0xFFFFFFFF
         for position in positions:
             writer[numbers[position]] = index
         for n in made:

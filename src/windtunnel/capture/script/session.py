@@ -28,7 +28,7 @@ from typing import Any
 from windtunnel.capture.script.arguments import Launch
 from windtunnel.capture.script.letters import LetterBox, write_whole
 from windtunnel.capture.script.program import RankProgram
-from windtunnel.capture.script.program_file import write_program
+from windtunnel.capture.script.program_file import runs_of, write_program
 from windtunnel.capture.script.summary import summary
 from windtunnel.errors import UserError, WindtunnelError
 
@@ -75,12 +75,10 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
     taken: list[RankProgram] = []
 
     def stepped(program: RankProgram) -> None:
-        seen.append(program.facts.get("step"))
-        if len(seen) == wanted:
+        if not taken:
             taken.append(replace(program, **_meshes(compat)))
             raise StepTaken
 
-    seen: list[object] = []
     local_world = min(launch.local_world_size, launch.world_size)
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
@@ -100,7 +98,11 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
                 devices=devices,
             ) as world,
             Recorder(
-                rank, launch.world_size, world, answers=answers_of(task["answers"]), on_step=stepped, device=device
+                *(rank, launch.world_size, world),
+                answers=answers_of(task["answers"]),
+                on_step=stepped,
+                device=device,
+                first=wanted,
             ) as recorder,
         ):
             world.fake = True
@@ -115,12 +117,16 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
         if not taken:  # else it came while the script was cleaning up after what ended it, in a state that is no more
             raise
     if not taken:
-        raise NoStepError(len(seen), wanted, launch.line)
+        raise NoStepError(recorder.steps, wanted, launch.line)
     notes = tuple(dict.fromkeys((*taken[0].notes, *recorder.notes, *world.notes)))
     facts = {**taken[0].facts, "step": wanted, "script": launch.line, "arguments": list(launch.arguments)}
     program = replace(taken[0], notes=notes, facts=facts)
-    kept = ("torch", "device", "parameters")
-    return program, {"facts": {name: facts[name] for name in kept if name in facts}, "faked": _faked(launch, device)}
+    kept = ("torch", "device", "parameters", "allocator")
+    return program, {
+        "facts": {name: facts[name] for name in kept if name in facts},
+        "faked": _faked(launch, device),
+        "tails": [[runs_of(members), sorted(places)] for members, places in recorder.tails.items()],
+    }
 
 
 class NoStepError(UserError):

@@ -33,18 +33,24 @@ class StreamOrder:
         self._streams: dict[int, _Stream] = {0: _Stream()}
         self._current = 0
 
+    def _of(self, stream: int) -> _Stream:
+        found = self._streams.get(stream)
+        if found is None:
+            found = self._streams[stream] = _Stream()
+        return found
+
     def now(self) -> int:
         """The stream that ops are issued on."""
         return self._current
 
     def use(self, stream: int) -> None:
         """Issue ops on another stream from now on."""
-        self._streams.setdefault(stream, _Stream())
+        self._of(stream)
         self._current = stream
 
     def issued(self, stream: int, op: int) -> None:
         """An op went to a stream."""
-        self._streams.setdefault(stream, _Stream()).last = op
+        self._of(stream).last = op
 
     def take(self) -> Set[int]:
         """What the next op of the current stream must wait for; asked once for each op."""
@@ -56,12 +62,12 @@ class StreamOrder:
 
     def moment(self, stream: int) -> Moment:
         """An event recorded on a stream now."""
-        of = self._streams.setdefault(stream, _Stream())
+        of = self._of(stream)
         return Moment(frozenset(of.pending | ({of.last} if of.last >= 0 else set())))
 
     def wait(self, stream: int, moment: Moment) -> None:
         """The stream goes on only after `moment`."""
-        of = self._streams.setdefault(stream, _Stream())
+        of = self._of(stream)
         of.pending |= {op for op in moment.ops if op != of.last}
 
     def synchronise(self, what: str, moment: Moment | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from windtunnel.capture.script.classes import digest, peak
+from windtunnel.capture.script.classes import digest, kind, peak
 from windtunnel.capture.script.program import RankProgram
 from windtunnel.capture.script.program_file import runs_of
 
@@ -31,6 +31,7 @@ def summary(program: RankProgram) -> dict[str, Any]:
     return {
         "rank": program.rank,
         "digest": digest(program),
+        "kind": kind(program),
         "ops": len(program.ops),
         "flops": float(sum(op.flops for op in program.ops)),
         "collectives": collectives,

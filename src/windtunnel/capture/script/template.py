@@ -1,6 +1,6 @@
 """A captured program as ops of the execution graph: priced once, then placed on every class of ranks that runs it.
 
-    host       one launch per kernel, in the order of Python
+    host       one launch per kernel, in the order of Python; a compiled graph is called once and launches for less
     compute    the default stream; "stream N" another; a kernel starts after its launch and what it reads
     FAMILY     a group's own stream; a collective starts after all that its issuing stream was given before
     FAMILY send +1, FAMILY recv -1     messages, a stream per peer and direction: they never hold up each other
@@ -112,6 +112,9 @@ class _Build:
         self.program, self.job, self.pricer, self.words = program, job, pricer, words
         self.on_cpu = pricer.on_cpu
         self.launch_ns, self.call_ns = nanoseconds(pricer.launch_s), nanoseconds(pricer.collective_launch_s)
+        self.compiled_ns = nanoseconds(pricer.compiled_launch_s)
+        self.graph_ns = nanoseconds(pricer.compiled_call_s)
+        self.graph = (0, False)  # the compiled one that was called last
         self.host_category = words.category(HOST)
         self.streams: dict[str, int] = {}
         self.slots: dict[Slot, int] = {}
@@ -189,7 +192,8 @@ class _Build:
         again = " (again)" if op.recompute else ""
         label = self.words.label(f"{name} {op.module}{again}" if op.module else f"{name}{again}")
         if not self.on_cpu:
-            after.append(self._op(OpKind.HOST, self.host, self.launch_ns, label, self.host_category, (), op=index))
+            launch = self._launch_ns(op)
+            after.append(self._op(OpKind.HOST, self.host, launch, label, self.host_category, (), op=index))
         number = self._op(
             OpKind.SEND if op.kind == "copy" else OpKind.COMPUTE,
             self._issuing(op.stream),
@@ -205,6 +209,13 @@ class _Build:
         self.busy[price.source] = self.busy.get(price.source, 0.0) + price.seconds
         self.p5, self.p95 = self.p5 + price.p5, self.p95 + price.p95
         return (number,)
+
+    def _launch_ns(self, op: Op) -> int:
+        """Of a kernel; the first one of a compiled graph comes with the call of it."""
+        if not op.compiled:
+            return self.launch_ns
+        before, self.graph = self.graph, (op.compiled, op.phase == "backward")
+        return self.compiled_ns + (self.graph_ns if self.graph != before else 0)
 
     def _communicates(self, index: int, op: Op, call: Communication) -> tuple[int, ...]:
         family = self.job.family_of(call)

@@ -213,8 +213,8 @@ class Workers:
         return sum(not one.stopped and rank not in waiting for rank, one in self._running.items())
 
     def _let_run(self, wanted: Collection[int], waiting: Mapping[int, str]) -> None:
-        """As many as there are cores go on: those that are waited for, then those that were begun first. All others
-        stand still, and so does a helper that nobody waits for.
+        """As many as there are cores go on: those that are waited for, then those that were begun first, then, as
+        long as one of those that are wanted waits, those that were begun ahead. All others stand still.
         """
         waited: dict[int, None] = {}
         ahead = [rank for rank in self._running if rank in wanted]
@@ -225,10 +225,14 @@ class Workers:
                 waited[sender] = None
                 ahead.append(sender)
         needed = [*waited, *(rank for rank in self._running if rank in wanted and rank not in waited)]
-        going = [rank for rank in needed if rank not in waiting][: self.cores]
+        going = [rank for rank in needed if rank not in waiting]
         for rank, one in self._running.items():
             one.ahead = one.ahead and rank not in self._steps
-            stop = rank not in going and not one.ahead and rank not in waiting
+        if any(rank in waiting for rank in wanted):
+            going += [rank for rank, one in self._running.items() if one.ahead and rank not in waiting]
+        going = going[: self.cores]
+        for rank, one in self._running.items():
+            stop = rank not in going and rank not in waiting
             if one.pid and stop != one.stopped:
                 one.stopped = stop
                 with suppress(ProcessLookupError, PermissionError):
@@ -256,7 +260,11 @@ class Workers:
     def _call_up(self, rank: int, key: str, queue: deque[int]) -> int:
         """Have the sender of what `rank` waits for run next; how many ranks that adds."""
         sender = letters.sender_of(key)
-        if sender is None or sender in self._running:
+        if sender is None:
+            return 0
+        if sender in self._running:
+            if self._running[sender].ahead:
+                self._steps.setdefault(sender, sender - rank)
             return 0
         if sender in self.outcomes:
             # It ended, so its letters are all there; is this one among them?

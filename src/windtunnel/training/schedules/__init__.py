@@ -20,6 +20,7 @@ from windtunnel.training.schedules.zero_bubble import zero_bubble
 
 __all__ = [
     "NAMES",
+    "SPLIT",
     "Kind",
     "Schedule",
     "check",
@@ -35,6 +36,7 @@ __all__ = [
 _ONE_CHUNK = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zero_bubble}
 _TWO_CHUNKS = {"zb-v": zb_v, "dualpipe": dual_pipe, "dualpipe-v": dual_pipe_v}
 NAMES = (*_ONE_CHUNK, "interleaved", *_TWO_CHUNKS)
+SPLIT = ("zb-h1", "zb-v", "dualpipe", "dualpipe-v")  # have the gradients of input and weights apart
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from windtunnel.capture.script.classes import digest, first_difference, memory_facts, peak
+from windtunnel.capture.script.classes import digest, first_difference, kind, memory_facts, peak
 from windtunnel.capture.script.communication import Communication
 from windtunnel.capture.script.program import MemoryEvent, Op, RankProgram, TensorSpec
 
@@ -56,7 +56,7 @@ def test_ranks_that_differ_in_where_they_are_only_are_one_class() -> None:
     [
         (program(2, rows=7), 0, r"op 0 \(aten.mm, layers.0, forward\): inputs: .*\[8, 4\] on rank 0, .*\[7, 4\] on"),
         (changed(program(2), 0, flops=1.0), 0, "flops"),
-        (changed(program(2), 0, module="layers.1"), 0, "module"),
+        (changed(program(2), 0, module="blocks.0"), 0, "module"),
         (changed(program(2), 1, after=(0,)), 1, "after"),
         (changed(program(2), 1, stream=1), 1, "stream"),
         (call_changed(program(2), 1, bytes=65), 1, "all_reduce of 65 bytes among 2 ranks on rank 2"),
@@ -81,3 +81,51 @@ def test_memory_is_what_is_resident_and_the_peak_with_its_op() -> None:
     assert peak(program(0)) == (150, 0)
     assert memory_facts(program(0)) == {"resident parameter": 50, "peak": 150}
     assert peak(RankProgram(0, 1, ())) == (0, -1)
+
+
+def held(rank: int, *modules: str) -> RankProgram:
+    """A rank that goes through these modules."""
+    spec = TensorSpec((8, 4), "float32")
+    ops = tuple(Op("aten.mm", "compute", (spec,), (spec,), 64.0, module=module) for module in modules)
+    return RankProgram(rank, 2, ops)
+
+
+def test_ranks_that_hold_other_experts_are_one_class() -> None:
+    names = ("layers.3.experts.{}.w1", "layers.3.experts.{}.w2", "layers.3.experts.{}.w1", "layers.4.experts.{}.w1")
+    one = held(0, *(name.format(number) for name, number in zip(names, (0, 0, 1, 0), strict=True)))
+    other = held(1, *(name.format(number) for name, number in zip(names, (4, 4, 5, 4), strict=True)))
+    again = held(1, *(name.format(number) for name, number in zip(names, (4, 4, 4, 4), strict=True)))
+    assert digest(one) == digest(other)
+    assert first_difference(one, other) is None
+    assert digest(one) != digest(again)
+    difference = first_difference(one, again)
+    assert difference is not None
+    assert difference.op == 2
+    assert "module: 'layers.3.experts.1.w1' on rank 0, 'layers.3.experts.4.w1' on rank 1" in difference.text
+
+
+def test_a_kind_is_what_is_done_in_whatever_order_and_however_often() -> None:
+    one = program(0)
+    turned = replace(one, ops=(*one.ops[::-1], one.ops[0]))
+    assert kind(turned) == kind(one)
+    assert digest(turned) != digest(one)
+    assert kind(program(0, rows=7)) != kind(one)
+    assert kind(call_changed(one, 1, bytes=65)) != kind(one)
+
+
+def stepped(rank: int, *pieces: int, name: str = "aten._foreach_add_") -> RankProgram:
+    """An optimizer's kernel over pieces of parameters, and a step number of each."""
+    lists = tuple(TensorSpec((piece,), "float32") for piece in pieces)
+    steps = tuple(TensorSpec((), "float32", "host") for _ in pieces)
+    moved = 4.0 * (sum(pieces) + len(pieces))
+    return RankProgram(rank, 8, (Op(name, "compute", (*lists, *steps), (), 0.0, moved, moved, phase="optimizer"),))
+
+
+def test_a_kernel_over_lists_counts_elements_however_they_are_cut() -> None:
+    assert digest(stepped(0, 700, 300)) == digest(stepped(1, 1000))
+    assert first_difference(stepped(0, 700, 300), stepped(1, 1000)) is None
+    assert digest(stepped(0, 700, 300)) != digest(stepped(1, 999))
+    assert digest(stepped(0, 700, 300, name="aten.add_")) != digest(stepped(1, 1000, name="aten.add_"))
+    difference = first_difference(stepped(0, 700, 300), stepped(1, 999))
+    assert difference is not None
+    assert "float32[700] float32[300]" in difference.text

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from windtunnel.capture.script.grid import Grid, find_grid
 from windtunnel.capture.script.representatives import Layout, draw, find_classes, find_layout
+from windtunnel.capture.script.tails import likely_cuts, short_from
 
 
 def lattice(grid: Grid, rank: int, dimensions: Sequence[int]) -> tuple[int, ...]:
@@ -175,7 +176,7 @@ def test_an_axis_where_all_ranks_differ_is_not_run_to_its_end() -> None:
 
     with pytest.raises(Exception, match="differ"):
         find_classes(find_layout(grid, []), digests)
-    assert len(played) < 300
+    assert len(played) < 40
 
 
 def test_short_last_shards_of_the_outer_stages_cost_a_few_runs() -> None:
@@ -194,4 +195,108 @@ def test_short_last_shards_of_the_outer_stages_cost_a_few_runs() -> None:
     table = find_classes(find_layout(grid, [(0, 512)]), digests)
     assert all(program(table.representative_of(rank)) == program(rank) for rank in range(0, 8192, 3))
     assert len(table.counts()) == 18
-    assert len(played) == 2 * 16 + 2 * 4  # both ends of each stage, and what finds one cut along two axes
+    assert len(played) == 2 * 16 + 2 * 3  # both ends of each stage, and what finds a cut and tests its parts
+
+
+def test_stages_of_a_kind_are_looked_at_once_and_known_tails_are_cut_at_once() -> None:
+    """The same, where it is known which stages do the same ops, and that the last part of 16,032 rows is short."""
+    grid = Grid((16, 64, 8), ("pp", "dp", "tp"))
+    played: list[int] = []
+
+    def program(rank: int) -> str:
+        pp, dp, _ = grid.coordinates(rank)
+        return f"{pp} {pp in (0, 15) and dp == 63}"
+
+    def digests(ranks: Sequence[int]) -> dict[int, str]:
+        played.extend(ranks)
+        return {rank: program(rank) for rank in ranks}
+
+    def kind_of(rank: int) -> object:
+        stage = grid.coordinates(rank)[0]
+        return stage if stage in (0, 15) else "middle"
+
+    def tails_of(rank: int) -> list[tuple[tuple[int, ...], set[int]]]:
+        return [(lattice(grid, rank, [1]), short_from(16_032, 64))]
+
+    layout = find_layout(grid, [(0, 512)])
+    table = find_classes(layout, digests, kind_of=kind_of, tails_of=tails_of)
+    assert all(program(table.representative_of(rank)) == program(rank) for rank in range(0, 8192, 3))
+    assert len(table.counts()) == 18
+    assert len(played) == 16 + 3 + 2 * 2  # first ranks; a last one of each kind; the ends of two parts of two stages
+
+
+def test_a_kind_whose_middle_stage_is_uneven_is_looked_at_stage_by_stage() -> None:
+    grid = Grid((8, 32), ("pp", "dp"))
+
+    def program(rank: int) -> str:
+        pp, dp = grid.coordinates(rank)
+        return f"{pp} {pp > 1 and dp >= 20 + pp}"
+
+    layout = find_layout(grid, [(0, 32)])
+    table = find_classes(layout, lambda ranks: {rank: program(rank) for rank in ranks}, kind_of=lambda rank: rank < 64)
+    assert all(program(table.representative_of(rank)) == program(rank) for rank in range(256))
+
+
+@given(st.data())
+def test_wrong_tails_cost_runs_and_nothing_else(data: st.DataObject) -> None:
+    grid = Grid((64, 4), ("dp", "cp"))
+    world = range(256)
+    really, told = (data.draw(st.sets(st.integers(1, 255), max_size=3)) for _ in range(2))
+    told = {at for at in really if data.draw(st.booleans())} | told
+
+    def program(rank: int) -> str:
+        return str(sum(rank >= at for at in really))
+
+    played: set[int] = set()
+
+    def digests(ranks: Sequence[int]) -> dict[int, str]:
+        played.update(ranks)
+        return {rank: program(rank) for rank in ranks}
+
+    table = find_classes(find_layout(grid, []), digests, tails_of=lambda rank: [(tuple(world), told)])
+    assert all(program(table.representative_of(rank)) == program(rank) for rank in world)
+    if really <= told:
+        assert len(played) <= 2 * (2 * len(told) + 1) + 8 * len(told)
+
+
+def test_tails_of_tiny_tensors_over_thousands_of_ranks_take_two_runs_a_class() -> None:
+    """Rows of 128, 256 and 512: from the 128th, the 256th and the 512th rank on, parts are empty."""
+    grid = Grid((8192,), ("dp",))
+    played: list[int] = []
+
+    def digests(ranks: Sequence[int]) -> dict[int, str]:
+        played.extend(ranks)
+        return {rank: str([rank < rows for rows in (128, 256, 512)]) for rank in ranks}
+
+    tails = [(tuple(range(8192)), short_from(rows, 8192)) for rows in (128, 256, 512)]
+    table = find_classes(find_layout(grid, []), digests, tails_of=lambda rank: tails)
+    assert table.counts() == {0: 128, 128: 128, 256: 256, 512: 8192 - 512}
+    assert len(played) == 8
+
+
+@given(st.integers(1, 300), st.integers(1, 40))
+def test_parts_become_shorter_where_chunks_do(length: int, size: int) -> None:
+    each = -(-length // size)
+    parts = [max(0, min(each, length - at * each)) for at in range(size)]
+    assert short_from(length, size) == {at for at in range(1, size) if parts[at] != parts[at - 1]}
+
+
+def test_a_tail_that_begins_inside_a_row_cuts_the_row_off() -> None:
+    layout = find_layout(Grid((8, 2, 4), ("dp", "tp", "cp")), [])
+    group = tuple(dp * 8 + cp for dp in range(8) for cp in range(4))  # dp x cp of tp 0
+    assert likely_cuts(layout, [(group, [26])]) == [{6, 7}, set(), {2}]
+    assert likely_cuts(layout, [(group, [28])]) == [{7}, set(), set()]
+
+
+def test_an_axis_of_parts_that_are_all_different_is_run_to_its_end() -> None:
+    """Each of 64 context-parallel ranks has a mask of its own."""
+    grid = Grid((128, 64), ("dp", "cp"))
+    played: list[int] = []
+
+    def digests(ranks: Sequence[int]) -> dict[int, str]:
+        played.extend(ranks)
+        return {rank: str(rank % 64) for rank in ranks}
+
+    table = find_classes(find_layout(grid, []), digests)
+    assert table.counts() == dict.fromkeys(range(64), 128)
+    assert len(played) <= 2 * 64 + 64

@@ -392,3 +392,33 @@ def test_families_keep_loops_together_and_copies_apart() -> None:
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFileError):
         load(tmp_path / "nothing")
+
+
+def in_turns(facts: dict[str, object]) -> CapturedJob:
+    """100 MiB and 40 MiB in turns: where segments do not expand, the smaller one leaves a hole in the larger's."""
+    sizes = ((1, 100 * MIB), (1, -100 * MIB), (2, 40 * MIB), (3, 100 * MIB), (2, -40 * MIB), (3, -100 * MIB))
+    program = storing(*((op, storage, held, "activation") for op, (storage, held) in enumerate(sizes)))
+    return whole_job([replace(program, facts=facts)])
+
+
+def test_memory_is_as_the_script_set_its_allocator_unless_one_says_otherwise() -> None:
+    reserved = {
+        text: predict_captured(in_turns({}), cluster(1), allocator=text).memory[0].peak_reserved_bytes
+        for text in ("", "expandable_segments:True")
+    }
+    assert reserved[""] > reserved["expandable_segments:True"]
+    captured = in_turns({"allocator": "expandable_segments:True"})
+    as_captured = predict_captured(captured, cluster(1))
+    assert as_captured.memory[0].peak_reserved_bytes == reserved["expandable_segments:True"]
+    assert "allocator: expandable segments" in as_captured.defaults
+    assert predict_captured(captured, cluster(1), allocator="").memory[0].peak_reserved_bytes == reserved[""]
+    assert predict_captured(in_turns({}), cluster(1)).memory[0].peak_reserved_bytes == reserved[""]
+
+
+def test_the_command_that_gives_a_result_again_names_what_was_asked_for() -> None:
+    job = in_turns({"allocator": "expandable_segments:True"})
+    assert "--allocator" not in predict_captured(job, cluster(1)).reproduce
+    asked = predict_captured(job, cluster(1), framework="megatron", allocator="max_split_size_mb:64")
+    assert "--framework megatron --allocator=max_split_size_mb:64" in asked.reproduce
+    with pytest.raises(SpecError, match="PYTORCH_ALLOC_CONF"):
+        predict_captured(job, cluster(1), allocator="nonsense")

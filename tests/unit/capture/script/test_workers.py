@@ -80,6 +80,14 @@ def test_a_helper_stands_still_when_nobody_waits_for_it() -> None:
         assert ticks(workers, 1) < 75  # half of what there is time for
 
 
+def test_a_helper_that_was_begun_ahead_stands_still_when_nobody_waits() -> None:
+    """Rank 4 has sent what rank 2 needs before rank 2 asks; while rank 0 goes on, it does not."""
+    does = {"0": "wait:2 sleep:1.5", "2": "sleep:0.4 wait:4 send:0", "4": "send:2 tick:1000"}
+    with Workers(SETTINGS, cores=2) as workers:
+        workers.run([0], {"does": does, "launch": {"world_size": 6}}, helpers_end=True)
+        assert 0 < ticks(workers, 4) < 100
+
+
 def test_no_more_ranks_go_on_than_there_are_cores() -> None:
     """All wait for rank 0; once it has spoken all could go on, and the first of them does."""
     does = {"0": "sleep:0.5 send:1 send:2 send:3 tick:30", "*": "wait:0 tick:30"}

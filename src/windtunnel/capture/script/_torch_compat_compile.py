@@ -1,0 +1,93 @@
+"""The private names of PyTorch that say how its compiler would cut and change graphs, each with why. Tried on 2.13."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def reading_breaks() -> bool:
+    """Whether Python's reading of a tensor ends a graph: the compiler's settings may make the value part of it."""
+    config = sys.modules.get("torch._dynamo.config")
+    return config is None or not config.capture_scalar_outputs
+
+
+def shapes_break() -> bool:
+    """The same of an op whose shape follows from data."""
+    config = sys.modules.get("torch._dynamo.config")
+    return config is None or not config.capture_dynamic_output_shape_ops
+
+
+def on_disabled(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
+    """Call `begins` and `ends` around what `torch.compiler.disable` keeps out of graphs from now on; returns the undo.
+
+    Every form of it ends in `DisableContext.__call__`; with `wrapping` where it is not PyTorch's own, which the
+    compiler knows by other rules.
+    """
+    from torch._dynamo.eval_frame import DisableContext
+
+    old = DisableContext.__call__
+
+    def disabled(context: Any, function: Any) -> Any:
+        made = old(context, function)
+        if not context.wrapping or isinstance(function, type) or not callable(made):
+            return made
+        if hasattr(made, "_orig_mod"):  # a module keeps its type
+            return made
+
+        @functools.wraps(made)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begins()
+            try:
+                return made(*args, **kwargs)
+            finally:
+                ends()
+
+        return run
+
+    DisableContext.__call__ = disabled
+
+    def undo() -> None:
+        DisableContext.__call__ = old
+
+    return undo
+
+
+def on_graph_break(happens: Callable[[], None]) -> Callable[[], None]:
+    """Call `happens` when the script asks for the end of a graph, which does nothing by itself; returns the undo."""
+    import torch._dynamo
+
+    old = torch._dynamo.graph_break
+
+    def graph_break(*args: Any, **kwargs: Any) -> None:
+        happens()
+        old(*args, **kwargs)
+
+    torch._dynamo.graph_break = graph_break
+
+    def undo() -> None:
+        torch._dynamo.graph_break = old
+
+    return undo
+
+
+def micro_pipelined_groups() -> list[str]:
+    """Names of the groups with symmetric memory, if Inductor is told to take their collectives apart (async TP)."""
+    config = sys.modules.get("torch._inductor.config")
+    symmetric = sys.modules.get("torch.distributed._symmetric_memory")
+    if config is None or symmetric is None or not config._micro_pipeline_tp:
+        return []
+    return sorted(str(name) for name in symmetric._group_name_to_store)
+
+
+def unfused_exchange(short: str) -> Callable[..., Any]:
+    """A fused op of `symm_mem` as the collective and the products that it is made of: what it runs where it is tested.
+
+    They say what tensors come of it; the op itself has kernels for GPUs only.
+    """
+    from torch.distributed import _symmetric_memory
+
+    made: Callable[..., Any] = getattr(_symmetric_memory, f"_{short}_fallback")
+    return made

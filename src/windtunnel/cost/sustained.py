@@ -1,0 +1,60 @@
+"""What matrix products take in training: kernels timed in bursts, held to the rate that power sustains.
+
+    time = (burst^8 + limit^8)^(1/8),    limit = FLOPs / (share x clock x dense peak)
+
+a smooth maximum, within 9 % of the larger where the two are equal. The shares are in `calibration/training.yaml`; a
+format that none was fitted for runs as its table says.
+"""
+
+from __future__ import annotations
+
+from windtunnel.cost.kernels import KernelCosts
+from windtunnel.cost.price import Price
+from windtunnel.cost.training import TrainingCosts
+
+THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
+SMOOTH = 8
+
+
+def sustained_gemm(
+    kernels: KernelCosts, training: TrainingCosts, m: int, n: int, k: int, dtype: str, software: float = 1.0
+) -> Price:
+    """One product; `software`: factor of an old release.
+
+    The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look slower
+    than its halves in turn. Throttling is what `_level_off` is for; here the halves set the burst rate.
+    """
+    price = kernels.gemm(m, n, k, dtype)
+    for parts in (2, 4):
+        if m % parts == 0 and 2.0 * m * n * k / parts > THROTTLED_FLOPS:
+            halves = kernels.gemm(m // parts, n, k, dtype).scaled(parts)
+            price = min(price, halves, key=lambda one: one.seconds)
+    return _level_off(kernels, training, price, 2.0 * m * n * k, dtype, software)
+
+
+def sustained_grouped_gemm(
+    kernels: KernelCosts,
+    training: TrainingCosts,
+    groups: float,
+    m: float,
+    n: float,
+    k: float,
+    dtype: str,
+    software: float = 1.0,
+) -> Price:
+    """Products of experts, `m` rows each on average."""
+    price = kernels.grouped_gemm(int(groups), m, max(1, round(n)), max(1, round(k)), dtype)
+    return _level_off(kernels, training, price, 2.0 * groups * m * n * k, dtype, software)
+
+
+def _level_off(
+    kernels: KernelCosts, training: TrainingCosts, price: Price, flops: float, dtype: str, software: float
+) -> Price:  # fmt: skip
+    shares, gpu = training.sustained.gemm, kernels.gpu
+    # Both 16-bit formats run on the same units: where one was not fitted, the other's share holds.
+    share = shares.get(dtype, shares.get("bf16") if dtype == "fp16" else None)
+    if share is None or price.seconds == 0.0 or not gpu.supports(dtype):
+        return price.scaled(software)
+    limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops(dtype))
+    together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
+    return price.scaled(together / price.seconds * software)

@@ -1,0 +1,110 @@
+"""A mixture of experts on one rank: router, dispatch to the ranks that hold the experts, their GEMMs, and back."""
+
+from __future__ import annotations
+
+from windtunnel.model.architecture import FeedForward, Model
+from windtunnel.model.layer_parts import activate, transferred
+from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed, Transfer
+
+# Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, and quantised one by one.
+EXPERT_LAUNCHES, EXPERT_LAUNCHES_LOW = 6, 14
+
+
+def expert_operations(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
+    """Router, dispatch, experts, combine; this rank's experts get `load` times the mean number of tokens."""
+    h, w = model.hidden_size, shard.activation_bytes
+    local = shard.residual_tokens if shard.sequence_parallel else shard.tokens / shard.tp
+    routed = local * block.experts_per_token  # tokens sent by this rank, and received when experts are balanced
+    even = routed * shard.etp  # the expert-tensor group sees each other's tokens
+    arrived = even * load
+    groups = block.experts // shard.ep
+    f = block.size / shard.etp
+    up = 2 if block.gated else 1
+    # Every rank sends as much as any other and receives by what its experts are given; combine is the reverse.
+    exchange = Transfer("all_to_all", "ep", routed * h * w) if shard.ep > 1 else None
+    gather = Transfer("all_gather", "etp", even * h * w) if shard.etp > 1 else None
+    scatter = Transfer("reduce_scatter", "etp", even * h * w) if shard.etp > 1 else None
+    router = Operation(
+        "router",
+        "router",
+        "memory",
+        # Scores in fp32: read the tokens and the matrix; top-k and the probability map over experts.
+        forward_bytes=local * (h * (w + 4) + 24.0 * block.experts),
+        backward_bytes=local * (h * (w + 8) + 24.0 * block.experts),
+        flops=2.0 * local * h * block.experts,
+        saved_bytes=local * block.experts * 8.0,
+        kernels=12,
+        weight_elements=h * block.experts,
+    )
+    # Low-precision grouped GEMMs want each expert's rows padded: one more copy.
+    padding = 2 * w * arrived * h if shard.precision in CAST_BYTES else 0.0
+    permute = Operation(
+        "permute",
+        "moe_permute",
+        "memory",
+        forward_bytes=2 * w * routed * h + padding,
+        backward_bytes=2 * w * routed * h + padding,
+        output_bytes=routed * h * w,
+        kernels=4,
+        timed=Timed("gather_rows", routed, h),
+    )
+    sort = Operation(
+        "sort_by_expert",
+        "moe_permute",
+        "memory",
+        forward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        backward_bytes=2 * w * arrived * h if groups > 1 and shard.ep > 1 else 0.0,
+        output_bytes=arrived * h * w,
+        kernels=2,
+    )
+    unpermute = Operation(
+        "unpermute",
+        "moe_permute",
+        "memory",
+        forward_bytes=w * (routed + local) * h,
+        backward_bytes=w * (2 * routed + local) * h,
+        saved_bytes=routed * h * w,
+        output_bytes=local * h * w,
+        kernels=3,
+        timed=Timed("scatter_add_rows", routed, h),
+    )
+    ops = [router, permute]
+    if exchange:
+        ops.append(transferred("dispatch", exchange, load, load))
+    if gather:
+        ops.append(transferred("expert_gather", gather, load, load))
+    if sort.forward_bytes:
+        ops.append(sort)
+    ops += [
+        _grouped("experts_up", groups, even / groups, up * f, h, shard, load),
+        activate("expert_activation", "moe_activation", arrived, f, block, shard),
+        _grouped("experts_down", groups, even / groups, h, f, shard, load),
+    ]
+    if sort.forward_bytes:
+        ops.append(sort)
+    if scatter:
+        ops.append(transferred("expert_scatter", scatter, load, load))
+    if exchange:
+        ops.append(transferred("combine", exchange, load))  # each rank's own tokens come back
+    return [*ops, unpermute]
+
+
+def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Shard, load: float) -> Operation:
+    """GEMMs of this rank's experts. How its rows divide among them is left out: their tiles are worked off together."""
+    low, m = shard.precision in CAST_BYTES, even * load
+    cast = CAST_BYTES[shard.precision] if low else 0.0
+    kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
+    return Operation(
+        name,
+        "mlp",
+        "grouped_gemm",
+        shape=(groups, m, n, k),
+        flops=2.0 * groups * even * n * k,
+        forward_bytes=cast * groups * m * k,
+        backward_bytes=cast * groups * m * n,
+        saved_bytes=groups * m * k * kept,
+        output_bytes=groups * m * n * shard.activation_bytes,
+        weight_elements=groups * n * k,
+        low_precision=low,
+        kernels=groups * (EXPERT_LAUNCHES_LOW if low else EXPERT_LAUNCHES),
+    )
