@@ -30,6 +30,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
 BUDGET_S = 120.0
 _ROUNDS = 4  # through all kinds and sizes: a machine with others on it keeps to one state for seconds
+_LEAST_FOR_ROUNDS_S = 60.0  # with less, one round
 _LEAST, _MOST = 3, 100  # repetitions of one in a round
 _START_S = 120.0  # for processes to import torch and to meet
 
@@ -172,13 +173,14 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
     kinds = {kind: (1,) if kind == "barrier" else SIZES for kind in KINDS}
     cells = sum(map(len, kinds.values()))
     alone_s = budget_s if device != "cpu" else budget_s / 2
+    rounds = _ROUNDS if budget_s >= _LEAST_FOR_ROUNDS_S else 1
     try:
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             for kind, sizes in list(kinds.items()):
                 try:
                     for size in sizes:
                         start = _start(torch, kind, size, rank, world_size, device)
-                        times = _time(torch, start, device, alone_s / cells / _ROUNDS)
+                        times = _time(torch, start, device, alone_s / cells / rounds)
                         seconds.setdefault(kind, {}).setdefault(size, []).extend(times)
                 except (RuntimeError, NotImplementedError) as error:
                     words = str(error).lower()
