@@ -65,7 +65,8 @@ def test_contradictions_are_refused(tmp_path: Path) -> None:
     assert "is not there" in refused("--show", "none.yaml", cwd=tmp_path)
     assert "--show" in refused("--report", "x.html", cwd=tmp_path)
     assert "--pinned = True: goes with --collectives" in refused("--pinned", cwd=tmp_path)
-    assert "--full = True: leave it out" in refused("--collectives", "--full", cwd=tmp_path)
+    assert "--device = 'cpu': leave it out" in refused("--collectives", "--device", "cpu", cwd=tmp_path)
+    assert "is not there yet" in refused("--collectives", "--quick", cwd=tmp_path)  # a budget here too
     (tmp_path / "cut.yaml").write_text("gpus: 8\ncalibration: [1,\n")
     assert "cut.yaml: line 3: " in refused("--show", "cut.yaml", cwd=tmp_path)
     assert "cannot be read (Is a directory)" in refused("--show", ".", cwd=tmp_path)

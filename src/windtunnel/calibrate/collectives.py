@@ -28,7 +28,6 @@ from windtunnel.errors import SpecError, UserError
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
-BUDGET_S = 120.0
 _ROUNDS = 4  # through all kinds and sizes: a machine with others on it keeps to one state for seconds
 _LEAST_FOR_ROUNDS_S = 60.0  # with less, one round
 _LEAST, _MOST = 3, 100  # repetitions of one in a round

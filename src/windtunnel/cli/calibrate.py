@@ -54,7 +54,7 @@ def calibrate(
     if report is not None and show is None:
         raise SpecError("--report", str(report), "goes with --show FILE")
     between = {"--world-size": world_size, "--backend": backend, "--pinned": pinned or None}
-    alone = {"--device": device, "--quick": quick or None, "--full": full or None, "--only": " ".join(only) or None}
+    alone = {"--device": device, "--only": " ".join(only) or None}
     for name, value in (alone if collectives else between).items():
         if value is not None:
             remedy = (
@@ -63,12 +63,14 @@ def calibrate(
             raise SpecError(name, value, remedy)
     if show is not None:
         _show(show, report)
-    elif collectives:
-        _collectives(out, 2 if world_size is None else world_size, backend or "gloo", budget, threads, pinned)
-    else:
-        from windtunnel.calibrate.session import FULL_S, QUICK_S
+        return
+    from windtunnel.calibrate.session import FULL_S, QUICK_S
 
-        _measure(out, device, (FULL_S if full else QUICK_S) if budget is None else budget, threads, only, begun)
+    budget_s = (FULL_S if full else QUICK_S) if budget is None else budget
+    if collectives:
+        _collectives(out, 2 if world_size is None else world_size, backend or "gloo", budget_s, threads, pinned)
+    else:
+        _measure(out, device, budget_s, threads, only, begun)
 
 
 def _measure(
@@ -113,15 +115,12 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _collectives(
-    out: Path, world_size: int, backend: str, budget_s: float | None, threads: int | None, pinned: bool
-) -> None:
-    from windtunnel.calibrate.collectives import BUDGET_S, measure_collectives
+def _collectives(out: Path, world_size: int, backend: str, budget_s: float, threads: int | None, pinned: bool) -> None:
+    from windtunnel.calibrate.collectives import measure_collectives
     from windtunnel.cli.output import note, stdout, working
     from windtunnel.report.files import write_atomically
 
     with working(f"timing {backend} between {world_size} processes"):
-        budget_s = BUDGET_S if budget_s is None else budget_s
         rows, notes = measure_collectives(out, world_size, backend, budget_s, write_atomically, threads, pinned=pinned)
     for text in notes:
         note(f"note: {text}")

@@ -20,6 +20,21 @@ def shapes_break() -> bool:
     return config is None or not config.capture_dynamic_output_shape_ops
 
 
+def on_compiled(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
+    """Call `begins` and `ends` around every call of what `torch.compile` makes from now on for its own backend.
+
+    Every form of it, modules included, ends in `OptimizeContext.__call__` with a function, and gives the compiled one.
+    """
+    import torch
+    from torch._dynamo.eval_frame import OptimizeContext, innermost_backend
+
+    def is_compiled(context: Any, function: Any, made: Any) -> bool:
+        named = getattr(innermost_backend(context.callback), "compiler_name", "")
+        return named == "inductor" and not isinstance(function, torch.nn.Module | type)
+
+    return _around_made(OptimizeContext, is_compiled, begins, ends)
+
+
 def on_disabled(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
     """Call `begins` and `ends` around what `torch.compiler.disable` keeps out of graphs from now on; returns the undo.
 
@@ -28,13 +43,26 @@ def on_disabled(begins: Callable[[], None], ends: Callable[[], None]) -> Callabl
     """
     from torch._dynamo.eval_frame import DisableContext
 
-    old = DisableContext.__call__
-
-    def disabled(context: Any, function: Any) -> Any:
-        made = old(context, function)
+    def is_disabled(context: Any, function: Any, made: Any) -> bool:
         if not context.wrapping or isinstance(function, type) or not callable(made):
-            return made
-        if hasattr(made, "_orig_mod"):  # a module keeps its type
+            return False
+        return not hasattr(made, "_orig_mod")  # a module keeps its type
+
+    return _around_made(DisableContext, is_disabled, begins, ends)
+
+
+def _around_made(
+    made_by: Any,
+    wanted: Callable[[Any, Any, Any], bool],
+    begins: Callable[[], None],
+    ends: Callable[[], None],
+) -> Callable[[], None]:
+    """Watch the calls of what this context makes of functions, where (context, function, made) is `wanted`."""
+    old = made_by.__call__
+
+    def called(context: Any, function: Any) -> Any:
+        made = old(context, function)
+        if not wanted(context, function, made):
             return made
 
         @functools.wraps(made)
@@ -47,10 +75,10 @@ def on_disabled(begins: Callable[[], None], ends: Callable[[], None]) -> Callabl
 
         return run
 
-    DisableContext.__call__ = disabled
+    made_by.__call__ = called
 
     def undo() -> None:
-        DisableContext.__call__ = old
+        made_by.__call__ = old
 
     return undo
 

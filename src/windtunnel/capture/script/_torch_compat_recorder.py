@@ -63,39 +63,6 @@ def on_recompute(begins: Callable[[], None], ends: Callable[[], None]) -> Callab
     return undo
 
 
-def on_compiled(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
-    """Call `begins` and `ends` around every call of what `torch.compile` makes from now on for its own backend.
-
-    Every form of it, modules included, ends in `OptimizeContext.__call__` with a function, and gives the compiled one.
-    """
-    from torch._dynamo.eval_frame import OptimizeContext, innermost_backend
-
-    old = OptimizeContext.__call__
-
-    def compiled(context: Any, function: Any) -> Any:
-        made = old(context, function)
-        named = getattr(innermost_backend(context.callback), "compiler_name", "")
-        if named != "inductor" or isinstance(function, torch.nn.Module | type):
-            return made
-
-        @functools.wraps(made)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begins()
-            try:
-                return made(*args, **kwargs)
-            finally:
-                ends()
-
-        return run
-
-    OptimizeContext.__call__ = compiled
-
-    def undo() -> None:
-        OptimizeContext.__call__ = old
-
-    return undo
-
-
 def on_sharding_hooks(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
     """Call `begins` and `ends` around what FSDP2 does from hooks, which the compiler leaves out of its graphs."""
     if not torch.distributed.is_available():

@@ -75,7 +75,7 @@ class Whereabouts:
             self._undo.append(handle.remove)
         self._undo.append(compat.on_recompute(self._recompute_begins, self._recompute_ends))
         if compat.fake_mode() is not None:  # a real run is compiled, and its ops are not seen one by one
-            self._undo.append(compat.on_compiled(self._compiled_begins, self._compiled_ends))
+            self._undo.append(compiler.on_compiled(self._compiled_begins, self._compiled_ends))
             self._undo.append(compat.on_sharding_hooks(self._hook_begins, self._hook_ends))
             self._undo.append(compiler.on_disabled(self._disabled_begins, self._disabled_ends))
             self._undo.append(compiler.on_graph_break(self.graph_breaks))

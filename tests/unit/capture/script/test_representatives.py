@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -179,37 +179,37 @@ def test_an_axis_where_all_ranks_differ_is_not_run_to_its_end() -> None:
     assert len(played) < 40
 
 
-def test_short_last_shards_of_the_outer_stages_cost_a_few_runs() -> None:
-    """Embedding and output matrix do not divide by the shards: the last shard of the first and last stage is short."""
-    grid = Grid((16, 64, 8), ("pp", "dp", "tp"))
-    played: list[int] = []
+SHORT_OUTER = Grid((16, 64, 8), ("pp", "dp", "tp"))
 
-    def program(rank: int) -> str:
-        pp, dp, _ = grid.coordinates(rank)
-        return f"{pp} {pp in (0, 15) and dp == 63}"
 
+def short_outer(rank: int) -> str:
+    """A program for each stage, and one more for the short last shard of the first stage and of the last."""
+    pp, dp, _ = SHORT_OUTER.coordinates(rank)
+    return f"{pp} {pp in (0, 15) and dp == 63}"
+
+
+def short_outer_digests(played: list[int]) -> Callable[[Sequence[int]], dict[int, str]]:
     def digests(ranks: Sequence[int]) -> dict[int, str]:
         played.extend(ranks)
-        return {rank: program(rank) for rank in ranks}
+        return {rank: short_outer(rank) for rank in ranks}
 
+    return digests
+
+
+def test_short_last_shards_of_the_outer_stages_cost_a_few_runs() -> None:
+    """Embedding and output matrix do not divide by the shards: the last shard of the first and last stage is short."""
+    grid, played = SHORT_OUTER, list[int]()
+    digests = short_outer_digests(played)
     table = find_classes(find_layout(grid, [(0, 512)]), digests)
-    assert all(program(table.representative_of(rank)) == program(rank) for rank in range(0, 8192, 3))
+    assert all(short_outer(table.representative_of(rank)) == short_outer(rank) for rank in range(0, 8192, 3))
     assert len(table.counts()) == 18
     assert len(played) == 2 * 16 + 2 * 3  # both ends of each stage, and what finds a cut and tests its parts
 
 
 def test_stages_of_a_kind_are_looked_at_once_and_known_tails_are_cut_at_once() -> None:
     """The same, where it is known which stages do the same ops, and that the last part of 16,032 rows is short."""
-    grid = Grid((16, 64, 8), ("pp", "dp", "tp"))
-    played: list[int] = []
-
-    def program(rank: int) -> str:
-        pp, dp, _ = grid.coordinates(rank)
-        return f"{pp} {pp in (0, 15) and dp == 63}"
-
-    def digests(ranks: Sequence[int]) -> dict[int, str]:
-        played.extend(ranks)
-        return {rank: program(rank) for rank in ranks}
+    grid, played = SHORT_OUTER, list[int]()
+    digests = short_outer_digests(played)
 
     def kind_of(rank: int) -> object:
         stage = grid.coordinates(rank)[0]
@@ -220,7 +220,7 @@ def test_stages_of_a_kind_are_looked_at_once_and_known_tails_are_cut_at_once() -
 
     layout = find_layout(grid, [(0, 512)])
     table = find_classes(layout, digests, kind_of=kind_of, tails_of=tails_of)
-    assert all(program(table.representative_of(rank)) == program(rank) for rank in range(0, 8192, 3))
+    assert all(short_outer(table.representative_of(rank)) == short_outer(rank) for rank in range(0, 8192, 3))
     assert len(table.counts()) == 18
     assert len(played) == 16 + 3 + 2 * 2  # first ranks; a last one of each kind; the ends of two parts of two stages
 
