@@ -1,13 +1,17 @@
 """Emulations of one rank held against the truth: real gloo processes, each pinned to its own core.
 
     OMP_NUM_THREADS=1 taskset -c 0 windtunnel calibrate --out dev.yaml
-    OMP_NUM_THREADS=1 windtunnel calibrate --collectives --pinned --world-size 2 --out dev.yaml
     python validation/emulation/compare.py --device dev.yaml ddp fsdp2 tp pp
 
-For each kind, blocks of truth and of emulation in turn, as machines drift: the truth runs both ranks; the emulation
-runs rank 0 among virtual peers on core 0. `--beside` keeps the other core as busy as the truth does, by an independent
-emulation of rank 1: cores of one CPU share caches, memory bandwidth and power, GPUs do not. Collectives cost what
-`windtunnel calibrate` measured, on sizes of its own and no model at all.
+Blocks, as machines drift: each calibrates the collectives anew (`windtunnel calibrate --collectives --pinned`, on a
+copy of dev.yaml, on sizes of its own and no model at all; `--calibrated` takes those of dev.yaml), then runs truth and
+emulation of each kind, in turn which of them goes first. The truth runs both ranks; the emulation runs rank 0 among
+virtual peers on core 0, and an independent emulation of rank 1 keeps the other core as busy as the truth does
+(not with `--alone`): cores of one CPU share caches, memory bandwidth and power, GPUs do not.
+
+All of these processes tell glibc to keep what it has (`MALLOC_MMAP_MAX_`, `MALLOC_TRIM_THRESHOLD_`). Else 0 to 3,000
+pages a step are handed out anew, by how chunks happen to lie: two ranks of one job differ by that much, as does an
+emulation, and on a virtual machine a page costs 0.6 to 4 us. `--malloc default` shows that.
 
 A block counts only where the rest of the machine left both cores alone (`--foreign`: share of their time that others
 may take) and where both cores were as fast as they ever were, before and after, by exponentials of an array (`--pace`:
@@ -22,6 +26,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +40,8 @@ from typing import Any
 import numpy as np
 from truth import JOB, pinned, run_truth
 
-WAIT_S = 600.0
+WAIT_S = 60.0
+KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
 def busy_s() -> float:
@@ -66,6 +72,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._one = np.random.default_rng(0).standard_normal((512, 512), dtype=np.float32)
+        self._out = np.empty_like(self._one)
         self._best = float("inf")
 
     def slower(self) -> float:
@@ -77,7 +84,7 @@ class Pace:
             for _ in range(12):
                 begun = time.perf_counter()
                 for _ in range(40):
-                    np.exp(self._one)  # one thread
+                    np.exp(self._one, out=self._out)  # one thread, no new pages
                 seconds.append(time.perf_counter() - begun)
             slowest = max(slowest, median(seconds))
             self._best = min(self._best, median(seconds))
@@ -132,11 +139,31 @@ def run_emulation(words: list[str], device: str, options: list[str], beside: boo
         return {**json.loads(Path(folder, "0.json").read_text()), "report": report}
 
 
+def with_collectives(device: str, budget_s: float, folder: str) -> str:
+    """A copy of this calibrated device with its collectives measured now."""
+    path = shutil.copy(device, Path(folder) / "device.yaml")
+    line = [sys.executable, "-m", "windtunnel", "calibrate", "--collectives", "--pinned", "--world-size", "2"]
+    line += ["--budget", str(budget_s), "--out", str(path)]
+    subprocess.run(line, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return str(path)
+
+
+def captured(words: list[str], folder: str) -> str:
+    """The captured job of a pipeline: ranks of the other stages."""
+    path = Path(folder) / f"captured_{words[0]}"
+    if not path.exists():
+        line = [sys.executable, "-m", "windtunnel", "capture", "--world-size", "2", "--device", "cpu"]
+        subprocess.run([*line, "--out", str(path), str(JOB), *words], check=True, stdout=subprocess.DEVNULL)
+    return str(path)
+
+
 def main() -> None:
     """Print a table, and keep everything in --out."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="+")
     parser.add_argument("--device", required=True)
+    parser.add_argument("--calibrated", action="store_true", help="--device holds the collectives to use")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds for collectives in each block")
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--skip", type=int, default=12)
@@ -144,69 +171,72 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.05)
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--alone", dest="beside", action="store_false")
+    parser.add_argument("--malloc", choices=("keep", "default"), default="keep")
     parser.add_argument("--options", default="", help="of windtunnel run")
     parser.add_argument("--job", default="", help="more words for job.py")
-    parser.add_argument("--captured", help="folder with captured_KIND of pipelines; captured here where there is none")
     parser.add_argument("--out", default="emulation.json")
     args = parser.parse_args()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {kind: {"truth": [], "emulated": [], "told": [], "blocks": []} for kind in args.kinds}
     pace = Pace()
-    for kind in args.kinds:
-        words = [kind, "--steps", str(args.steps), *args.job.split()]
-        options = args.options.split()
-        if kind == "pp":
-            folder = Path(args.captured or tempfile.mkdtemp()) / f"captured_{kind}"
-            if not folder.exists():
-                line = [
-                    sys.executable,
-                    "-m",
-                    "windtunnel",
-                    "capture",
-                    "--world-size",
-                    "2",
-                    "--device",
-                    "cpu",
-                    "--out",
-                    str(folder),
-                ]
-                subprocess.run([*line, str(JOB), *words], check=True, stdout=subprocess.DEVNULL)
-            options += ["--captured", str(folder)]
-        log: dict[str, Any] = {}
-        true_s: list[float] = []
-        emulated_s: list[float] = []
-        blocks = []
+    if args.malloc == "keep":
+        os.environ |= KEEP  # children have it
+    with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.blocks):
-            truth = undisturbed(partial(run_truth, words), args, pace, log)
-            made = undisturbed(partial(run_emulation, words, args.device, options, args.beside), args, pace, log)
-            true_s += truth[0]["seconds"][args.skip :]
-            emulated_s += made["seconds"][args.skip :]
-            blocks.append((median(truth[0]["seconds"][args.skip :]), median(made["seconds"][args.skip :])))
-            one, other = blocks[-1]
-            print(
-                f"  {kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms ({other / one - 1:+.2%})",
-                flush=True,
-            )
-        one, other = median(true_s), median(emulated_s)
-        truths = [block[0] for block in blocks]
-        paired = median(emulated / true for true, emulated in blocks) - 1
-        found[kind] = {
-            "truth_s": one,
-            "emulated_s": other,
-            "error": other / one - 1,
-            "error_of_pairs": paired,
-            "blocks": blocks,
-            **log,
-            "report": {k: v for k, v in made["report"].items() if k not in ("step_s", "blocked_s")},
-        }
-        print(
-            f"{kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms, error {other / one - 1:+.2%}, "
-            f"in the median of blocks {paired:+.2%}; "
-            f"the truth's blocks differ by {max(truths) / min(truths) - 1:.1%} among themselves; "
-            f"{log['runs']} runs for {2 * args.blocks} blocks, others took {max(log['foreign']):.1%} at most, "
-            f"cores were {max(log['slower']):.1%} slower than ever at most",
-            flush=True,
-        )
+            device = args.device if args.calibrated else with_collectives(args.device, args.budget, folder)
+            for kind in args.kinds:
+                block(kind, device, folder, args, pace, found[kind])
+    for kind in args.kinds:
+        summarise(kind, found[kind])
     Path(args.out).write_text(json.dumps(found, indent=1))
+
+
+def block(kind: str, device: str, folder: str, args: argparse.Namespace, pace: Pace, into: dict[str, Any]) -> None:
+    """Truth and emulation, in turn which goes first; steps and medians are added to `into`."""
+    words = [kind, "--steps", str(args.steps), *args.job.split()]
+    options = args.options.split()
+    if kind == "pp":
+        options += ["--captured", captured(words, folder)]
+    runs: list[Callable[[], Any]] = [
+        partial(run_truth, words),
+        partial(run_emulation, words, device, options, args.beside),
+    ]
+    results: list[Any] = [None, None]
+    for which in (0, 1) if len(into["blocks"]) % 2 == 0 else (1, 0):
+        results[which] = undisturbed(runs[which], args, pace, into)
+    (truth, *_), made = results
+    true_s, made_s = truth["seconds"][args.skip :], made["seconds"][args.skip :]
+    told_s = made["report"]["step_s"][args.skip :]
+    into["truth"] += true_s
+    into["emulated"] += made_s
+    into["told"] += told_s
+    into["blocks"].append((median(true_s), median(made_s)))
+    one, other = into["blocks"][-1]
+    print(
+        f"  {kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms ({other / one - 1:+.2%}), "
+        f"windtunnel says {median(told_s) * 1e3:.2f} ms",
+        flush=True,
+    )
+
+
+def summarise(kind: str, found: dict[str, Any]) -> None:
+    """All blocks of a kind in one line."""
+    one, other, told = (median(found[name]) for name in ("truth", "emulated", "told"))
+    truths = [true for true, _ in found["blocks"]]
+    found |= {
+        "truth_s": one,
+        "emulated_s": other,
+        "error": other / one - 1,
+        "error_told": told / one - 1,
+        "error_of_pairs": median(emulated / true for true, emulated in found["blocks"]) - 1,
+    }
+    print(
+        f"{kind}: truth {one * 1e3:.2f} ms, emulated {other * 1e3:.2f} ms, error {found['error']:+.2%} "
+        f"({found['error_told']:+.2%} as windtunnel says), in the median of blocks {found['error_of_pairs']:+.2%}; "
+        f"the truth's blocks differ by {max(truths) / min(truths) - 1:.1%} among themselves; "
+        f"{found['runs']} runs for {2 * len(truths)}, others took {max(found['foreign']):.1%} at most, "
+        f"cores were {max(found['slower']):.1%} slower than ever at most",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ not yet run.
 
 On a CPU gloo copies, adds and sends on threads of its own, which compete with those that compute and may wait for the
 scheduler's next tick. What that makes of a collective in a step is measured as well: matrix products of some
-milliseconds, alone, each followed by the collective, and each beside it; the difference, on average, is what one adds.
+milliseconds, alone, each followed by the collective, and each beside it; the difference, on average, is what one adds
+(the median of the rounds; of the slowest rank where it is waited for, of all ranks where they compute beside it).
 """
 
 from __future__ import annotations
@@ -137,8 +138,11 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
             if any(not seconds for seconds in of_rank):
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
-            added = [max(of) for of in zip(*(one["added"].get(kind, {}).get(size, ()) for one in found), strict=True)]
-            table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *added])
+            added = [one["added"].get(kind, {}).get(size, ()) for one in found]  # [rank][round] -> waited for, beside
+            rounds = [tuple(zip(*ranks, strict=True)) for ranks in zip(*added, strict=True)]
+            in_a_step = [(max(waited), sum(beside) / len(beside)) for waited, beside in rounds]
+            medians = [max(0.0, quantile(of, 0.5)) for of in zip(*in_a_step, strict=True)]
+            table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *medians])
         if table:
             rows[kind] = table
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
@@ -167,7 +171,7 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
         torch.cuda.set_device(rank)
     distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     seconds: dict[str, dict[int, list[float]]] = {}
-    added: dict[str, dict[int, tuple[float, float]]] = {}
+    added: dict[str, dict[int, list[tuple[float, float]]]] = {}
     notes: list[str] = []
     kinds = {kind: (1,) if kind == "barrier" else SIZES for kind in KINDS}
     cells = sum(map(len, kinds.values()))
@@ -181,17 +185,16 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
                         start = _start(torch, kind, size, rank, world_size, device)
                         times = _time(torch, start, device, alone_s / cells / rounds)
                         seconds.setdefault(kind, {}).setdefault(size, []).extend(times)
+                        if device == "cpu":
+                            usual, share = quantile(seconds[kind][size], 0.5), (budget_s - alone_s) / cells / rounds / 2
+                            more = _in_a_step(torch, start, usual, share)
+                            added.setdefault(kind, {}).setdefault(size, []).append(more)
                 except (RuntimeError, NotImplementedError) as error:
                     words = str(error).lower()
                     if not any(text in words for text in ("not support", "not implement", "does not", "unsupported")):
                         raise
                     notes.append(f"{backend} has no {kind} here")  # every rank finds the same
                     del kinds[kind]
-        for kind, sizes in kinds.items() if device == "cpu" else ():
-            for size in sizes:
-                start = _start(torch, kind, size, rank, world_size, device)
-                usual = quantile(seconds[kind][size], 0.5)
-                added.setdefault(kind, {})[size] = _in_a_step(torch, start, usual, (budget_s - alone_s) / cells / 2)
     finally:
         distributed.destroy_process_group()
     Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "added": added, "notes": notes}))
@@ -244,14 +247,14 @@ def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> tupl
         compute()
         work.wait()
 
-    times = _agreed(torch, spent(waited, 2), share_s, "cpu")
+    times = _agreed(torch, spent(waited, 1), share_s, "cpu", least=1)
     alone = spent(compute, times)
-    return tuple(max(0.0, spent(step, times) - alone) for step in (waited, beside))  # type: ignore[return-value]
+    return spent(waited, times) - alone, spent(beside, times) - alone
 
 
-def _agreed(torch: Any, one_s: float, share_s: float, device: str) -> int:
+def _agreed(torch: Any, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:
     """How many repetitions rank 0 finds time for."""
-    count = torch.tensor([max(_LEAST, min(_MOST, int(share_s / max(one_s, 1e-6))))], device=device)
+    count = torch.tensor([max(least, min(_MOST, int(share_s / max(one_s, 1e-6))))], device=device)
     torch.distributed.broadcast(count, 0)
     return int(count.item())
 

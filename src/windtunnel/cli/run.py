@@ -114,9 +114,10 @@ def _asked(
     parted = _tape(tape)
     if parted is not None and parted[0] == "record":
         return _recording(words, parted[1])
+    from windtunnel.capture.script.arguments import missing, parse_launch
+
     if cluster is None:
-        raise SpecError("--cluster", None, "name the cluster to emulate, e.g. h100-sxm:1024 or my-device.yaml:2")
-    from windtunnel.capture.script.arguments import parse_launch
+        raise missing("--cluster", "name the cluster to emulate, e.g. h100-sxm:1024 or my-device.yaml:2", words)
     from windtunnel.hardware import parse_cluster
 
     found = parse_cluster(cluster)

@@ -41,6 +41,9 @@ def _steps(asked: Emulation, outcome: Outcome, predicted_s: float | None) -> Ite
     if blocked:
         share = sum(blocked) / max(sum((facts.get("step_s") or [0.0])[-len(blocked) :]), 1e-12)
         yield f"waiting     {share:.1%} of it, for communications with peers"
+    behind = facts.get("behind_s", 0.0) / max(1, facts.get("steps", 1))
+    if behind > 0.01 * step:
+        yield f"emulating   took {format_time(behind)} a step more: the script's clock shows it, these figures do not"
     replayed = facts.get("replayed_step_s")
     if replayed:
         off = f"{replayed / step - 1:+.1%}"

@@ -15,6 +15,7 @@ from typing import Any
 from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.observe import Came, ObservedStep
+from windtunnel.emulate.own_time import OwnTime
 from windtunnel.errors import UserError
 
 _ASK_AGAIN_S = 1e-3
@@ -28,21 +29,19 @@ class HangError(UserError):
 class Due(float):
     """When a communication is done, as far as it is known; compares and subtracts as that time."""
 
-    __slots__ = ("asked_at", "call", "share", "since", "thread", "ticket")
+    __slots__ = ("asked_at", "asks", "call", "since", "thread", "ticket")
 
     ticket: Ticket
     call: Communication
     thread: int
-    share: Callable[[float, Ticket], float]
-    asked_at: float | None  # when the script's thread first asked how long there is left
+    asks: Callable[[Ticket], float]
+    asked_at: float | None  # when the script's thread first asked how long there is left, by the rank's time
     since: float | None  # since when it asks without an answer
 
-    def __new__(cls, ticket: Ticket, call: Communication, thread: int, share: Callable[[float, Ticket], float]) -> Due:
-        """A time that `ticket` is asked for; `share`: how long the thread `thread` first was held up by communications
-        that take its processor.
-        """
+    def __new__(cls, ticket: Ticket, call: Communication, thread: int, asks: Callable[[Ticket], float]) -> Due:
+        """A time that `ticket` is asked for; `asks`: the thread `thread` begins to wait for it, and when that is."""
         made = super().__new__(cls, float("nan"))
-        made.ticket, made.call, made.thread, made.share = ticket, call, thread, share
+        made.ticket, made.call, made.thread, made.asks = ticket, call, thread, asks
         made.asked_at = made.since = None
         return made
 
@@ -53,9 +52,8 @@ class Due(float):
     def __sub__(self, now: float) -> float:
         mine = threading.get_ident() == self.thread
         if mine and self.asked_at is None:
-            self.asked_at = now
-            if spin_until(now + self.share(now, self.ticket)):
-                now = time.perf_counter()
+            self.asked_at = self.asks(self.ticket)
+            now = time.perf_counter()
         due = self.known()
         if due is not None:
             return due - now
@@ -106,16 +104,15 @@ class Listening:
         on_step: Callable[[int, ObservedStep | None], bool] | None = None,
         learns: Callable[[], bool] = lambda: True,
         started: Callable[[Communication, Ticket], None] | None = None,
-        arrived: Callable[[Communication], tuple[float, float]] | None = None,
+        own: OwnTime | None = None,
     ) -> None:
         """`on_step(number, seen)` says whether it took time that is not the job's: the next step then begins after it.
 
         `learns` says whether the step that ends was an ordinary one. `started` is told of every communication that was
-        begun, with its ticket. `arrived` says when the script entered a call: wall clock, and processor time of its
-        thread; without it that is when `begin` is told.
+        begun, with its ticket. `own` is the clock of the script's thread, kept still inside of calls by who made it.
         """
         self.conductor, self._on_step, self._learns, self._started = conductor, on_step, learns, started
-        self._arrived = arrived or (lambda call: (time.perf_counter(), time.thread_time()))
+        self.own = own or OwnTime()
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
         self._open: dict[tuple[object, ...], Due] = {}
@@ -124,16 +121,15 @@ class Listening:
 
     def begin(self, call: Communication) -> float | None:
         """The script arrives at a communication. When it is done."""
-        now, cpu = self._arrived(call)
         if call.is_control:
             self.control += 1
             return None
+        own = self.own
         with self._lock:
-            came = Came(now, cpu)
-            if spin_until(now + self.conductor.share(now)):
-                now, cpu = time.perf_counter(), time.thread_time()
-            ticket = self.conductor.begin(call, now, cpu, came)
-            due = Due(ticket, call, self._thread, self.conductor.share)
+            came = Came(own.now(), own.cpu())
+            own.reach(came.at + self.conductor.share(came.at))
+            ticket = self.conductor.begin(call, own.now(), own.cpu(), came)
+            due = Due(ticket, call, self._thread, self._asks)
             self._open[_identity(call)] = due
             if len(self._open) > 4096:
                 self._open.pop(next(iter(self._open)))
@@ -141,41 +137,41 @@ class Listening:
             self._started(call, ticket)
         return due
 
+    def _asks(self, ticket: Ticket) -> float:
+        """The script begins to wait: first what else its processor still has to do."""
+        now = self.own.now()
+        self.own.reach(now + self.conductor.share(now, ticket))
+        return self.own.now()
+
     def waited(self, call: Communication) -> None:
         """The script has waited for it."""
-        now, cpu = time.perf_counter(), time.thread_time()
         due = self._open.pop(_identity(call), None)
         if due is None or threading.get_ident() != self._thread:
             return
         with self._lock:
-            entered = due.asked_at if due.asked_at is not None else now
-            blocked_until = due.known()
-            if blocked_until is None or blocked_until <= entered:
-                entered = now  # it was over before it began, however long its own Python took
-            self.conductor.waited(call, entered, now, cpu)
+            entered = due.asked_at if due.asked_at is not None else self.own.now()
+            until = due.known()
+            left = entered if until is None else max(entered, until)
+            self.own.be_at(left)
+            self.conductor.waited(call, entered, left, self.own.cpu())
 
     def optimizer(self) -> None:
-        """The step's optimizer begins."""
-        with self._lock:
-            self.conductor.optimizer(time.perf_counter(), time.thread_time())
+        """The step's optimizer begins: what nobody was seen to wait for was waited for."""
+        with self._lock, self.own.standing():
+            wall = time.perf_counter()
+            dues = [due for one in self._open.values() if (due := one.known()) is not None and due <= wall]
+            self.own.reach(max(dues, default=wall - self.own.behind))
+            self.conductor.optimizer(self.own.now(), self.own.cpu())
 
     def end_step(self) -> None:
         """The step's optimizer is done."""
-        now, cpu = time.perf_counter(), time.thread_time()
-        with self._lock:
-            seen = self.conductor.end_step(now, cpu, learns=self._learns())
+        with self._lock, self.own.standing():
+            seen = self.conductor.end_step(self.own.now(), self.own.cpu(), learns=self._learns())
             self.steps += 1
-            if self._on_step is not None and self._on_step(self.steps, seen):
-                self.conductor.begin_anew(time.perf_counter(), time.thread_time())
-
-
-def spin_until(when: float) -> bool:
-    """Keep the processor busy until then; whether that took any time."""
-    if time.perf_counter() >= when:
-        return False
-    while time.perf_counter() < when:
-        pass
-    return True
+            looked_on = self._on_step is not None and self._on_step(self.steps, seen)
+            if looked_on or seen is None or self.own.behind > seen.ended - seen.begun:  # too much to be made up for
+                self.own.be_at(time.perf_counter())
+                self.conductor.begin_anew(self.own.now(), self.own.cpu())
 
 
 def optimizer_hooks(

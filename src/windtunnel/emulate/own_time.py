@@ -1,54 +1,83 @@
-"""What the virtual world itself computes on the real rank's thread, and how that is kept out of the rank's time.
+"""The real rank's own time: the wall clock less what the virtual world computes on its thread.
 
-A real library takes a call and returns in some tens of microseconds, and copies and adds on threads of its own. Here
-the rank's own thread says what the call is, moves the replay, and leaves what peers would have left. So the rank
-arrives when its thread enters the call, not when all that is done; and what a communication beside computing costs the
-rank's core, which calibration knows, is less by what was spent in its place.
+A real library takes a call and returns in some tens of microseconds, and copies and adds on threads of its own; what it
+costs the rank is calibrated. Here the rank's own thread says what the call is, moves the replay, and leaves what peers
+would have left, which takes 0.2 to 3 ms. So the rank's clock stands still from when its thread enters a call until it
+leaves it, and is behind the wall clock then. A wait makes up for that: it is over when the *wall* clock comes to what
+the rank waits for. What is never made up lengthens the steps that the script sees, not those of the rank.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from windtunnel.capture.script.communication import Communication
-
-_NEWEST = 0.2  # share of the newest in the running mean
-
 
 class OwnTime:
-    """Running means, by kind and bytes."""
+    """Seconds of the thread that made this, on the epoch of `time.perf_counter`; never ahead of it."""
 
     def __init__(self) -> None:
-        self.entered: tuple[float, float] | None = None  # the call under way: wall clock, processor time of the thread
-        self._call: Communication | None = None
-        self._seconds: dict[tuple[str, int], float] = {}
+        self.behind = 0.0  # the wall clock
+        self._cpu_behind = 0.0
+        self._stands: tuple[float, float] | None = None  # wall clock and processor time of the rank, inside a call
+        self._thread = threading.get_ident()
+
+    def now(self) -> float:
+        """The rank's time."""
+        return self._stands[0] if self._stands is not None else time.perf_counter() - self.behind
+
+    def cpu(self) -> float:
+        """Processor seconds of the rank's thread."""
+        return self._stands[1] if self._stands is not None else time.thread_time() - self._cpu_behind
+
+    def reach(self, when: float) -> bool:
+        """The rank's time is `when` or later; whether it moved. Keeps the processor busy where the wall clock is not so
+        far yet, inside a call when that is left.
+        """
+        moves = when > self.now()
+        if moves:
+            self.be_at(when)
+        return moves
+
+    def be_at(self, when: float) -> None:
+        """The rank's time is `when`, whatever went by since: it waited, and that is when the wait was over."""
+        if threading.get_ident() != self._thread:
+            return
+        if self._stands is not None:
+            self._stands = (when, self._stands[1])
+        else:
+            self._set(when)
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """It stands still in here, but for what `reach` and `be_at` say."""
+        if self._stands is not None or threading.get_ident() != self._thread:
+            yield
+            return
+        self._stands = (self.now(), self.cpu())
+        try:
+            yield
+        finally:
+            when, cpu = self._stands
+            self._stands = None
+            self._set(when)
+            self._cpu_behind = time.thread_time() - cpu
 
     def around(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """The same answer to a call, watched."""
+        """The same answer to a call, in no time."""
 
         @wraps(kernel)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self.entered = entered = (time.perf_counter(), time.thread_time())
-            self._call = None
-            try:
+        def timeless(*args: Any, **kwargs: Any) -> Any:
+            with self.standing():
                 return kernel(*args, **kwargs)
-            finally:
-                self.entered = None
-                if self._call is not None:
-                    key, spent = (self._call.kind, self._call.bytes), time.perf_counter() - entered[0]
-                    before = self._seconds.get(key, spent)
-                    self._seconds[key] = before + _NEWEST * (spent - before)
 
-        return watched
+        return timeless
 
-    def began(self, call: Communication) -> tuple[float, float]:
-        """The call under way is this one. When the thread entered it: wall clock and processor time."""
-        self._call = call
-        return self.entered or (time.perf_counter(), time.thread_time())
-
-    def off(self, takes: Callable[[Communication], float]) -> Callable[[Communication], float]:
-        """`takes` less what was spent already."""
-        return lambda call: max(0.0, takes(call) - self._seconds.get((call.kind, call.bytes), 0.0))
+    def _set(self, when: float) -> None:
+        while (wall := time.perf_counter()) < when:
+            pass
+        self.behind = wall - when

@@ -46,6 +46,7 @@ class Journal:
         self.optimizers: list[Any] = []
         self._watch: Any = None
         self.conductor: Conductor | None = None
+        self.own: OwnTime | None = None
 
     @property
     def profiling(self) -> bool:
@@ -153,7 +154,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
 
     launch = launch_of(task)
     on_gpu = torch.cuda.is_available()
-    own = OwnTime()
+    own = journal.own = OwnTime()
     listener, policy, undo = _on_gpu(task, launch, journal) if on_gpu else _on_cpu(task, launch, journal, own)
     world = World(
         task["rank"],
@@ -183,13 +184,13 @@ def _on_cpu(
 ) -> tuple[Any, Any, Callable[[], None]]:
     from windtunnel.emulate.listen import Listening, optimizer_hooks
 
-    conductor = journal.conductor = _conductor(task, launch, own)
+    conductor = journal.conductor = _conductor(task, launch)
     listening = Listening(
         conductor,
         on_step=journal.on_step,
         learns=lambda: not journal.profiling,
         started=lambda call, ticket: journal.heard(call),
-        arrived=own.began,
+        own=own,
     )
     undo = optimizer_hooks(listening.optimizer, listening.end_step, journal.before_optimizer)
     return listening, _policy(task, journal), undo
@@ -257,7 +258,7 @@ def _run(launch: Any) -> None:
             raise
 
 
-def _conductor(task: Mapping[str, Any], launch: Any, own: OwnTime | None = None) -> Conductor:
+def _conductor(task: Mapping[str, Any], launch: Any) -> Conductor:
     from windtunnel.emulate.conductor import Conductor
     from windtunnel.emulate.prices import seconds_beside_on, seconds_on
     from windtunnel.hardware import parse_cluster
@@ -271,7 +272,7 @@ def _conductor(task: Mapping[str, Any], launch: Any, own: OwnTime | None = None)
     return Conductor(
         task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
-        takes=own.off(seconds_beside_on(cluster)) if own is not None and _one_core(cluster) else None,
+        takes=seconds_beside_on(cluster) if _one_core(cluster) else None,
     )  # fmt: skip
 
 
@@ -344,14 +345,15 @@ def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
 
 def told(error: BaseException) -> dict[str, Any]:
     """What the parent says of an error: message, place in the script, traceback."""
-    from windtunnel.capture.script.session import place_in_script
+    from windtunnel.capture.script.session import place_in_script, traceback_of_script
 
     place = place_in_script(error.__traceback__)
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, WindtunnelError):
         return {"status": "refused", "message": text, "place": place}
     message = f"{type(error).__name__}: {text[:600]}"
-    outcome: dict[str, Any] = {"status": "raised", "message": message, "place": place, "traceback": _traceback(error)}
+    outcome: dict[str, Any] = {"status": "raised", "message": message, "place": place}
+    outcome["traceback"] = traceback_of_script(error)
     if is_out_of_memory(error):
         frames = [f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)]
         outcome |= {"status": "out of memory", "stack": frames[::-1][:24], "op": frames[-1] if frames else ""}
@@ -364,18 +366,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return name in ("OutOfMemoryError", "MemoryError") or (
         name == "RuntimeError" and ("not enough memory" in text or "can't allocate memory" in text)
     )
-
-
-def _traceback(error: BaseException) -> str:
-    """As Python prints it, from the script's first frame on."""
-    trace = error.__traceback__
-    ours = str(Path(__file__).resolve().parent.parent)
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((ours, "<frozen runpy")):
-            break
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
 
 
 def _facts(journal: Journal) -> dict[str, Any]:
@@ -405,6 +395,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
         "movement": conductor.movement if conductor.movement != float("inf") else None,
         "unplanned": conductor.unplanned,
         "planned": conductor.planned,
+        "behind_s": journal.own.behind if journal.own is not None else 0.0,
         "replayed_step_s": conductor.replayed_step_s,
         "memory": memory.to_dict() if memory is not None else None,
         "peak_rss_bytes": _peak_rss(),

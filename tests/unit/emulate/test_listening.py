@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from windtunnel.capture.script.communication import Communication
+from windtunnel.capture.script.work import wait_until
 from windtunnel.emulate import listen
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.listen import Due, HangError, Listening
@@ -26,15 +27,16 @@ def call(sequence: int = 0, kind: str = "all_reduce", size: int = 1024, **more: 
 
 def due(ask: Any, thread: int | None = None) -> Due:
     ticket = Ticket(0, None, ask, 0.0, 0.0)
-    return Due(ticket, call(), threading.get_ident() if thread is None else thread, lambda now, one: 0.0)
+    return Due(ticket, call(), threading.get_ident() if thread is None else thread, lambda one: 4.0)
 
 
 def test_a_due_compares_and_subtracts_as_its_time() -> None:
-    one, other = due(lambda: 5.0), due(lambda: 7.0)
-    assert one - 4.0 == 1.0
+    now = time.perf_counter()
+    one, other = due(lambda: now + 50.0), due(lambda: now + 70.0)
+    assert one - now == pytest.approx(50.0, abs=5.0)
     assert one < other
-    assert ge(6.0, one)  # as torch's side of the world asks: the clock first
-    assert not ge(4.0, one)
+    assert ge(now + 60.0, one)  # as torch's side of the world asks: the clock first
+    assert not ge(now + 40.0, one)
     assert max(one, other) is other
     assert one.asked_at == 4.0
 
@@ -51,10 +53,10 @@ def test_a_due_that_is_not_known_yet_lies_ahead_and_is_asked_again() -> None:
 
 def test_a_wait_for_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listen, "PATIENCE_S", 0.5)
-    one = due(lambda: None)
-    assert one - 10.0 > 0.0
+    one, now = due(lambda: None), time.perf_counter()
+    assert one - now > 0.0
     with pytest.raises(HangError, match=r"waits for all_reduce in group 0 .*would hang here too"):
-        one - 11.0
+        one - (now + 1.0)
 
 
 def test_a_listener_sees_when_the_host_began_to_wait() -> None:
@@ -71,6 +73,49 @@ def test_a_listener_sees_when_the_host_began_to_wait() -> None:
     assert made.steps[-1].events == (Event(False, 0), Event(True, 0))
     assert made.steps[-1].blocked == pytest.approx(0.02, abs=0.01)
     assert sum(made.steps[-1].seconds) < 0.01
+
+
+def steps_of(price_s: float, virtual_s: float, computing_s: float) -> tuple[list[float], list[ObservedStep]]:
+    """Seven steps of a call that takes the virtual world some time, a wait, and computing: by the wall, and as seen."""
+    made = Conductor(0, 2, lambda one: price_s, range(2))
+    listening = Listening(made)
+
+    @listening.own.around
+    def answered(number: int) -> Any:
+        asked = listening.begin(call(number))
+        spin(virtual_s)
+        return asked
+
+    listening.end_step()
+    wall = []
+    for number in range(7):
+        begun = time.perf_counter()
+        wait_until(answered(number))
+        listening.waited(call(number))
+        spin(computing_s)
+        wall.append(time.perf_counter() - begun)
+        listening.end_step()
+    return wall, list(made.steps)
+
+
+def test_what_the_virtual_world_computes_is_made_up_for_by_a_wait() -> None:
+    wall, seen = steps_of(price_s=0.02, virtual_s=0.01, computing_s=0.01)
+    quickest = min(one.ended - one.begun for one in seen)
+    assert 0.03 <= quickest < 0.038
+    assert 0.02 < min(wall) < 0.038
+    assert min(one.blocked for one in seen) == pytest.approx(0.02, abs=0.002)
+
+
+def test_what_no_wait_makes_up_for_lengthens_the_script_not_the_rank() -> None:
+    wall, seen = steps_of(price_s=0.0, virtual_s=0.02, computing_s=0.01)
+    assert min(wall) >= 0.03
+    assert 0.01 <= min(one.ended - one.begun for one in seen) < 0.02
+
+
+def spin(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 def test_control_messages_are_answered_at_once() -> None:

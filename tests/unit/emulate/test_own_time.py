@@ -1,37 +1,54 @@
-"""What the virtual world computes itself, and what is taken off for it."""
+"""The real rank's clock beside the wall clock."""
 
+import threading
 import time
 
 import pytest
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.own_time import OwnTime
 
 
-def call(bytes_: int = 8) -> Communication:
-    return Communication("all_reduce", "0", (0, 1), 0, bytes_)
+def test_it_stands_still_inside_a_call_and_goes_on_from_there() -> None:
+    own, seen = OwnTime(), []
 
-
-def test_a_rank_arrives_when_it_enters_the_call_and_what_it_spends_there_is_taken_off() -> None:
-    own, one = OwnTime(), call()
-    arrived = []
-
-    def kernel() -> str:
+    @own.around
+    def kernel(inner: bool) -> str:
+        seen.append((own.now(), own.cpu()))
         time.sleep(0.02)
-        arrived.append(own.began(one)[0])
-        time.sleep(0.03)
+        if not inner:
+            kernel(True)  # a call that makes another is one
+        seen.append((own.now(), own.cpu()))
         return "answer"
 
-    begun = time.perf_counter()
-    assert own.around(kernel)() == "answer"
-    assert arrived[0] - begun < 0.01
-    left = own.off(lambda _: 1.0)(one)
-    assert 0.8 < left <= 0.95
-    assert own.off(lambda _: 1e-3)(one) == 0.0  # no less than nothing
-    assert own.off(lambda _: 1.0)(call(16)) == 1.0  # of another size nothing is known
+    before = own.now()
+    assert kernel(False) == "answer"
+    after = own.now()
+    assert len(set(seen)) == 1
+    assert before <= seen[0][0] <= after
+    assert after - before < 0.02
+    assert own.behind == pytest.approx(0.04, abs=0.02)
+    assert time.perf_counter() - own.now() == pytest.approx(own.behind, abs=1e-3)
 
 
-def test_a_call_that_fails_or_is_no_communication_leaves_nothing_behind() -> None:
+def test_it_is_never_ahead_of_the_wall_clock_when_a_call_is_left() -> None:
+    own = OwnTime()
+    target = own.now() + 0.03
+    assert own.around(lambda: own.reach(target))()
+    assert time.perf_counter() >= target
+    assert own.now() >= target
+    assert own.behind < 0.01
+    assert not own.reach(target)
+
+
+def test_a_wait_makes_up_for_what_it_is_behind() -> None:
+    own = OwnTime()
+    own.around(lambda: time.sleep(0.02))()
+    assert own.behind > 0.015
+    own.be_at(time.perf_counter() - 0.001)  # what it waited for was done a millisecond ago
+    assert own.behind == pytest.approx(0.001, abs=1e-3)
+
+
+def test_a_call_that_fails_leaves_it_going_and_other_threads_do_not_move_it() -> None:
     own = OwnTime()
 
     def fails() -> None:
@@ -39,6 +56,9 @@ def test_a_call_that_fails_or_is_no_communication_leaves_nothing_behind() -> Non
 
     with pytest.raises(ValueError, match="x"):
         own.around(fails)()
-    assert own.around(lambda: 3)() == 3
-    now = time.perf_counter()
-    assert own.began(call())[0] >= now  # nothing is under way: it arrives now
+    before = own.now()
+    elsewhere = threading.Thread(target=own.around(lambda: (time.sleep(0.01), own.reach(before + 9.0))))
+    elsewhere.start()
+    elsewhere.join()
+    assert before < own.now() < before + 1.0
+    assert own.behind < 0.01

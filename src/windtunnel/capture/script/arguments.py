@@ -135,7 +135,11 @@ def parse_launch(
     is_module = "module" in options
     if not is_module and not Path(target).is_file():
         raise SpecError("script", target, "no such file; give the path of a Python script, or -m MODULE")
-    ranks, per_node = _sizes(options, world_size, local_world_size)
+    try:
+        ranks, per_node = _sizes(options, world_size, local_world_size)
+    except _NoSizeError:
+        remedy = "say how many ranks: --world-size N, or --nnodes and --nproc-per-node"
+        raise missing("--world-size", remedy, arguments) from None
     host, _, port = options.get("rdzv-endpoint", "").rpartition(":")
     return Launch(
         target,
@@ -149,6 +153,17 @@ def parse_launch(
         options.get("role", "default"),
         _whole("--max-restarts", options.get("max-restarts", "0"), 0),
     )
+
+
+def missing(name: str, remedy: str, after: Sequence[str]) -> SpecError:
+    """An option that is needed and not there; it may stand `after` the script, where everything is the script's."""
+    if any(word.partition("=")[0].replace("_", "-") == name for word in after):
+        remedy = f"put {name} before the script: what follows the script is given to the script"
+    return SpecError(name, None, remedy)
+
+
+class _NoSizeError(Exception):
+    """Nothing says how many ranks there are."""
 
 
 def _sizes(options: Mapping[str, str], world_size: int | None, local_world_size: int | None) -> tuple[int, int]:
@@ -172,8 +187,7 @@ def _sizes(options: Mapping[str, str], world_size: int | None, local_world_size:
             )
     elif world_size is None:
         if local is None:
-            remedy = "say how many ranks: --world-size N, or --nnodes and --nproc-per-node"
-            raise SpecError("--world-size", None, remedy)
+            raise _NoSizeError
         world_size = local
     if not 0 < world_size <= MOST_RANKS:
         raise SpecError("--world-size", world_size, f"give 1 to {MOST_RANKS}")

@@ -138,8 +138,11 @@ class CapturedFolder:
             self.kept = tuple(int(entry["rank"]) for entry in self.document["classes"])
             self._table = _table(self.document, self.grid)
             self._runs = [rank for rank, count in self.document.get("runs") or () for _ in range(count)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputFileError(self.path / NAME, f"is malformed ({error!r})", _REMEDY) from None
+        except KeyError as error:
+            problem = f"has no `{error.args[0]}`: it was cut short or changed"
+            raise InputFileError(self.path / NAME, problem, _REMEDY) from None
+        except (TypeError, ValueError) as error:
+            raise InputFileError(self.path / NAME, f"is malformed ({error})", _REMEDY) from None
 
     @property
     def is_whole(self) -> bool:

@@ -50,6 +50,8 @@ def read_program(path: Path) -> RankProgram:
         if type(error).__name__ != "error":
             raise
         raise InputFileError(path, f"is damaged ({error})", _REMEDY) from None
+    if not text:
+        raise InputFileError(path, "is empty", _REMEDY)
     number = 0
     try:
         reader = _Reader()

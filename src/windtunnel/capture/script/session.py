@@ -34,6 +34,8 @@ from windtunnel.errors import UserError, WindtunnelError
 
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
+_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+_OUR_FRAMES = (_OURS, "<frozen runpy>")  # no part of what the script did
 
 
 class StepTaken(BaseException):
@@ -260,7 +262,7 @@ def run_script(launch: Launch) -> None:
 
 
 def _told(error: BaseException) -> dict[str, str]:
-    details = _traceback_of_script(error)
+    details = traceback_of_script(error)
     where = place_in_script(error.__traceback__)
     at = f"{where}: " if where else ""
     if isinstance(error, SystemExit):
@@ -279,14 +281,19 @@ def _told(error: BaseException) -> dict[str, str]:
     return {"message": f"{at}{name}: {text}; the traceback is above: does it run under torchrun?", "details": details}
 
 
-def _traceback_of_script(error: BaseException) -> str:
-    """The traceback from where the script begins; nothing for what windtunnel says in one line."""
+def traceback_of_script(error: BaseException) -> str:
+    """As Python would print it without windtunnel's frames; nothing for what windtunnel says in one line."""
     if isinstance(error, UserError):
         return ""
-    trace = error.__traceback__
-    while trace is not None and _is_foreign(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
+    report = traceback.TracebackException.from_exception(error)
+    pending: list[traceback.TracebackException | None] = [report]
+    while pending:
+        one = pending.pop()
+        if one is not None:
+            theirs = [frame for frame in one.stack if not frame.filename.startswith(_OUR_FRAMES)]
+            one.stack = traceback.StackSummary.from_list(theirs or list(one.stack))
+            pending += [one.__cause__, one.__context__]
+    return "".join(report.format())
 
 
 def place_in_script(trace: TracebackType | None) -> str:
@@ -316,7 +323,7 @@ def _is_foreign(path: str) -> bool:
 @cache
 def _foreign_folders() -> tuple[str, ...]:
     installed = {os.path.realpath(path) + os.sep for path in sysconfig.get_paths().values()}
-    return (*installed, str(Path(__file__).resolve().parents[2]) + os.sep)
+    return (*installed, _OURS)
 
 
 def _used() -> tuple[float, int]:

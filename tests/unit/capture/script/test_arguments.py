@@ -78,6 +78,14 @@ def test_mistakes_name_what_is_wrong(words: list[str], text: str) -> None:
         parse_launch(words, world_size=8, environ={})
 
 
+@pytest.mark.parametrize("words", [["--world-size", "8"], ["--world_size=8"], ["--lr", "1", "--world-size", "8"]])
+def test_an_option_behind_the_script_is_found_there(words: list[str]) -> None:
+    with pytest.raises(SpecError, match="put --world-size before the script"):
+        parse_launch([__file__, *words], environ={})
+    with pytest.raises(SpecError, match="say how many ranks"):
+        parse_launch([__file__], environ={})
+
+
 def test_sizes_that_clash_are_refused(script: str) -> None:
     with pytest.raises(LayoutError, match="= 16 ranks, not 32"):
         parse_launch(["--nnodes", "2", "--nproc-per-node", "8", script], world_size=32, environ={})

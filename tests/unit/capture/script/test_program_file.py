@@ -136,7 +136,7 @@ def test_what_is_damaged_is_refused_with_its_line(how: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"x" * 99)[:-12], gzip.compress(b"")])
 def test_what_is_no_program_file_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(data)
-    with pytest.raises(InputFileError):
+    with pytest.raises(InputFileError, match=r"is no gzipped text|is damaged|is empty"):
         read_program(tmp_path / "x")
     with pytest.raises(InputFileError, match="not there"):
         read_program(tmp_path / "y")
