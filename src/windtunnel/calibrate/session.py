@@ -29,6 +29,7 @@ _MEMORY_SHARE = 0.4  # of what is available, for one point
 _REFERENCE_EVERY_S, _DRIFT = 5.0, 0.10
 _NEEDED = (("gemm", "forward"), ("copy", "forward"))  # the peak rates come from these
 _DEARER_PAGES = 2.0  # times the usual cost: worth a note
+_LEAST_PAGE_S_PER_BYTE = 5e-11  # less is none: a heap that keeps its pages
 _COMPILE_SHARE, _LEAST_FOR_COMPILE_S = 0.2, 60.0
 _LEAST_FOR_PAGES_S = 60.0  # for those of large processes
 
@@ -230,7 +231,7 @@ class Session:
     def _uneven_pages(self, costs: Mapping[str, float]) -> None:
         usual = costs.get("new_page_s_per_byte", 0.0)
         for size, name in LARGER_PROCESSES.items():
-            if costs.get(name, 0.0) > _DEARER_PAGES * usual > 0.0:
+            if costs.get(name, 0.0) > _DEARER_PAGES * usual > _DEARER_PAGES * _LEAST_PAGE_S_PER_BYTE:
                 more = costs[name] / usual
                 self.note(
                     f"a new page costs {more:.1f} times as much in a process of {size} GiB as in a small one: a "
