@@ -231,7 +231,7 @@ class Session:
     def _uneven_pages(self, costs: Mapping[str, float]) -> None:
         usual = costs.get("new_page_s_per_byte", 0.0)
         for size, name in LARGER_PROCESSES.items():
-            if costs.get(name, 0.0) > _DEARER_PAGES * usual > _DEARER_PAGES * _LEAST_PAGE_S_PER_BYTE:
+            if usual > _LEAST_PAGE_S_PER_BYTE and costs.get(name, 0.0) > _DEARER_PAGES * usual:
                 more = costs[name] / usual
                 self.note(
                     f"a new page costs {more:.1f} times as much in a process of {size} GiB as in a small one: a "

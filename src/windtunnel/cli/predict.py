@@ -22,7 +22,7 @@ def predict(
     *,
     cluster: Annotated[str, Parameter(help="GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")],
     plan: Annotated[Path | None, Parameter(help="Plan file in YAML; flags override it.")] = None,
-    flags: PlanFlags = PlanFlags(),  # noqa: B008 - frozen
+    flags: PlanFlags = PlanFlags(),
     set: Annotated[
         tuple[str, ...],
         Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
@@ -125,7 +125,7 @@ def answered(
     *,
     cluster: str,
     plan: Path | None = None,
-    flags: PlanFlags = PlanFlags(),  # noqa: B008 - frozen
+    flags: PlanFlags = PlanFlags(),
     set: Sequence[str] = (),
     allocator: str | None = None,
     **others: Any,

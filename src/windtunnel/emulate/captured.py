@@ -142,7 +142,7 @@ def captured_memory(
     priced: PricedJob,
     now: Replayed,
     *,
-    settings: AllocatorSettings = AllocatorSettings(),  # noqa: B008 - frozen
+    settings: AllocatorSettings = AllocatorSettings(),
 ) -> list[tuple[StageMemory, CapturedMemory]]:
     """Memory of each captured program on the ranks that run it."""
     on_cpu, cluster = priced.pricer.on_cpu, priced.places.cluster

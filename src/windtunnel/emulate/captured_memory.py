@@ -58,7 +58,7 @@ def memory_of_program(
     *,
     capacity_bytes: int | None = None,
     exact: bool = False,
-    settings: AllocatorSettings = AllocatorSettings(),  # noqa: B008 - frozen
+    settings: AllocatorSettings = AllocatorSettings(),
 ) -> CapturedMemory:
     """Replay a program's storages. `exact`: no allocator between, as on a CPU.
 

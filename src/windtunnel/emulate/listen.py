@@ -115,7 +115,8 @@ class Listening:
         self.own = own or OwnTime()
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
-        self._open: dict[tuple[object, ...], Due] = {}
+        self._open: dict[tuple[object, ...], Due] = {}  # what was not waited for
+        self._begun: list[Due] = []  # in this step
         self.steps = 0
         self.control = 0  # control messages, answered at once
 
@@ -131,6 +132,7 @@ class Listening:
             ticket = self.conductor.begin(call, own.now(), own.cpu(), came)
             due = Due(ticket, call, self._thread, self._asks)
             self._open[_identity(call)] = due
+            self._begun.append(due)
             if len(self._open) > 4096:
                 self._open.pop(next(iter(self._open)))
         if self._started is not None:
@@ -159,8 +161,10 @@ class Listening:
         """The step's optimizer begins: what nobody was seen to wait for was waited for."""
         with self._lock, self.own.standing():
             wall = time.perf_counter()
-            dues = [due for one in self._open.values() if (due := one.known()) is not None and due <= wall]
-            self.own.reach(max(dues, default=wall - self.own.behind))
+            for one in self._begun:
+                due = one.known() if self._open.get(_identity(one.call)) is one else None
+                if due is not None and due <= wall:
+                    self.own.reach(due)
             self.conductor.optimizer(self.own.now(), self.own.cpu())
 
     def end_step(self) -> None:
@@ -168,8 +172,12 @@ class Listening:
         with self._lock, self.own.standing():
             seen = self.conductor.end_step(self.own.now(), self.own.cpu(), learns=self._learns())
             self.steps += 1
+            self._begun.clear()
             looked_on = self._on_step is not None and self._on_step(self.steps, seen)
-            if looked_on or seen is None or self.own.behind > seen.ended - seen.begun:  # too much to be made up for
+            too_much = seen is not None and self.own.behind > seen.ended - seen.begun
+            if too_much:
+                self.own.given_up += self.own.behind
+            if too_much or looked_on or seen is None:
                 self.own.be_at(time.perf_counter())
                 self.conductor.begin_anew(self.own.now(), self.own.cpu())
 

@@ -22,6 +22,7 @@ class OwnTime:
 
     def __init__(self) -> None:
         self.behind = 0.0  # the wall clock
+        self.given_up = 0.0  # seconds that it was behind and that no wait is to make up for
         self._cpu_behind = 0.0
         self._stands: tuple[float, float] | None = None  # wall clock and processor time of the rank, inside a call
         self._thread = threading.get_ident()
@@ -34,14 +35,12 @@ class OwnTime:
         """Processor seconds of the rank's thread."""
         return self._stands[1] if self._stands is not None else time.thread_time() - self._cpu_behind
 
-    def reach(self, when: float) -> bool:
-        """The rank's time is `when` or later; whether it moved. Keeps the processor busy where the wall clock is not so
-        far yet, inside a call when that is left.
+    def reach(self, when: float) -> None:
+        """The rank's time is `when` or later. Keeps the processor busy where the wall clock is not so far yet, inside a
+        call when that is left.
         """
-        moves = when > self.now()
-        if moves:
+        if when > self.now():
             self.be_at(when)
-        return moves
 
     def be_at(self, when: float) -> None:
         """The rank's time is `when`, whatever went by since: it waited, and that is when the wait was over."""

@@ -184,7 +184,7 @@ def _on_cpu(
 ) -> tuple[Any, Any, Callable[[], None]]:
     from windtunnel.emulate.listen import Listening, optimizer_hooks
 
-    conductor = journal.conductor = _conductor(task, launch)
+    conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
     listening = Listening(
         conductor,
         on_step=journal.on_step,
@@ -258,7 +258,7 @@ def _run(launch: Any) -> None:
             raise
 
 
-def _conductor(task: Mapping[str, Any], launch: Any) -> Conductor:
+def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
     from windtunnel.emulate.conductor import Conductor
     from windtunnel.emulate.prices import seconds_beside_on, seconds_on
     from windtunnel.hardware import parse_cluster
@@ -272,7 +272,7 @@ def _conductor(task: Mapping[str, Any], launch: Any) -> Conductor:
     return Conductor(
         task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
-        takes=seconds_beside_on(cluster) if _one_core(cluster) else None,
+        takes=seconds_beside_on(cluster) if on_cpu and _one_core(cluster) else None,
     )  # fmt: skip
 
 
@@ -395,7 +395,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
         "movement": conductor.movement if conductor.movement != float("inf") else None,
         "unplanned": conductor.unplanned,
         "planned": conductor.planned,
-        "behind_s": journal.own.behind if journal.own is not None else 0.0,
+        "behind_s": journal.own.behind + journal.own.given_up if journal.own is not None else 0.0,
         "replayed_step_s": conductor.replayed_step_s,
         "memory": memory.to_dict() if memory is not None else None,
         "peak_rss_bytes": _peak_rss(),

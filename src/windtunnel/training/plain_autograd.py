@@ -83,6 +83,16 @@ class Autograd:
         self.w.drop(*slots)
         return held
 
+    def back_to(self, source: str, size: float, held: list[int]) -> Backward:
+        """One gradient of that size for `source`, after which `held` and what came in go."""
+
+        def back(gradient: int) -> None:
+            out = self.w.new(size)
+            self.w.drop(gradient, *held)
+            self.give(source, out)
+
+        return back
+
     def passing(self, *sizes: float) -> None:
         """Tensors that are alive together for a moment."""
         self.w.drop(*[self.w.new(size) for size in sizes])

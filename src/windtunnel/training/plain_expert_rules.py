@@ -29,13 +29,7 @@ def gather(run: Autograd, op: Operation) -> Backward:
     size = run.w.size[run.value[source]]
     held = run.keep_new(2 * INDEX * op.timed.rows)
     run.out(op)
-
-    def back(gradient: int) -> None:
-        out = run.w.new(size)
-        run.w.drop(gradient, *held)
-        run.give(source, out)
-
-    return back
+    return run.back_to(source, size, held)
 
 
 def weigh(run: Autograd, op: Operation) -> Backward:

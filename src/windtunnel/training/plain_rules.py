@@ -198,13 +198,7 @@ def _ungated(run: Autograd, op: Operation) -> Backward:
     size = run.w.size[run.value[source]]
     held = run.keep(run.value[source])
     run.out(op)
-
-    def back(gradient: int) -> None:
-        out = run.w.new(size)
-        run.w.drop(gradient, *held)
-        run.give(source, out)
-
-    return back
+    return run.back_to(source, size, held)
 
 
 def _embedding(run: Autograd, op: Operation) -> Backward:

@@ -93,11 +93,13 @@ def test_ops_that_no_time_was_left_for_are_said(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("large", "said"), [(2e-10, False), (6e-10, True)])
+@pytest.mark.parametrize(
+    ("usual", "large", "said"), [(1.5e-10, 2e-10, False), (1.5e-10, 6e-10, True), (2e-12, 8e-12, False)]
+)
 def test_pages_that_cost_more_in_large_processes_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: float, said: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usual: float, large: float, said: bool
 ) -> None:
-    costs = {"new_page_s_per_byte": 1.5e-10, "new_page_1gib_s_per_byte": 1.5e-10, "new_page_4gib_s_per_byte": large}
+    costs = {"new_page_s_per_byte": usual, "new_page_1gib_s_per_byte": usual, "new_page_4gib_s_per_byte": large}
     monkeypatch.setattr(session.host_costs, "new_pages", lambda *given: costs)
     notes = measured(tmp_path / "my.yaml").found.notes
     assert any("4.0 times as much in a process of 4 GiB" in note for note in notes) == said

@@ -21,3 +21,12 @@ def test_one_is_not_many(size: int, unplanned: int, peers: str, unlike: str) -> 
     assert peers in text
     assert unlike in text
     assert "peers came when the real rank came" in text
+
+
+@pytest.mark.parametrize(("behind_s", "told"), [(0.1, True), (0.001, False)])
+def test_what_emulating_took_beside_the_ranks_own_time_is_told_where_it_matters(behind_s: float, told: bool) -> None:
+    facts = {"steps": 20, "step_s": [0.1] * 20, "blocked_s": [0.0] * 20, "behind_s": behind_s}
+    asked = Emulation(Launch("train.py", (), False, 2, 2), 0, "h100-sxm:2")
+    lines = list(report_lines(asked, Outcome("ok", 0, facts)))
+    assert any("took 5.00 ms a step more" in line for line in lines) == told
+    assert told or not any(line.startswith("emulating") for line in lines)

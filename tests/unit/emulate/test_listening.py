@@ -112,6 +112,38 @@ def test_what_no_wait_makes_up_for_lengthens_the_script_not_the_rank() -> None:
     assert 0.01 <= min(one.ended - one.begun for one in seen) < 0.02
 
 
+def test_a_wait_that_nobody_sees_makes_up_for_it_by_the_optimizer() -> None:
+    """DDP's reducer waits in C++: what was begun in the step and is done was waited for."""
+    listening = Listening(Conductor(0, 2, lambda one: 0.03, range(2)))
+    listening.end_step()
+    behind = []
+    for number in range(5):
+        with listening.own.standing():
+            asked = listening.begin(call(number))
+            spin(0.01)
+        assert isinstance(asked, Due)
+        while (due := asked.known()) is None or time.perf_counter() < due:
+            pass
+        listening.optimizer()
+        behind.append(listening.own.behind)
+        listening.end_step()
+    assert min(behind) < 0.003
+
+
+def test_time_that_is_given_up_is_told() -> None:
+    """Each step of 2 ms takes the virtual world 10 ms more: no wait makes up for that, and it is not carried along."""
+    listening = Listening(Conductor(0, 2, lambda one: 0.0, range(2)))
+    listening.end_step()
+    for number in range(5):
+        with listening.own.standing():
+            listening.begin(call(number))
+            spin(0.01)
+        spin(0.002)
+        listening.end_step()
+    assert listening.own.behind + listening.own.given_up == pytest.approx(0.05, rel=0.5)
+    assert listening.own.behind < 0.03
+
+
 def spin(seconds: float) -> None:
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:

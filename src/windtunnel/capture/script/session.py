@@ -35,7 +35,6 @@ from windtunnel.errors import UserError, WindtunnelError
 # The launcher knows who waits for whom, and ends what cannot end; this is for where it does not.
 MAILBOX_TIMEOUT_S = 24 * 3600.0
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
-_OUR_FRAMES = (_OURS, "<frozen runpy>")  # no part of what the script did
 
 
 class StepTaken(BaseException):
@@ -290,10 +289,15 @@ def traceback_of_script(error: BaseException) -> str:
     while pending:
         one = pending.pop()
         if one is not None:
-            theirs = [frame for frame in one.stack if not frame.filename.startswith(_OUR_FRAMES)]
+            theirs = [frame for frame in one.stack if not _is_ours(frame.filename)]
             one.stack = traceback.StackSummary.from_list(theirs or list(one.stack))
             pending += [one.__cause__, one.__context__]
     return "".join(report.format())
+
+
+def _is_ours(path: str) -> bool:
+    """No part of what the script did: windtunnel, and what starts a script."""
+    return path == "<frozen runpy>" or os.path.realpath(path).startswith(_OURS)
 
 
 def place_in_script(trace: TracebackType | None) -> str:
