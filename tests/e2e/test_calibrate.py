@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,41 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         assert "sees no CUDA GPU" in refused("--device", "cuda:0", cwd=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ranks_of_a_killed_measurement_are_gone_and_the_file_is_as_it_was(tmp_path: Path, number: int) -> None:
+    out = tmp_path / "my.yaml"
+    assert run("--device", "cpu", "--budget", "2", "--out", "my.yaml", "--only", "copy", cwd=tmp_path).returncode == 0
+    before = out.read_bytes()
+    words = command("--collectives", "--world-size", "2", "--budget", "600", "--out", "my.yaml")
+    begun = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_until(lambda: sum(b"spawn_main" in line for line in session_of(begun.pid)) == 2)
+    begun.send_signal(number)
+    begun.wait()
+    wait_until(lambda: not any(b"spawn_main" in line for line in session_of(begun.pid)))
+    assert out.read_bytes() == before
+
+
+def session_of(leader: int) -> list[bytes]:
+    """Command lines of the processes that are left of a session."""
+    from windtunnel.capture.script.zygote import processes
+
+    found = []
+    for pid, _, session in processes():
+        if session == leader:
+            with suppress(OSError):  # gone meanwhile
+                found.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return found
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @needs_torch

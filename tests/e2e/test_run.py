@@ -192,6 +192,48 @@ def test_a_script_without_an_optimizer_says_nothing_about_times(tmp_path: Path) 
     assert "no optimizer of torch.optim was stepped twice" in done.stdout
 
 
+STAGES = (
+    HEAD
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+init_device_mesh("cpu", (world,))
+back = torch.zeros(64, 64)
+def loss_of(model):
+    if rank == 1:
+        dist.recv(back, 0)
+        time.sleep(0.05)  # what no capture can price
+        dist.send(back, 0)
+        return model[1](torch.ones(1, 32)).sum()
+    out = model(x)
+    dist.send(out.detach(), 1)
+    dist.recv(back, 1)
+    return nn.functional.cross_entropy(out, y)
+"""
+)
+
+
+@pytest.mark.slow
+def test_what_another_class_measured_is_waited_for(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STAGES + train(12))
+    capture = [sys.executable, "-m", "windtunnel", "capture", "--world-size", "2", "--device", "cpu", "--out", "job"]
+    done = subprocess.run([*capture, script], capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path))
+    assert done.returncode == 0, done.stderr
+    step_s = {}
+    for options in (
+        ("--rank", "0", "--json"),
+        ("--rank", "1", "--write-times", "rank1.json"),
+        ("--rank", "0", "--peer-times", "rank1.json", "--json"),
+    ):
+        words = line(script, "--captured", "job", "--no-memory", *options, cluster=("--cluster", "h100-sxm:2"))
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path))
+        assert done.returncode == 0, done.stderr
+        if "--json" in options:
+            step_s["--peer-times" in options] = json.loads(done.stdout)["median_step_s"]
+    assert step_s[False] < 0.04
+    assert 0.05 < step_s[True] < 0.08
+
+
 def test_what_is_asked_wrongly_is_one_line(tmp_path: Path) -> None:
     for options, text in (
         (("--rank", "1024"), "--rank = 1024: ranks are 0 to 1023"),
@@ -200,6 +242,7 @@ def test_what_is_asked_wrongly_is_one_line(tmp_path: Path) -> None:
         (("--tape", "play:x"), "give record:FILE or replay:FILE"),
         (("--tape", "record:x"), "torchrun did not start this process"),
         (("--tape", "replay:none"), "cannot be read"),
+        (("--peer-times", "x.json"), "name their job too, by --captured"),
     ):
         done = run(tmp_path, HEAD, *options)
         assert done.returncode == 2, (options, done.stderr)

@@ -7,7 +7,10 @@ Blocks, as machines drift: each calibrates the collectives anew (`windtunnel cal
 copy of dev.yaml, on sizes of its own and no model at all; `--calibrated` takes those of dev.yaml), then runs truth and
 emulation of each kind, in turn which of them goes first. The truth runs both ranks; the emulation runs rank 0 among
 virtual peers on core 0, and an independent emulation of rank 1 keeps the other core as busy as the truth does
-(not with `--alone`): cores of one CPU share caches, memory bandwidth and power, GPUs do not.
+(not with `--alone`): cores of one CPU share caches, memory bandwidth and power, GPUs do not. The stages of a pipeline
+are two classes: both ranks are emulated twice, the second time each with what the other one computed in the first.
+
+Sequences are 120 long (`--job`): activations then have no size that `calibrate` measures, nor have parameters.
 
 All of these processes tell glibc to keep what it has (`MALLOC_MMAP_MAX_`, `MALLOC_TRIM_THRESHOLD_`). Else 0 to 3,000
 pages a step are handed out anew, by how chunks happen to lie: two ranks of one job differ by that much, as does an
@@ -114,27 +117,40 @@ def undisturbed(run: Callable[[], Any], args: argparse.Namespace, pace: Pace, lo
 def emulation(
     words: list[str], rank: int, device: str, options: list[str], core: int, folder: str
 ) -> subprocess.Popen[bytes]:
-    """An emulation of one rank, pinned; its report goes to FOLDER/RANK.out."""
+    """An emulation of one rank, pinned; its report goes to FOLDER/RANK.out, what it computed to FOLDER/RANK.times."""
     line = [
         *(*pinned(core), sys.executable, "-m", "windtunnel", "run", "--rank", str(rank), "--world-size", "2"),
         *("--nproc-per-node", "2", "--cluster", f"{device}:2", "--json", "--no-memory", *options),
+        *("--write-times", f"{folder}/{rank}.times"),
         *(str(JOB), *words, "--times", f"{folder}/{rank}.json"),
     ]
     out = open(f"{folder}/{rank}.out", "wb")  # noqa: SIM115 - the child keeps it
     return subprocess.Popen(line, stdout=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+def emulated(words: list[str], device: str, options: dict[int, list[str]], folder: str) -> None:
+    """Emulations of these ranks at once, each on its core with its own options."""
+    runs = [emulation(words, rank, device, own, rank, folder) for rank, own in options.items()]
+    try:
+        for process in runs:
+            if process.wait(900):
+                raise SystemExit(f"the emulation of {' '.join(words)} ended with status {process.returncode}")
+    finally:
+        for process in runs:
+            process.terminate()
+
+
 def run_emulation(words: list[str], device: str, options: list[str], beside: bool) -> dict[str, Any]:
     """Steps of rank 0 as its script timed them, and what windtunnel reported."""
     with tempfile.TemporaryDirectory() as folder:
-        runs = [emulation(words, rank, device, options, rank, folder) for rank in ((0, 1) if beside else (0,))]
-        try:
-            for process in runs:
-                if process.wait(900):
-                    raise SystemExit(f"the emulation of {' '.join(words)} ended with status {process.returncode}")
-        finally:
-            for process in runs:
-                process.terminate()
+        if "--captured" in options:
+            emulated(words, device, dict.fromkeys((0, 1), options), folder)
+            for rank in (0, 1):
+                shutil.copy(f"{folder}/{rank}.times", f"{folder}/peer_of_{1 - rank}.times")
+            per_rank = {rank: [*options, "--peer-times", f"{folder}/peer_of_{rank}.times"] for rank in (0, 1)}
+        else:
+            per_rank = dict.fromkeys((0, 1), options)
+        emulated(words, device, per_rank if beside else {0: per_rank[0]}, folder)
         report = json.loads(Path(folder, "0.out").read_text())
         return {**json.loads(Path(folder, "0.json").read_text()), "report": report}
 
@@ -173,7 +189,7 @@ def main() -> None:
     parser.add_argument("--alone", dest="beside", action="store_false")
     parser.add_argument("--malloc", choices=("keep", "default"), default="keep")
     parser.add_argument("--options", default="", help="of windtunnel run")
-    parser.add_argument("--job", default="", help="more words for job.py")
+    parser.add_argument("--job", default="--seq 120", help="more words for job.py")
     parser.add_argument("--out", default="emulation.json")
     args = parser.parse_args()
     found: dict[str, Any] = {kind: {"truth": [], "emulated": [], "told": [], "blocks": []} for kind in args.kinds}

@@ -9,9 +9,11 @@ A step is: forward and backward of each micro-batch, AdamW, zero_grad(set_to_non
 run under instruments (profiler, dispatch mode) and give memory and ops, never times; of the `--steps` plain steps that
 follow, the first three are dropped, and the median of the rest is the step time.
 
-The machine is watched by a reference GEMM before, between and after the timed steps. A run in which its median moves by
-more than 5 %, or during which other processes take more than 5 % of the machine, is repeated, up to three times; if
-none is quiet, the quietest is kept and flagged.
+The machine is watched by a reference GEMM before, between and after the timed steps. On a shared host others slow a
+core by 40 % for seconds to minutes, and nothing else shows it: a step counts when the GEMM right before and right after
+it took at most 10 % more than the quickest of all runs. A run waits for such a time, and is quiet when five of its
+steps count and other processes took at most 5 % of the machine. Else it is repeated, up to three times; if none is
+quiet, the one in which most steps count is kept and flagged.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 import resource
@@ -26,9 +29,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +40,13 @@ from cases import Case, chosen_cases
 
 HERE = Path(__file__).parent
 WARM_STEPS = 3
-DRIFT_MOST = 0.05
-OTHERS_MOST = 0.05  # of the machine, while the steps are timed: what is busy all the time makes no drift
+SLOWER_MOST = 0.10  # than ever, of the reference: its own spread is 4 %
+OTHERS_MOST = (
+    0.05  # of the machine, while the steps are timed: what is busy all the time does not show in the reference
+)
 ATTEMPTS = 3
-LEAST_TIMED, TIMED_SECONDS = 5, 7.0  # a slow run stops early: after five timed steps and seven seconds
+LEAST_TIMED, TIMED_SECONDS = 5, 7.0  # a slow run stops early: after five steps that count and seven seconds
+MOST_SECONDS = 40.0  # of steps, however few of them count
 LEARNING_RATE = 3e-4
 # PyTorch's own default is the foreach form on CUDA and a loop over single tensors on a CPU.
 ADAMW = {"default": {}, "single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -76,8 +83,10 @@ def synchronize(torch: Any, device: str) -> None:
         torch.cuda.synchronize()
 
 
-def run_one(case: Case, steps: int, threads: int, device: str, adamw: str = "default") -> dict[str, Any]:
-    """Train one case in this process."""
+def run_one(
+    case: Case, steps: int, threads: int, device: str, adamw: str = "default", calm_s: float = math.inf
+) -> dict[str, Any]:
+    """Train one case in this process. `calm_s`: the quickest reference of earlier runs."""
     import torch
     from model import build as build_model
     from model import parameters_in
@@ -139,12 +148,11 @@ def run_one(case: Case, steps: int, threads: int, device: str, adamw: str = "def
     for _ in range(WARM_STEPS):
         step(_unmarked)
     synchronize(torch, device)
-    before = reference.median()
     spans.clear()
-    between, times, faults = [], [], []
+    between, times, faults = [reference.median()], [], []
     clock_begun, busy_begun = time.perf_counter(), _cpu_jiffies()
     own_begun = time.process_time()
-    while len(times) < steps - WARM_STEPS and not (len(times) >= LEAST_TIMED and sum(times) > TIMED_SECONDS):
+    while not _enough(times, counted(between, calm_s), steps - WARM_STEPS):
         pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         begun = time.perf_counter()
         last = step(marks if device == "cpu" else _unmarked)
@@ -155,30 +163,43 @@ def run_one(case: Case, steps: int, threads: int, device: str, adamw: str = "def
     wall = time.perf_counter() - clock_begun
     own = time.process_time() - own_begun
     busy, stolen = (one - other for one, other in zip(_cpu_jiffies(), busy_begun, strict=True))
-    after = reference.median()
-    references = (before, statistics.median(between), after)
-    low, middle, high = _quantiles(times)
-    micro = case.accumulate
+    count = counted(between, calm_s)
+    chosen = [at for at, counts in enumerate(count) if counts] or range(len(times))
+    low, middle, high = _quantiles([times[at] for at in chosen])
     phases = {
-        name: statistics.median(sum(values[i : i + per]) for i in range(0, len(values), per))
+        name: statistics.median(sum(values[at * per : (at + 1) * per]) for at in chosen)
         for name, values in spans.items()
-        for per in (1 if name == "optimizer" else micro,)
+        for per in (len(values) // len(times),)
     }
     return {
         **measured,
         "step_s": middle,
         "step_p10_s": low,
         "step_p90_s": high,
+        "step_of_all_s": statistics.median(times),
         "steps_timed": len(times),
+        "steps_counted": sum(count),
         "phases_s": phases,
         "loss_first": first,
         "loss_last": float(last) if last is not None else None,
-        "drift": max(references) / min(references) - 1.0,
-        "reference_s": references,
+        "reference_s": (min(between), statistics.median(between), max(between)),
         "others_share": max(0.0, busy - own) / (wall * (os.cpu_count() or 1)),  # of the machine, used by others
         "stolen_share": stolen / (wall * (os.cpu_count() or 1)),
         "page_faults_per_step": statistics.median(faults),
     }
+
+
+def counted(references: Sequence[float], calm_s: float) -> list[bool]:
+    """Whether each step counts, from the references around them: one more than steps."""
+    most = (1.0 + SLOWER_MOST) * min(calm_s, *references)
+    return [before <= most and after <= most for before, after in pairwise(references)]
+
+
+def _enough(times: Sequence[float], count: Sequence[bool], wanted: int) -> bool:
+    """Of steps that count, or of trying."""
+    took = sum(times)
+    good = sum(count)
+    return good >= wanted or (good >= LEAST_TIMED and took > TIMED_SECONDS) or took > MOST_SECONDS
 
 
 class _Spans:
@@ -276,7 +297,7 @@ def _cpu_jiffies() -> tuple[float, float]:
 
 
 def _quantiles(values: list[float]) -> tuple[float, float, float]:
-    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    cuts = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
     return cuts[0], statistics.median(values), cuts[-1]
 
 
@@ -293,13 +314,33 @@ def device_of(device: str) -> dict[str, Any]:
     return {"device": name, "kind": device, "cores": os.cpu_count(), "date": str(date.today()), "software": system}
 
 
-def measured_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+def wait_for_calm(options: argparse.Namespace, calm_s: float) -> float:
+    """Return when the reference is as quick as ever, or after `--patience`; the quickest that it was."""
+    command = [sys.executable, str(HERE / "train.py"), "--wait", str(calm_s), "--patience", str(options.patience)]
+    command += ["--device", options.device, "--threads", str(options.threads)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def _wait(options: argparse.Namespace) -> float:
+    import torch
+
+    torch.set_num_threads(options.threads)
+    reference = Reference(torch, options.device)
+    found, until = [reference.median()], time.monotonic() + options.patience
+    while found[-1] > (1.0 + SLOWER_MOST) * min(options.wait, *found) and time.monotonic() < until:
+        time.sleep(5.0)
+        found.append(reference.median())
+    return min(found)
+
+
+def measured_case(case: Case, options: argparse.Namespace, calm_s: float) -> dict[str, Any]:
     """The case in fresh processes until one was quiet; a failure is an `error`."""
     best: dict[str, Any] | None = None
     for attempt in range(1, options.attempts + 1):
         command = [sys.executable, str(HERE / "train.py"), "--one", case.name, "--steps", str(options.steps)]
         command += ["--threads", str(options.threads), "--device", options.device, "--configs", str(options.configs)]
-        command += ["--adamw", options.adamw]
+        calm_s = min(calm_s, wait_for_calm(options, calm_s)) if options.steps else calm_s
+        command += ["--adamw", options.adamw, "--calm", str(calm_s)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "KINETO_LOG_LEVEL": "5"}
         if options.malloc == "keep":
             environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -317,17 +358,14 @@ def measured_case(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         if not options.steps:
             best = {**found, "quiet": False}
             break
-        found["quiet"] = found["drift"] <= DRIFT_MOST and found["others_share"] <= OTHERS_MOST
-        if best is None or _disturbed(found) < _disturbed(best):
+        found["quiet"] = found["steps_counted"] >= LEAST_TIMED and found["others_share"] <= OTHERS_MOST
+        calm_s = min(calm_s, found["reference_s"][0])
+        if best is None or found["steps_counted"] >= best["steps_counted"]:
             best = found
         if best["quiet"]:
             break
     assert best is not None
     return {**best, "case": {**asdict(case), "plan": case.plan, "config": case.config}}
-
-
-def _disturbed(row: dict[str, Any]) -> float:
-    return float(row["drift"] + row["others_share"])
 
 
 def write(path: Path, head: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
@@ -352,11 +390,18 @@ def main() -> None:
     parser.add_argument("--malloc", choices=("default", "keep"), default="default", help="keep: never give pages back")
     parser.add_argument("--configs", type=Path, default=HERE / "configs.yaml")
     parser.add_argument("--write-configs", type=Path, metavar="DIR")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds to wait for a calm machine, per attempt")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--calm", type=float, default=math.inf, help=argparse.SUPPRESS)
+    parser.add_argument("--wait", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.wait is not None:
+        print(_wait(options))
+        return
     cases = chosen_cases([options.one] if options.one else options.only, options.configs)
     if options.one:
-        print(json.dumps(run_one(cases[0], options.steps, options.threads, options.device, options.adamw)))
+        one = run_one(cases[0], options.steps, options.threads, options.device, options.adamw, options.calm)
+        print(json.dumps(one))
         return
     if options.write_configs:
         for case in cases:
@@ -370,12 +415,13 @@ def main() -> None:
     if options.resume and options.write and options.write.exists():
         rows = {row["name"]: row for row in json.loads(options.write.read_text(encoding="utf-8"))["runs"]}
     begun = time.perf_counter()
-    titles = ("step", "p10", "p90", "peak", "ops", "drift", "others")
+    titles = ("step", "p10", "p90", "peak", "ops", "count", "others")
     print(f"{'run':28s} {' '.join(f'{t:>{w}s}' for t, w in zip(titles, (9, 8, 8, 9, 6, 6, 6), strict=True))}  loss")
     for case in cases:
         if rows.get(case.name, {}).get("quiet"):
             continue
-        rows[case.name] = row = measured_case(case, options)
+        calm_s = min((row["reference_s"][0] for row in rows.values() if "reference_s" in row), default=math.inf)
+        rows[case.name] = row = measured_case(case, options, calm_s)
         if options.write:
             write(options.write, head, rows)
         if "error" in row:
@@ -386,9 +432,9 @@ def main() -> None:
             continue
         print(
             f"{case.name:28s} {row['step_s']:7.4f} s {row['step_p10_s']:8.4f} {row['step_p90_s']:8.4f} "
-            f"{row['peak_allocated_bytes'] / 2**20:5.0f} MiB {row.get('ops', 0):6d} {row['drift']:6.1%} "
-            f"{row['others_share']:6.1%}  {row['loss_first']:.2f} -> {row['loss_last']:.2f}"
-            + ("" if row["quiet"] else "  NOT QUIET"),
+            f"{row['peak_allocated_bytes'] / 2**20:5.0f} MiB {row.get('ops', 0):6d} "
+            f"{row['steps_counted']:3d}/{row['steps_timed']:2d} {row['others_share']:6.1%}  "
+            f"{row['loss_first']:.2f} -> {row['loss_last']:.2f}" + ("" if row["quiet"] else "  NOT QUIET"),
             flush=True,
         )
     loud = [row["name"] for row in rows.values() if not row.get("quiet") and (options.steps or "error" in row)]

@@ -8,8 +8,9 @@ not yet run.
 
 On a CPU gloo copies, adds and sends on threads of its own, which compete with those that compute and may wait for the
 scheduler's next tick. What that makes of a collective in a step is measured as well: matrix products of some
-milliseconds, alone, each followed by the collective, and each beside it; the difference, on average, is what one adds
-(the median of the rounds; of the slowest rank where it is waited for, of all ranks where they compute beside it).
+milliseconds, alone, each followed by the collective, and each beside it. What one adds is the difference to what ranks
+compute alone, on average over ranks: of the slowest rank where it is waited for, of all ranks where they compute beside
+it; and of several rounds the median.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from windtunnel.calibrate.device import describe, import_torch
 from windtunnel.calibrate.document import Rows, load_document, to_yaml
 from windtunnel.calibrate.timing import quantile
 from windtunnel.errors import SpecError, UserError
+from windtunnel.process import die_with_parent
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
@@ -37,6 +39,16 @@ _START_S = 120.0  # for processes to import torch and to meet
 _SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
 
 Write = Callable[[Path, bytes], None]
+
+
+class _InAStep(NamedTuple):
+    """Seconds that computing takes a rank: alone, before a collective that is waited for, and beside one."""
+
+    alone: float
+    waited: float
+    beside: float
+
+
 Start = Callable[[], Any]
 
 
@@ -104,7 +116,10 @@ def _spawn(torch: Any, world_size: int, backend: str, budget_s: float, pinned: b
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
         threads = max(1, int(torch.get_num_threads()) // world_size)
         context = torch.multiprocessing.spawn(
-            _worker, args=(world_size, backend, folder, budget_s, threads, pinned), nprocs=world_size, join=False
+            _worker,
+            args=(world_size, backend, folder, budget_s, threads, pinned, os.getpid()),
+            nprocs=world_size,
+            join=False,
         )
         deadline = time.monotonic() + _START_S + 3 * budget_s
         try:
@@ -138,14 +153,19 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
             if any(not seconds for seconds in of_rank):
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
-            added = [one["added"].get(kind, {}).get(size, ()) for one in found]  # [rank][round] -> waited for, beside
-            rounds = [tuple(zip(*ranks, strict=True)) for ranks in zip(*added, strict=True)]
-            in_a_step = [(max(waited), sum(beside) / len(beside)) for waited, beside in rounds]
-            medians = [max(0.0, quantile(of, 0.5)) for of in zip(*in_a_step, strict=True)]
+            steps = [one["steps"].get(kind, {}).get(size, ()) for one in found]  # [rank][round]
+            added = [_added([_InAStep(*one) for one in ranks]) for ranks in zip(*steps, strict=True)]
+            medians = [max(0.0, quantile(of, 0.5)) for of in zip(*added, strict=True)]
             table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *medians])
         if table:
             rows[kind] = table
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
+
+
+def _added(ranks: Sequence[_InAStep]) -> tuple[float, float]:
+    """Seconds that a collective adds to a step that waits for it, and to one that computes beside it."""
+    alone = sum(one.alone for one in ranks) / len(ranks)
+    return max(one.waited for one in ranks) - alone, sum(one.beside for one in ranks) / len(ranks) - alone
 
 
 def own_cores(rank: int, world_size: int) -> set[int]:
@@ -155,8 +175,11 @@ def own_cores(rank: int, world_size: int) -> set[int]:
     return set(cores[rank * share : (rank + 1) * share])
 
 
-def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: float, threads: int, pinned: bool) -> None:
+def _worker(
+    rank: int, world_size: int, backend: str, folder: str, budget_s: float, threads: int, pinned: bool, parent: int
+) -> None:
     """One rank: runs in a process of its own."""
+    die_with_parent(parent)
     if pinned:
         os.sched_setaffinity(0, own_cores(rank, world_size))
     import warnings
@@ -171,7 +194,7 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
         torch.cuda.set_device(rank)
     distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     seconds: dict[str, dict[int, list[float]]] = {}
-    added: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    steps: dict[str, dict[int, list[_InAStep]]] = {}
     notes: list[str] = []
     kinds = {kind: (1,) if kind == "barrier" else SIZES for kind in KINDS}
     cells = sum(map(len, kinds.values()))
@@ -187,8 +210,8 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
                         seconds.setdefault(kind, {}).setdefault(size, []).extend(times)
                         if device == "cpu":
                             usual, share = quantile(seconds[kind][size], 0.5), (budget_s - alone_s) / cells / rounds / 2
-                            more = _in_a_step(torch, start, usual, share)
-                            added.setdefault(kind, {}).setdefault(size, []).append(more)
+                            found = _in_a_step(torch, start, usual, share)
+                            steps.setdefault(kind, {}).setdefault(size, []).append(found)
                 except (RuntimeError, NotImplementedError) as error:
                     words = str(error).lower()
                     if not any(text in words for text in ("not support", "not implement", "does not", "unsupported")):
@@ -197,7 +220,7 @@ def _worker(rank: int, world_size: int, backend: str, folder: str, budget_s: flo
                     del kinds[kind]
     finally:
         distributed.destroy_process_group()
-    Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "added": added, "notes": notes}))
+    Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "steps": steps, "notes": notes}))
 
 
 def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
@@ -218,8 +241,8 @@ def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
     return [once() for _ in range(_agreed(torch, time.monotonic() - begun, share_s, device))]
 
 
-def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> tuple[float, float]:
-    """Seconds that one adds to computing on a CPU, on average: waited for after it, and beside it."""
+def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> _InAStep:
+    """Computing on a CPU, on average: alone, with the collective after it, and with it beside."""
     left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
 
     def spent(step: Callable[[], object], times: int) -> float:
@@ -248,8 +271,7 @@ def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> tupl
         work.wait()
 
     times = _agreed(torch, spent(waited, 1), share_s, "cpu", least=1)
-    alone = spent(compute, times)
-    return spent(waited, times) - alone, spent(beside, times) - alone
+    return _InAStep(spent(compute, times), spent(waited, times), spent(beside, times))
 
 
 def _agreed(torch: Any, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:

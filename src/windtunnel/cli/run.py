@@ -37,6 +37,15 @@ def run(
         str | None, Parameter(help="record:FILE keeps what real peers say, replay:FILE answers from it.")
     ] = None,
     captured: Annotated[Path | None, Parameter(help="Captured folder: what ranks unlike the real one do.")] = None,
+    peer_times: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            negative="", consume_multiple=False, help="What a run of such a rank wrote by --write-times; repeatable."
+        ),
+    ] = (),
+    write_times: Annotated[
+        Path | None, Parameter(help="Keep what this rank computed, for runs of ranks unlike it (--peer-times).")
+    ] = None,
     trace: Annotated[Path | None, Parameter(help="Write the last step as a timeline for Perfetto here.")] = None,
     no_memory: Annotated[bool, Parameter(negative="", help="Do not profile two steps for the peak of memory.")] = False,
     json: Annotated[
@@ -52,15 +61,18 @@ def run(
     from windtunnel.cli.output import note, print_json, stdout
     from windtunnel.emulate.lines import report_lines
     from windtunnel.emulate.run import emulate
+    from windtunnel.errors import UserError
 
     asked = _asked(launch, cluster, world_size, rank, slow, jitter, seed, data, tape, captured, not no_memory)
-    asked = replace(asked, aside=json)
+    if peer_times and captured is None:
+        raise UserError("--peer-times says what ranks unlike the real one compute: name their job too, by --captured")
+    asked = replace(asked, aside=json, peer_times=peer_times)
     outcome = emulate(asked)
     if outcome.status != "ok":
         return _failed(asked, outcome)
     predicted = _predicted(asked)
     if json:
-        facts = {key: value for key, value in outcome.facts.items() if key != "events"}
+        facts = {key: value for key, value in outcome.facts.items() if key not in ("events", "times")}
         print_json({**facts, "rank": asked.rank, "world_size": asked.launch.world_size, "cluster": asked.cluster,
                     "median_step_s": outcome.step_s, "predicted_step_s": predicted})  # fmt: skip
     elif asked.tape is not None and asked.tape[0] == "record":
@@ -70,6 +82,8 @@ def run(
         console = stdout()
         for line in report_lines(asked, outcome, predicted):
             console.print(line, markup=False, soft_wrap=True)
+    if write_times is not None:
+        _write_times(outcome, write_times)
     if trace is not None:
         _write_trace(asked, outcome, trace)
     return 0
@@ -133,7 +147,7 @@ def _asked(
         file = cluster.rpartition(":")[0] or cluster
         note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
              f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
-    return Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory)
+    return Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory=memory)
 
 
 def _recording(words: Sequence[str], path: str) -> Emulation:
@@ -197,6 +211,20 @@ def _failed(asked: Emulation, outcome: Outcome) -> int:
         if memory:
             note(f"peak until then: {memory['allocated_bytes']:,} bytes allocated")
     return {"refused": 2, "interrupted": 130}.get(outcome.status, 1)
+
+
+def _write_times(outcome: Outcome, path: Path) -> None:
+    from json import dumps
+
+    from windtunnel.cli.output import note
+    from windtunnel.errors import UserError
+    from windtunnel.report.files import write_atomically
+
+    times = outcome.facts.get("times")
+    if times is None:
+        raise UserError("--write-times: too few steps were alike for a typical one; let the script make ten or more")
+    write_atomically(path, dumps(times).encode())
+    note(f"wrote {path}")
 
 
 def _write_trace(asked: Emulation, outcome: Outcome, path: Path) -> None:

@@ -371,8 +371,16 @@ def _calibrated_points(kind: str, size: int, calibration: Calibration) -> Points
     return calibration.collectives[kind, usual if usual in backends else backends[0], size]
 
 
-def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> tuple[float, float] | None:
-    """Seconds that a collective adds to a step, where that was measured: waited for, and beside computing.
+class InAStep(NamedTuple):
+    """Seconds that a collective adds to a step."""
+
+    waited: float  # by a rank that stands still for it
+    beside: float  # to what a rank computes meanwhile
+    queued: float  # after another of its group, where threads are awake: the quickest tenth of those alone
+
+
+def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> InAStep | None:
+    """What a collective adds to a step, where that was measured.
 
     `collective` says what one usually takes alone, the median. In a step a sum of many follows the mean, and on a CPU
     the library's threads compete with those that compute. Between sizes straight lines, never falling with the size.
@@ -380,9 +388,8 @@ def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> tup
     points = None if cluster.calibration is None else _calibrated_points(kind, size, cluster.calibration)
     if points is None or points.waited is None or points.beside is None:
         return None
-    return _on_line(points.shapes[:, 0], points.waited, bytes_total), _on_line(
-        points.shapes[:, 0], points.beside, bytes_total
-    )
+    sizes = points.shapes[:, 0]
+    return InAStep(*(_on_line(sizes, of, bytes_total) for of in (points.waited, points.beside, points.low)))
 
 
 def _on_line(sizes: NDArray[np.int64], seconds: NDArray[np.float64], bytes_total: float) -> float:

@@ -9,10 +9,10 @@ of the same sides that holds p:
 which is what a mesh of ranks in row-major order gives. Members that are no box, or a box that the rank numbers are not
 tiled by, are a group for those very ranks; every other rank is then taken to meet nobody slower than itself.
 
-A communication starts when its last member arrives and the communication before it on the same group is done; it takes
-what it takes:
+A communication starts when its last member arrives and the communication before it on the same group is done. Some of
+the seconds that it takes are for threads to wake up (gloo's, on a CPU), which those in a queue are spared:
 
-    finish = max(last arrival, finish of the one before) + seconds
+    finish = max(last arrival + seconds, finish of the one before + seconds in a queue)
 """
 
 from __future__ import annotations
@@ -121,14 +121,18 @@ class Meeting:
         self.start = np.full(groups, np.nan)
         self.finish = np.full(groups, np.nan)
 
-    def arrive(self, groups: Ranks, times: Times, seconds: float, free_at: Times) -> None:
+    def arrive(
+        self, groups: Ranks, times: Times, seconds: float, free_at: Times, queued_s: float | None = None
+    ) -> None:
         """A member of each of these groups is there, groups repeated by members.
 
-        Groups that are now complete start when their stream is free, and take `seconds`; `free_at` is set anew.
+        Groups that are now complete start when their stream is free, and take `seconds`, or `queued_s` from then on
+        where they had to wait for that; `free_at` is set anew.
         """
         np.maximum.at(self.last_arrival, groups, times)
         np.add.at(self.came, groups, 1)
         ready = np.unique(groups)
         ready = ready[self.came[ready] == self.roster.expected[ready]]
         self.start[ready] = np.maximum(self.last_arrival[ready], free_at[ready])
-        self.finish[ready] = free_at[ready] = self.start[ready] + seconds
+        queued = free_at[ready] + (seconds if queued_s is None else min(seconds, queued_s))
+        self.finish[ready] = free_at[ready] = np.maximum(self.last_arrival[ready] + seconds, queued)

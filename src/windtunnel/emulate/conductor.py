@@ -53,15 +53,20 @@ class Ticket:
         return self._due
 
     def pay(self, now: float) -> float:
-        """Seconds that the processor spent on it until now, and computing could not have; it is done so much later."""
+        """Seconds that the processor spent on it until now, and computing could not have."""
         due = self.due()
         if due is None or self.left <= 0.0:
             return 0.0
         overlap = min(max(0.0, now - max(due - self.seconds, self.since)), self.left)
         self.left -= overlap
-        self._due = due + overlap
         self.since = now + overlap
         return overlap
+
+    def wait(self, now: float) -> None:
+        """The host stands from now on: what is left of it goes on alone, and is not done before."""
+        due = self.due()
+        if due is not None and self.left > 0.0:
+            self._due = max(due, now + self.left)
 
 
 @dataclass
@@ -78,6 +83,7 @@ class Conductor:
     seed: int = 0
     watch: Sequence[int] = ()
     takes: SecondsOf | None = None  # of the rank's own processor, where a communication shares it with computing
+    queued: SecondsOf | None = None  # once the one before it in its group is done, where that is less than `seconds_of`
     steps: deque[ObservedStep] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     alike: int = 0
     replay: Replay | None = None
@@ -116,6 +122,8 @@ class Conductor:
         spent = 0.0
         for one in self._underway:
             spent += one.pay(now + spent)
+        if waits_for is not None:
+            waits_for.wait(now + spent)
         self._underway = [one for one in self._underway if one.left > 0.0 and one is not waits_for]
         return spent
 
@@ -189,6 +197,10 @@ class Conductor:
             self._plan(None)
         return self._own_part
 
+    def typical(self) -> HostProgram | None:
+        """A typical step of the real rank; None where too few were alike."""
+        return host_program(self.rank, self.steps, samples=False) if self.alike >= WARM_UP else None
+
     # ----------------------------------------------------------------------------------------------------- the peers
 
     def _learn(self, seen: ObservedStep) -> None:
@@ -214,7 +226,8 @@ class Conductor:
         return since in (3, 4)
 
     def _plan(self, now: float | None) -> None:
-        program = host_program(self.rank, self.steps, samples=False)
+        program = self.typical()
+        assert program is not None
         arrivals = self._arrivals_of(program)
         self.movement = moved(self._arrivals, arrivals)
         self._arrivals = arrivals
@@ -255,6 +268,7 @@ class Conductor:
             draw=self._draw if jitter else None,
             messages_meet=self.others is not None,
             takes=self.takes,
+            queued=self.queued,
         )
 
     def _classes(self, program: HostProgram) -> list[tuple[HostProgram, Sequence[int]]]:
@@ -282,6 +296,7 @@ class Conductor:
 
     def _like_me(self, call: Communication, now: float, seconds: float) -> float:
         channel = (call.group, call.kind if call.is_message else "", call.peer if call.is_message else -1)
-        due = max(now, self._free.get(channel, now)) + seconds
+        queued = min(seconds, self.queued(call)) if self.queued is not None else seconds
+        due = max(now + seconds, self._free.get(channel, float("-inf")) + queued)
         self._free[channel] = due
         return due

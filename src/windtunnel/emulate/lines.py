@@ -92,6 +92,8 @@ def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
         worst = max(asked.slow, key=lambda rank: asked.slow[rank])
         count = f"{len(asked.slow):,} peers" if len(asked.slow) > 1 else f"rank {worst}"
         yield f"            {count} slowed, rank {worst} by {asked.slow[worst]:g}"
+    if asked.peer_times:
+        yield f"            computing of other classes: as measured, {', '.join(map(str, asked.peer_times))}"
     if _lacks_stages(asked, kinds):
         yield "            messages came when asked for: other stages' programs are not known; give --captured FOLDER"
 

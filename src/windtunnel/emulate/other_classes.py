@@ -15,7 +15,8 @@ Where the captured program of the class is not what was observed, one factor is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -121,9 +122,12 @@ def _between_begins(events: Sequence[Event], parts: NDArray[np.float64]) -> NDAr
 
 
 def other_classes(
-    job: CapturedJob, rank: int, price: SecondsOfOp
+    job: CapturedJob, rank: int, price: SecondsOfOp, kept: Mapping[int, HostProgram] = MappingProxyType({})
 ) -> tuple[list[int], Callable[[HostProgram], list[tuple[HostProgram, Sequence[int]]]]]:
-    """Ranks that run the real rank's program, and the programs of all others given that one as measured."""
+    """Ranks that run the real rank's program, and the programs of all others given that one as measured.
+
+    `kept`: programs that runs of other classes measured (`peer_times`), by captured rank; these need no price.
+    """
     own = int(job.runs[rank])
     known = {captured: stretches_of(program, price) for captured, program in job.programs.items()}
     ranks = {captured: np.flatnonzero(job.runs == captured).tolist() for captured in known}
@@ -132,7 +136,7 @@ def other_classes(
         by_part = factors(known[own], measured)
         return [
             (
-                HostProgram(captured, one.calls, one.events, (one.parts @ by_part)[np.newaxis]),
+                kept.get(captured) or HostProgram(captured, one.calls, one.events, (one.parts @ by_part)[np.newaxis]),
                 ranks[captured],
             )
             for captured, one in known.items()

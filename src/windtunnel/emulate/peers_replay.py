@@ -91,8 +91,7 @@ class Underway:
     meeting: Meeting
     groups: Ranks
     left: Times  # seconds of the processor that it still needs, of each rank
-    since: Times  # until when it was paid for
-    paid: Times
+    since: Times  # until when these were paid for
 
 
 @dataclass(slots=True)
@@ -134,6 +133,7 @@ class Replay:
         draw: Callable[[int, int], Ranks] | None = None,
         messages_meet: bool = True,
         takes: SecondsOf | None = None,
+        queued: SecondsOf | None = None,
     ) -> None:
         """Programs with the ranks that run each; every rank must have one.
 
@@ -148,8 +148,11 @@ class Replay:
             messages_meet: False where the programs of the ranks that messages go to are not known: the other side
                 then comes when this one does.
             takes: Seconds of a rank's own processor that a communication needs, where there is one for both: what the
-                rank computes meanwhile takes so much longer, and so does the communication.
+                rank computes meanwhile takes so much longer. The rest of its time is waiting, which computing hides.
+            queued: How long a communication takes from when the one before it in its group is done, where it waits for
+                that; `seconds_of` by default.
         """
+        self.queued = queued or seconds_of
         self.world_size, self.seconds_of, self.real = world_size, seconds_of, real
         self.messages_meet, self.takes = messages_meet, takes
         self.draw = draw or (lambda ranks, samples: np.zeros(ranks, dtype=np.int64))
@@ -292,7 +295,7 @@ class Replay:
                 if np.isnan(finish).any():
                     return False
                 self._compute(cohort)
-                finish = finish + self._paid(cohort, meeting)
+                finish = np.maximum(finish, cohort.clock + self._left_of(cohort, meeting))
                 for place, kept in cohort.watchers.items():
                     if finish[place] > cohort.clock[place]:
                         begun, call = float(cohort.clock[place]), cohort.program.calls[event.call]
@@ -315,13 +318,13 @@ class Replay:
         for place, kept in cohort.watchers.items():
             kept.append(Watched("compute", cohort.step, before[place], float(cohort.clock[place])))
 
-    def _paid(self, cohort: Cohort, meeting: Meeting) -> Times | float:
-        """How much later it is done for having shared the processor; who waits for it shares no longer."""
+    def _left_of(self, cohort: Cohort, meeting: Meeting) -> Times | float:
+        """What a communication still needs of the processor when its host waits for it: it goes on alone."""
         found = next((one for one in cohort.underway if one.meeting is meeting), None)
         if found is None:
             return 0.0
         cohort.underway.remove(found)
-        return found.paid
+        return found.left
 
     def _begin(self, cohort: Cohort, event: Event, call: Communication) -> None:
         channel, of, groups = self._channel(cohort, call)
@@ -329,11 +332,11 @@ class Replay:
         number = cohort.met[side] = cohort.met.get(side, -1) + 1
         meeting, _ = self._meetings.setdefault((channel, number), (Meeting(of), cohort.step))
         free_at = self._streams.setdefault(channel, idle(of))
-        meeting.arrive(groups, cohort.clock, self.seconds_of(call), free_at)
+        meeting.arrive(groups, cohort.clock, self.seconds_of(call), free_at, self.queued(call))
         cohort.begun[cohort.step, event.call] = (meeting, groups)
         if self.takes is not None and (seconds := self.takes(call)) > 0.0:
             nothing = np.zeros(len(cohort.ranks))
-            cohort.underway.append(Underway(meeting, groups, nothing + seconds, nothing - np.inf, nothing))
+            cohort.underway.append(Underway(meeting, groups, nothing + seconds, nothing - np.inf))
         for place, kept in cohort.watchers.items():
             at, group = float(cohort.clock[place]), int(groups[place])
             kept.append(Watched("communication", cohort.step, at, np.nan, call, meeting, group))
@@ -391,7 +394,6 @@ def share_processor(one: Underway, clock: Times) -> None:
     since = np.maximum(one.meeting.start[one.groups], one.since)
     overlap = np.nan_to_num(np.clip(clock - since, 0.0, one.left), nan=0.0)
     one.left = one.left - overlap
-    one.paid = one.paid + overlap
     clock += overlap
     one.since = clock.copy()
 

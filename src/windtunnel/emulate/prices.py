@@ -1,7 +1,7 @@
 """What a communication of a running script takes on a cluster, once all its members are there: `cost.collectives`.
 
-Where the cluster is a CPU that was calibrated with its collectives: what one adds to a step that waits for it, and what
-it adds to computing that goes on beside it.
+Where the cluster is a CPU that was calibrated with its collectives: what one adds to a step that waits for it, what it
+adds to computing that goes on beside it, and what it takes in a queue.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv"
 
 def seconds_on(cluster: Cluster) -> Callable[[Communication], float]:
     """Prices on this cluster, ranks laid on it in order."""
+
+    def price(kind: str, size: float, group: Group) -> float:
+        measured = in_a_step(kind, size, group.size, cluster)
+        return measured.waited if measured else collective(kind, size, group, cluster).seconds
+
+    return _seconds_on(cluster, price)
+
+
+def _seconds_on(cluster: Cluster, price: Callable[[str, float, Group], float]) -> Callable[[Communication], float]:
     groups: dict[tuple[int, ...], Group] = {}
     known: dict[tuple[str, int, Group], float] = {}
 
@@ -29,12 +38,20 @@ def seconds_on(cluster: Cluster) -> Callable[[Communication], float]:
         key = (call.kind, _bytes(call), group)
         found = known.get(key)
         if found is None:
-            kind, size = KIND.get(call.kind, call.kind), float(key[1])
-            measured = in_a_step(kind, size, group.size, cluster)
-            found = known[key] = measured[0] if measured else collective(kind, size, group, cluster).seconds
+            found = known[key] = price(KIND.get(call.kind, call.kind), float(key[1]), group)
         return found
 
     return seconds
+
+
+def seconds_queued_on(cluster: Cluster) -> Callable[[Communication], float]:
+    """Prices where the communication before in the same group has just ended."""
+
+    def price(kind: str, size: float, group: Group) -> float:
+        measured = in_a_step(kind, size, group.size, cluster)
+        return measured.queued if measured else collective(kind, size, group, cluster).seconds
+
+    return _seconds_on(cluster, price)
 
 
 def seconds_beside_on(cluster: Cluster) -> Callable[[Communication], float]:
@@ -46,7 +63,7 @@ def seconds_beside_on(cluster: Cluster) -> Callable[[Communication], float]:
         key = (call.kind, _bytes(call), 2 if call.is_message else len(call.members))
         if key not in known:
             measured = in_a_step(KIND.get(call.kind, call.kind), float(key[1]), key[2], cluster)
-            known[key] = measured[1] if measured else 0.0
+            known[key] = measured.beside if measured else 0.0
         return known[key]
 
     return seconds

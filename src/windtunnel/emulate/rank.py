@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import UserError, WindtunnelError
+from windtunnel.process import die_with_parent
 
 if TYPE_CHECKING:
     from windtunnel.capture.script.communication import Communication
@@ -115,7 +116,7 @@ def main() -> None:
     """Run the task of the folder named on the command line."""
     folder = Path(sys.argv[1])
     task = json.loads((folder / "task.json").read_text())
-    _die_with_parent()
+    die_with_parent(task["parent"])
     journal = Journal(folder, task)
     outcome: dict[str, Any] = {}
     status = 0
@@ -260,7 +261,7 @@ def _run(launch: Any) -> None:
 
 def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
     from windtunnel.emulate.conductor import Conductor
-    from windtunnel.emulate.prices import seconds_beside_on, seconds_on
+    from windtunnel.emulate.prices import seconds_beside_on, seconds_on, seconds_queued_on
     from windtunnel.hardware import parse_cluster
 
     cluster = parse_cluster(task["cluster"])
@@ -273,6 +274,7 @@ def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) ->
         task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
         takes=seconds_beside_on(cluster) if on_cpu and _one_core(cluster) else None,
+        queued=seconds_queued_on(cluster),
     )  # fmt: skip
 
 
@@ -286,8 +288,10 @@ def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
     from windtunnel.capture.script.folder import load_job
     from windtunnel.capture.script.pricing import ATTENTION, GEMM, op_pricer
     from windtunnel.emulate.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
+    from windtunnel.emulate.peer_times import by_class
 
     job = load_job(Path(task["captured"]))
+    kept = by_class(job, task["rank"], [Path(path) for path in task["peer_times"]])
     if len(set(job.runs.tolist())) == 1:
         return range(job.world_size), None
     pricer = op_pricer(cluster)
@@ -301,7 +305,7 @@ def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
         part = OPTIMIZER if op.phase == "optimizer" else PRODUCTS if priced.category in (GEMM, ATTENTION) else KERNELS
         return priced.price.seconds, part
 
-    return other_classes(job, task["rank"], price)
+    return other_classes(job, task["rank"], price, kept)
 
 
 def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
@@ -372,6 +376,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
     conductor = journal.conductor
     if conductor is None:
         return {"notes": journal.notes}
+    from windtunnel.emulate.peer_times import document
     from windtunnel.emulate.timeline import events_of_peer, events_of_real
 
     events: list[Any] = []
@@ -400,6 +405,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
         "memory": memory.to_dict() if memory is not None else None,
         "peak_rss_bytes": _peak_rss(),
         "events": events,
+        "times": document(program, conductor.world_size) if (program := conductor.typical()) is not None else None,
         "notes": journal.notes,
         "cpu_s": time.process_time(),
     }
@@ -410,19 +416,6 @@ def _peak_rss() -> int:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
-
-
-def _die_with_parent() -> None:
-    """If the command is killed, so is this (Linux)."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-    import signal
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == 1:
-        os._exit(137)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Emulation:
     data: Literal["like-me", "noise"] = "like-me"
     tape: tuple[str, str] | None = None  # ("record" | "replay", path)
     captured: Path | None = None  # a captured folder: programs of ranks unlike the real one
+    peer_times: tuple[Path, ...] = ()  # of such ranks, as runs of theirs measured them
     memory: bool = True
     aside: bool = False  # what the script prints goes to stderr: stdout is for one document
 
@@ -108,6 +109,7 @@ class _Run:
     def __enter__(self) -> _Run:
         try:
             task = {
+                "parent": os.getpid(),
                 "launch": asdict(self.asked.launch),
                 "rank": self.asked.rank,
                 "cluster": self.asked.cluster,
@@ -118,6 +120,7 @@ class _Run:
                 "data": self.asked.data,
                 "tape": list(self.asked.tape or ()),
                 "captured": str(self.asked.captured) if self.asked.captured else "",
+                "peer_times": [str(path) for path in self.asked.peer_times],
                 "memory": self.asked.memory,
             }
             (self.folder / "task.json").write_text(json.dumps(task))

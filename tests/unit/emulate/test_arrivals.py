@@ -52,6 +52,20 @@ def test_it_starts_with_its_last_member_after_the_one_before(times: list[float],
     assert meeting.finish[0] == free_at[0] == pytest.approx(max(*times, busy) + seconds)
 
 
+@given(st.floats(0, 10), st.floats(0, 5), st.floats(0, 5), st.floats(0, 12))
+def test_in_a_queue_it_takes_what_it_takes_there_and_never_longer(
+    comes: float, seconds: float, queued_s: float, busy: float
+) -> None:
+    of = roster((0, 1), 2)
+    free_at = idle(of)
+    free_at[:] = busy
+    meeting = Meeting(of)
+    meeting.arrive(of.group_of, np.array([comes, comes]), seconds, free_at, queued_s)
+    late = busy + min(seconds, queued_s)
+    assert meeting.finish[0] == free_at[0] == pytest.approx(max(comes + seconds, late))
+    assert meeting.finish[0] <= max(comes, busy) + seconds
+
+
 def test_messages_need_two() -> None:
     of = pairs(4)
     free_at, meeting = idle(of), Meeting(of)

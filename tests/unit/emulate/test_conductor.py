@@ -124,9 +124,12 @@ def test_blocking_that_leaves_no_mark_is_told_by_processor_time() -> None:
     assert [event.waits for event in seen.events] == [False, True]
 
 
-@pytest.mark.parametrize(("beside", "ends"), [(2.0, 3.5), (0.2, 1.7), (0.0, 1.5)])
-def test_the_real_rank_shares_its_processor_as_its_peers_do(beside: float, ends: float) -> None:
-    made = Conductor(0, 2, lambda call: 0.5, range(2), takes=lambda call: 0.5)
+@pytest.mark.parametrize(
+    ("beside", "takes", "ends"),
+    [(2.0, 0.5, 3.5), (0.2, 0.5, 1.7), (0.0, 0.5, 1.5), (0.1, 0.2, 1.5), (0.3, 0.2, 1.5), (2.0, 0.2, 3.2)],
+)
+def test_the_real_rank_shares_its_processor_as_its_peers_do(beside: float, takes: float, ends: float) -> None:
+    made = Conductor(0, 2, lambda call: 0.5, range(2), takes=lambda call: takes)
     now = 10.0
     for number in range(12):
         begun = now

@@ -173,3 +173,12 @@ def test_a_communication_that_takes_the_processor_slows_what_is_computed_beside_
     replay = Replay([(one, range(2))], 2, seconds_of, takes=seconds_of)
     replay.run(1)
     assert replay.cohorts[0].step_ends[0].tolist() == pytest.approx([ends] * 2)
+
+
+@pytest.mark.parametrize(("beside", "adds"), [(0.0, 0.5), (0.1, 0.4), (0.3, 0.2), (2.0, 0.2)])
+def test_what_is_waiting_of_a_communication_is_hidden_by_computing(beside: float, adds: float) -> None:
+    """Of 0.5 s it takes the processor for 0.2: it adds the rest of the 0.5, and never less than the 0.2."""
+    one = program([collective(range(2), 0)], "b0 w0", [1.0, beside, 0.0])
+    replay = Replay([(one, range(2))], 2, seconds_of, takes=lambda call: 0.2)
+    replay.run(1)
+    assert replay.cohorts[0].step_ends[0].tolist() == pytest.approx([1.0 + beside + adds] * 2)

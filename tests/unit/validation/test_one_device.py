@@ -14,6 +14,7 @@ sys.path.insert(0, str(FOLDER))
 
 from cases import Case, chosen_cases, read_cases  # noqa: E402
 from compare import figures, wrong_pairs  # noqa: E402
+from train import counted  # noqa: E402
 
 from windtunnel.model import load_model  # noqa: E402
 
@@ -46,6 +47,13 @@ def test_there_is_enough_variety() -> None:
 def test_a_name_chooses_one_run_and_a_text_chooses_several() -> None:
     assert [case.name for case in chosen_cases(["34m-fp32"])] == ["34m-fp32"]
     assert len(chosen_cases(["moe-"])) == sum("moe-" in name for name in CASES)
+
+
+def test_a_step_counts_when_the_machine_was_as_quick_as_ever_before_and_after_it() -> None:
+    references = [1.0, 1.05, 1.5, 1.0, 1.09, 1.11]
+    assert counted(references, float("inf")) == [True, False, False, True, False]
+    assert counted(references, 0.9) == [False] * 5  # an earlier run knew it quicker
+    assert sum(counted(references, 1.2)) == 2
 
 
 @pytest.mark.parametrize("name", CASES)

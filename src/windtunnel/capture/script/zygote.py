@@ -27,8 +27,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from windtunnel.process import adopt_orphans, die_with_parent
+
 FOLDER_PREFIX = "windtunnel-capture-"
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     settings = json.loads(sys.stdin.buffer.readline() or b"{}")
     if not settings:
         return
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     signal.signal(signal.SIGTERM, _end)
     folder: Path | None = None
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -102,9 +103,11 @@ def _serve(ranks: dict[int, int], player: Callable[[dict[str, Any]], int], folde
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 task = json.loads(line)
+                here = os.getpid()
                 pid = os.fork()
                 if pid == 0:
-                    _become(player, {**task, "folder": str(folder)}, (wake_read, wake_write, answers.fileno()))
+                    not_ours = (wake_read, wake_write, answers.fileno())
+                    _become(player, {**task, "folder": str(folder)}, not_ours, here)
                 with suppress(OSError):
                     os.setpgid(pid, pid)
                 ranks[pid] = task["rank"]
@@ -117,11 +120,13 @@ def _serve(ranks: dict[int, int], player: Callable[[dict[str, Any]], int], folde
                 answers.write(json.dumps(ending) + "\n")
 
 
-def _become(player: Callable[[dict[str, Any]], int], task: dict[str, Any], not_ours: tuple[int, ...]) -> None:
+def _become(
+    player: Callable[[dict[str, Any]], int], task: dict[str, Any], not_ours: tuple[int, ...], parent: int
+) -> None:
     """In the fork: play the rank, and never return into the loop above."""
     status = 70
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent(parent)
         with suppress(OSError):
             os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
@@ -206,15 +211,6 @@ def _kill_group(pid: int) -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":
