@@ -40,7 +40,9 @@ def run(
     peer_times: Annotated[
         tuple[Path, ...],
         Parameter(
-            negative="", consume_multiple=False, help="What a run of such a rank wrote by --write-times; repeatable."
+            negative="",
+            consume_multiple=False,
+            help="Times of a rank unlike the real one, as --write-times kept them; repeatable.",
         ),
     ] = (),
     write_times: Annotated[
