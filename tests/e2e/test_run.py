@@ -230,8 +230,8 @@ def test_what_another_class_measured_is_waited_for(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         if "--json" in options:
             step_s["--peer-times" in options] = json.loads(done.stdout)["median_step_s"]
-    assert step_s[False] < 0.04
-    assert 0.05 < step_s[True] < 0.08
+    assert 0.05 < step_s[True] < step_s[False] + 2 * 0.05  # waited for, and once
+    assert step_s[True] > 2 * step_s[False]
 
 
 def test_what_is_asked_wrongly_is_one_line(tmp_path: Path) -> None:

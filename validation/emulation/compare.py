@@ -41,7 +41,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from truth import JOB, pinned, run_truth
+from truth import JOB, pinned, run_truth, wait_for
 
 WAIT_S = 60.0
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
@@ -131,13 +131,7 @@ def emulation(
 def emulated(words: list[str], device: str, options: dict[int, list[str]], folder: str) -> None:
     """Emulations of these ranks at once, each on its core with its own options."""
     runs = [emulation(words, rank, device, own, rank, folder) for rank, own in options.items()]
-    try:
-        for process in runs:
-            if process.wait(900):
-                raise SystemExit(f"the emulation of {' '.join(words)} ended with status {process.returncode}")
-    finally:
-        for process in runs:
-            process.terminate()
+    wait_for(runs, f"the emulation of {' '.join(words)}")
 
 
 def run_emulation(words: list[str], device: str, options: list[str], beside: bool) -> dict[str, Any]:

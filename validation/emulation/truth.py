@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -39,6 +40,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def wait_for(processes: Sequence[subprocess.Popen[bytes]], what: str) -> None:
+    """Until all have ended; all are ended when one fails."""
+    try:
+        for process in processes:
+            if process.wait(900):
+                raise SystemExit(f"{what} ended with status {process.returncode}")
+    finally:
+        for process in processes:
+            process.terminate()
+
+
 def run_truth(words: list[str], world: int = 2, cores: int = 2) -> list[dict[str, list[float]]]:
     """What each rank saw: seconds and losses of its steps."""
     with tempfile.TemporaryDirectory() as folder:
@@ -50,13 +62,7 @@ def run_truth(words: list[str], world: int = 2, cores: int = 2) -> list[dict[str
             )
             for rank in range(world)
         ]
-        try:
-            for process in processes:
-                if process.wait(600):
-                    raise SystemExit(f"a rank of {' '.join(words)} ended with status {process.returncode}")
-        finally:
-            for process in processes:
-                process.kill()
+        wait_for(processes, f"a rank of {' '.join(words)}")
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -39,17 +39,15 @@ _START_S = 120.0  # for processes to import torch and to meet
 _SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
 
 Write = Callable[[Path, bytes], None]
+Start = Callable[[], Any]
 
 
-class _InAStep(NamedTuple):
+class _Computing(NamedTuple):
     """Seconds that computing takes a rank: alone, before a collective that is waited for, and beside one."""
 
     alone: float
     waited: float
     beside: float
-
-
-Start = Callable[[], Any]
 
 
 def measure_collectives(
@@ -154,7 +152,7 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
             steps = [one["steps"].get(kind, {}).get(size, ()) for one in found]  # [rank][round]
-            added = [_added([_InAStep(*one) for one in ranks]) for ranks in zip(*steps, strict=True)]
+            added = [_added([_Computing(*one) for one in ranks]) for ranks in zip(*steps, strict=True)]
             medians = [max(0.0, quantile(of, 0.5)) for of in zip(*added, strict=True)]
             table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *medians])
         if table:
@@ -162,7 +160,7 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
 
 
-def _added(ranks: Sequence[_InAStep]) -> tuple[float, float]:
+def _added(ranks: Sequence[_Computing]) -> tuple[float, float]:
     """Seconds that a collective adds to a step that waits for it, and to one that computes beside it."""
     alone = sum(one.alone for one in ranks) / len(ranks)
     return max(one.waited for one in ranks) - alone, sum(one.beside for one in ranks) / len(ranks) - alone
@@ -194,7 +192,7 @@ def _worker(
         torch.cuda.set_device(rank)
     distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     seconds: dict[str, dict[int, list[float]]] = {}
-    steps: dict[str, dict[int, list[_InAStep]]] = {}
+    steps: dict[str, dict[int, list[_Computing]]] = {}
     notes: list[str] = []
     kinds = {kind: (1,) if kind == "barrier" else SIZES for kind in KINDS}
     cells = sum(map(len, kinds.values()))
@@ -241,7 +239,7 @@ def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
     return [once() for _ in range(_agreed(torch, time.monotonic() - begun, share_s, device))]
 
 
-def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> _InAStep:
+def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> _Computing:
     """Computing on a CPU, on average: alone, with the collective after it, and with it beside."""
     left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
 
@@ -271,7 +269,7 @@ def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> _InA
         work.wait()
 
     times = _agreed(torch, spent(waited, 1), share_s, "cpu", least=1)
-    return _InAStep(spent(compute, times), spent(waited, times), spent(beside, times))
+    return _Computing(spent(compute, times), spent(waited, times), spent(beside, times))
 
 
 def _agreed(torch: Any, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:

@@ -16,17 +16,8 @@ from windtunnel.hardware import Cluster
 KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv", "recv": "send_recv"}
 
 
-def seconds_on(cluster: Cluster) -> Callable[[Communication], float]:
-    """Prices on this cluster, ranks laid on it in order."""
-
-    def price(kind: str, size: float, group: Group) -> float:
-        measured = in_a_step(kind, size, group.size, cluster)
-        return measured.waited if measured else collective(kind, size, group, cluster).seconds
-
-    return _seconds_on(cluster, price)
-
-
-def _seconds_on(cluster: Cluster, price: Callable[[str, float, Group], float]) -> Callable[[Communication], float]:
+def seconds_on(cluster: Cluster, *, queued: bool = False) -> Callable[[Communication], float]:
+    """Prices on this cluster, ranks laid on it in order; `queued`: the one before in the same group has just ended."""
     groups: dict[tuple[int, ...], Group] = {}
     known: dict[tuple[str, int, Group], float] = {}
 
@@ -38,20 +29,16 @@ def _seconds_on(cluster: Cluster, price: Callable[[str, float, Group], float]) -
         key = (call.kind, _bytes(call), group)
         found = known.get(key)
         if found is None:
-            found = known[key] = price(KIND.get(call.kind, call.kind), float(key[1]), group)
+            kind, size = KIND.get(call.kind, call.kind), float(key[1])
+            measured = in_a_step(kind, size, group.size, cluster)
+            if measured is None:
+                found = collective(kind, size, group, cluster).seconds
+            else:
+                found = measured.queued if queued else measured.waited
+            known[key] = found
         return found
 
     return seconds
-
-
-def seconds_queued_on(cluster: Cluster) -> Callable[[Communication], float]:
-    """Prices where the communication before in the same group has just ended."""
-
-    def price(kind: str, size: float, group: Group) -> float:
-        measured = in_a_step(kind, size, group.size, cluster)
-        return measured.queued if measured else collective(kind, size, group, cluster).seconds
-
-    return _seconds_on(cluster, price)
 
 
 def seconds_beside_on(cluster: Cluster) -> Callable[[Communication], float]:

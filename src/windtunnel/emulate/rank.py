@@ -261,7 +261,7 @@ def _run(launch: Any) -> None:
 
 def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
     from windtunnel.emulate.conductor import Conductor
-    from windtunnel.emulate.prices import seconds_beside_on, seconds_on, seconds_queued_on
+    from windtunnel.emulate.prices import seconds_beside_on, seconds_on
     from windtunnel.hardware import parse_cluster
 
     cluster = parse_cluster(task["cluster"])
@@ -274,7 +274,7 @@ def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) ->
         task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
         takes=seconds_beside_on(cluster) if on_cpu and _one_core(cluster) else None,
-        queued=seconds_queued_on(cluster),
+        queued=seconds_on(cluster, queued=True),
     )  # fmt: skip
 
 

@@ -56,6 +56,17 @@ def test_a_class_that_was_measured_needs_no_price(job: CapturedJob, written: Pat
     assert list(ranks) == [1, 2]
 
 
+def test_any_rank_of_a_class_may_have_measured_it(job: CapturedJob, tmp_path: Path) -> None:
+    """Its groups and peers are others than those of the captured rank, and so are amounts of uneven exchanges."""
+    calls = (
+        Communication("recv", "7", (0, 1, 2, 3), 2, 8, "float32", 3),
+        Communication("all_to_all", "8", (0, 1, 2, 3), 2, 24, "float32"),
+    )
+    path = tmp_path / "rank2.json"
+    path.write_text(json.dumps(document(HostProgram(2, calls, EVENTS, MEASURED.seconds), 4)))
+    assert by_class(job, 0, [path])[1].calls == calls
+
+
 def test_times_that_cannot_be_of_this_job_are_refused(job: CapturedJob, written: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="rank 1, which runs what rank 2 does"):
         by_class(job, 2, [written])
