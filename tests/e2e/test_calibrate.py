@@ -203,6 +203,8 @@ def test_collectives_are_added_to_the_file(tmp_path: Path) -> None:
     assert measured.seconds[-1] > 3 * measured.seconds[0] > 0
     assert measured.waited is not None
     assert measured.beside is not None
+    assert measured.queued is not None
     assert measured.waited[-1] > 3 * measured.seconds[0]
+    assert measured.queued[-1] > measured.seconds[0]
     assert ("each process kept to its own share of the cores" in (tmp_path / "my.yaml").read_text()) == bool(pinned)
     assert {kind for kind, _, _ in calibration.collectives} >= {"all_gather", "broadcast", "send_recv", "barrier"}

@@ -8,9 +8,10 @@ not yet run.
 
 On a CPU gloo copies, adds and sends on threads of its own, which compete with those that compute and may wait for the
 scheduler's next tick. What that makes of a collective in a step is measured as well: matrix products of some
-milliseconds, alone, each followed by the collective, and each beside it. What one adds is the difference to what ranks
-compute alone, on average over ranks: of the slowest rank where it is waited for, of all ranks where they compute beside
-it; and of several rounds the median.
+milliseconds, alone, each followed by the collective, each beside it, and each followed by a queue of them. What one
+adds is the difference to what ranks compute alone, on average over ranks: of the slowest rank where it is waited for,
+of all ranks where they compute beside it. What one more adds to a queue is of the slowest rank, too. Of several rounds
+the median.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ _LEAST, _MOST = 3, 100  # repetitions of one in a round
 _START_S = 120.0  # for processes to import torch and to meet
 
 _SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
+_QUEUE = 3  # collectives that are begun at once
 
 Write = Callable[[Path, bytes], None]
 Start = Callable[[], Any]
 
 
 class _Computing(NamedTuple):
-    """Seconds that computing takes a rank: alone, before a collective that is waited for, and beside one."""
+    """Seconds that computing takes a rank: alone, before a collective that is waited for, beside it, before a queue."""
 
     alone: float
     waited: float
     beside: float
+    queued: float
 
 
 def measure_collectives(
@@ -160,10 +163,11 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
 
 
-def _added(ranks: Sequence[_Computing]) -> tuple[float, float]:
-    """Seconds that a collective adds to a step that waits for it, and to one that computes beside it."""
+def _added(ranks: Sequence[_Computing]) -> tuple[float, float, float]:
+    """Seconds that a collective adds to a step that waits for it, to one that computes beside it, and to a queue."""
     alone = sum(one.alone for one in ranks) / len(ranks)
-    return max(one.waited for one in ranks) - alone, sum(one.beside for one in ranks) / len(ranks) - alone
+    waited, queue = max(one.waited for one in ranks), max(one.queued for one in ranks)
+    return waited - alone, sum(one.beside for one in ranks) / len(ranks) - alone, (queue - waited) / (_QUEUE - 1)
 
 
 def own_cores(rank: int, world_size: int) -> set[int]:
@@ -203,12 +207,12 @@ def _worker(
             for kind, sizes in list(kinds.items()):
                 try:
                     for size in sizes:
-                        start = _start(torch, kind, size, rank, world_size, device)
-                        times = _time(torch, start, device, alone_s / cells / rounds)
+                        queue = [_start(torch, kind, size, rank, world_size, device) for _ in range(_QUEUE)]
+                        times = _time(torch, queue[0], device, alone_s / cells / rounds)
                         seconds.setdefault(kind, {}).setdefault(size, []).extend(times)
                         if device == "cpu":
-                            usual, share = quantile(seconds[kind][size], 0.5), (budget_s - alone_s) / cells / rounds / 2
-                            found = _in_a_step(torch, start, usual, share)
+                            usual, share = quantile(seconds[kind][size], 0.5), (budget_s - alone_s) / cells / rounds / 3
+                            found = _in_a_step(torch, queue, usual, share)
                             steps.setdefault(kind, {}).setdefault(size, []).append(found)
                 except (RuntimeError, NotImplementedError) as error:
                     words = str(error).lower()
@@ -239,8 +243,9 @@ def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
     return [once() for _ in range(_agreed(torch, time.monotonic() - begun, share_s, device))]
 
 
-def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> _Computing:
-    """Computing on a CPU, on average: alone, with the collective after it, and with it beside."""
+def _in_a_step(torch: Any, queue: Sequence[Start], alone_s: float, share_s: float) -> _Computing:
+    """Computing on a CPU, on average: alone, with a collective after it, with one beside it, with a queue after it."""
+    start = queue[0]
     left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
 
     def spent(step: Callable[[], object], times: int) -> float:
@@ -268,8 +273,14 @@ def _in_a_step(torch: Any, start: Start, alone_s: float, share_s: float) -> _Com
         compute()
         work.wait()
 
+    def queued() -> None:
+        compute()
+        works = [begin() for begin in queue]
+        for work in works:
+            work.wait()
+
     times = _agreed(torch, spent(waited, 1), share_s, "cpu", least=1)
-    return _Computing(spent(compute, times), spent(waited, times), spent(beside, times))
+    return _Computing(spent(compute, times), spent(waited, times), spent(beside, times), spent(queued, times))
 
 
 def _agreed(torch: Any, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:

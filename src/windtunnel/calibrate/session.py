@@ -1,8 +1,8 @@
 """A calibration from beginning to end: probe, measure the most useful point next until the budget is spent, write.
 
 Resumable: every point goes to the journal at once, with the budget spent so far; a later run with the same --out reads
-it and goes on with what is left of the budget. A reference kernel is timed between points; when it drifts the file says
-so, and nothing is corrected by it.
+it and goes on with what is left of the budget. A reference kernel is timed between points: what was measured while that
+was slow is measured again (`slow_spells.py`), the file says how steady it was, and nothing is corrected by it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,26 @@ from windtunnel.calibrate.device import Device
 from windtunnel.calibrate.document import cluster_document, load_document
 from windtunnel.calibrate.journal import Journal, Kept
 from windtunnel.calibrate.kinds import KINDS, STORED_AS, Curve, Shape, curves
-from windtunnel.calibrate.timing import CudaTimer, Effort, HostTimer, Timer, Timing, keep_pages, measure
+from windtunnel.calibrate.slow_spells import SLOW, SlowSpells
+from windtunnel.calibrate.timing import (
+    CudaTimer,
+    Effort,
+    HostTimer,
+    Timer,
+    Timing,
+    give_back_pages,
+    keep_pages,
+    measure,
+)
 from windtunnel.calibrate.torch_ops import Pool, build
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 
 QUICK_S, FULL_S = 120.0, 900.0
 _MOST_IN_RING = 128
 _MEMORY_SHARE = 0.4  # of what is available, for one point
-_REFERENCE_EVERY_S, _DRIFT = 5.0, 0.10
+_HELD_SHARE = 0.3  # of what is available, from which on a CPU's heap gives free pages back
+_REFERENCE_EVERY_S, _DRIFT = 2.0, 0.10
+_AGAIN_SHARE = 0.5  # of the time so far that measuring again may take
 _NEEDED = (("gemm", "forward"), ("copy", "forward"))  # the peak rates come from these
 _DEARER_PAGES = 2.0  # times the usual cost: worth a note
 _LEAST_PAGE_S_PER_BYTE = 5e-11  # less is none: a heap that keeps its pages
@@ -124,7 +136,8 @@ class Session:
         self.report(self.spent_s, self.budget_s, "probing")
         self.grad_call_s = host_costs.grad_call_s(torch, device.spec) if device.kind == "cpu" else 0.0
         self._host_costs()
-        if device.kind == "cpu" and not keep_pages():
+        keeps_pages = device.kind == "cpu" and keep_pages()
+        if device.kind == "cpu" and not keeps_pages:
             self.note("the heap could not be told to keep its pages: times of large tensors hold page faults")
         rates = self._probe(timer)
         limits = Limits(min(max(self.budget_s / 1000, 0.03), 1.0), _MEMORY_SHARE * device.available_bytes)
@@ -135,24 +148,32 @@ class Session:
                 one.add(shape, timing.median_s)
             for shape in self.found.refused.get(one.curve, []):
                 one.add(shape, None)
-        next_reference = 0.0
+        next_reference, again_s = 0.0, 0.0
+        spells: SlowSpells[tuple[Progress, Shape]] = SlowSpells.after(self.found.reference_s)
         needed = [one for one in progress if (one.curve.kind, one.curve.phase) in _NEEDED]
         while True:
             short = [one for one in needed if not one.seconds]  # without these there is no file: whatever the budget
             if not short and self.spent_s >= self.budget_s:
                 break
             if time.monotonic() >= next_reference:
-                self._time_reference(timer)
+                spells.look(self._time_reference(timer))
                 next_reference = time.monotonic() + _REFERENCE_EVERY_S
-            chosen = next_point(short or progress, limits)
+            begun = self.spent_s
+            again = spells.again() if again_s <= _AGAIN_SHARE * begun else None
+            chosen = again or next_point(short or progress, limits)
             if chosen is None:
                 break
             one, shape = chosen
             self.report(self.spent_s, self.budget_s, f"{one.curve.key} {one.curve.dtype} {'x'.join(map(str, shape))}")
             expected = float(one.expected_s()[one.shapes.index(shape)])
             one.add(shape, self._point(one.curve, shape, expected, timer, effort))
+            spells.measured(chosen)
+            again_s += self.spent_s - begun if again else 0.0
+            if keeps_pages and _resident_bytes() > _HELD_SHARE * device.available_bytes:
+                give_back_pages()
+        spells.look(self._time_reference(timer))
         self._left_out(progress)
-        self._drift()
+        self._drift(len(spells.waiting))
         self.report(self.budget_s, self.budget_s, "done")
 
     def _left_out(self, progress: Sequence[Progress]) -> None:
@@ -255,25 +276,29 @@ class Session:
         rate = 2.0 * size / measure(calls, timer, effort).median_s
         return Rates(flops, rate, self.found.values.get("host", {}).get("launch_eager_s", 1e-6))
 
-    def _time_reference(self, timer: Timer) -> None:
-        """A small GEMM that is always the same: if it gets slower, the device did."""
+    def _time_reference(self, timer: Timer) -> float:
+        """Seconds of a small GEMM that is always the same: if it gets slower, the device did."""
         side = 512 if self.device.kind == "cpu" else 4096
         pool = self._pool(self.device.dtypes[0])
         calls = build(self.torch, Curve("gemm", "forward", self.device.dtypes[0]), (side, side, side), pool, 4)
         seconds = measure(calls, timer, Effort(0.02)).median_s
         self.found.reference_s.append(seconds)
         self.journal.append({"reference_s": seconds, "spent_s": round(self.spent_s, 3)})
+        return seconds
 
-    def _drift(self) -> None:
-        """Say how steady the device was, and how many repetitions something else disturbed."""
+    def _drift(self, slow_points: int) -> None:
+        """Say how steady the device was, and how many points and repetitions something else disturbed."""
         reference = sorted(self.found.reference_s)
         if len(reference) >= 3:
             middle = reference[len(reference) // 2]
             slow, fast = reference[-1] / middle - 1, 1 - reference[0] / middle
             text = f"a reference kernel, timed {len(reference)} times, stayed within -{fast:.0%} to +{slow:.0%}"
-            throttled = "; the device was throttled or busy: measure again on a quiet machine"
+            throttled = "; the device was throttled or busy"
             self.note(text + (throttled if max(slow, fast) > _DRIFT else ""))
         timings = [timing for points in self.found.points.values() for timing in points.values()]
+        if slow_points:
+            text = f"{slow_points} of {len(timings)} points were measured while it was over {SLOW:.0%} slower than ever"
+            self.note(f"{text}: measure again on a quiet machine")
         outliers, total = sum(one.outliers for one in timings), sum(one.repetitions for one in timings)
         if outliers:
             self.note(f"{outliers} of {total} repetitions took over three times their median")

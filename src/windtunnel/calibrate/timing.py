@@ -82,6 +82,16 @@ def keep_pages() -> bool:
     return bool(mallopt(*no_mapping) and mallopt(*no_trimming))
 
 
+def give_back_pages() -> None:
+    """What a heap that keeps its pages does not use goes back to the system, once.
+
+    It is full of holes that the next op's larger tensors do not fit, and grows by these.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 class HostTimer:
     """The host's clock around each call: for devices whose calls return when the work is done."""
 

@@ -376,7 +376,7 @@ class InAStep(NamedTuple):
 
     waited: float  # by a rank that stands still for it
     beside: float  # to what a rank computes meanwhile
-    queued: float  # after another of its group, where threads are awake: the quickest tenth of those alone
+    queued: float  # to a queue of its group, whose threads are awake
 
 
 def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> InAStep | None:
@@ -386,10 +386,10 @@ def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> InA
     the library's threads compete with those that compute. Between sizes straight lines, never falling with the size.
     """
     points = None if cluster.calibration is None else _calibrated_points(kind, size, cluster.calibration)
-    if points is None or points.waited is None or points.beside is None:
+    if points is None or points.waited is None or points.beside is None or points.queued is None:
         return None
     sizes = points.shapes[:, 0]
-    return InAStep(*(_on_line(sizes, of, bytes_total) for of in (points.waited, points.beside, points.low)))
+    return InAStep(*(_on_line(sizes, of, bytes_total) for of in (points.waited, points.beside, points.queued)))
 
 
 def _on_line(sizes: NDArray[np.int64], seconds: NDArray[np.float64], bytes_total: float) -> float:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,13 @@ def places(of: Roster) -> tuple[Ranks, Ranks, Ranks]:
 def idle(of: Roster) -> Times:
     """Per group, when its stream is free again: nothing was done yet."""
     return np.full(len(of.expected), -np.inf)
+
+
+class Span(NamedTuple):
+    """When a communication starts, its last member there and its stream free, and when it is done."""
+
+    start: float
+    finish: float
 
 
 class Meeting:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.capture.script.communication import Communication
+from windtunnel.emulate.arrivals import Span
 from windtunnel.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, moved
 from windtunnel.emulate.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
 
@@ -35,38 +36,41 @@ OtherClasses = Callable[[HostProgram], Sequence[tuple[HostProgram, Sequence[int]
 
 
 class Ticket:
-    """A communication that was begun: asked for its time until it has one."""
+    """A communication that was begun: asked for its span until it has one."""
 
-    __slots__ = ("_ask", "_due", "left", "place", "seconds", "since")
+    __slots__ = ("_ask", "_span", "left", "place", "since")
 
-    def __init__(
-        self, place: int, due: float | None, ask: Callable[[], float | None] | None, seconds: float, takes: float
-    ) -> None:
-        self.place, self._due, self._ask, self.seconds = place, due, ask, seconds
+    def __init__(self, place: int, span: Span | None, ask: Callable[[], Span | None] | None, takes: float) -> None:
+        self.place, self._span, self._ask = place, span, ask
         self.left = takes  # seconds of this rank's processor that it still needs
         self.since = float("-inf")  # until when these were paid for
 
+    def span(self) -> Span | None:
+        """When it starts and is done; None while that hangs on what the real rank does next."""
+        if self._span is None and self._ask is not None:
+            self._span = self._ask()
+        return self._span
+
     def due(self) -> float | None:
-        """When it is done; None while that hangs on what the real rank does next."""
-        if self._due is None and self._ask is not None:
-            self._due = self._ask()
-        return self._due
+        """When it is done."""
+        span = self.span()
+        return None if span is None else span.finish
 
     def pay(self, now: float) -> float:
         """Seconds that the processor spent on it until now, and computing could not have."""
-        due = self.due()
-        if due is None or self.left <= 0.0:
+        span = self.span()
+        if span is None or self.left <= 0.0:
             return 0.0
-        overlap = min(max(0.0, now - max(due - self.seconds, self.since)), self.left)
+        overlap = min(max(0.0, now - max(span.start, self.since)), self.left)
         self.left -= overlap
         self.since = now + overlap
         return overlap
 
     def wait(self, now: float) -> None:
         """The host stands from now on: what is left of it goes on alone, and is not done before."""
-        due = self.due()
-        if due is not None and self.left > 0.0:
-            self._due = max(due, now + self.left)
+        span = self.span()
+        if span is not None and self.left > 0.0:
+            self._span = Span(span.start, max(span.finish, now + self.left))
 
 
 @dataclass
@@ -128,7 +132,6 @@ class Conductor:
         return spent
 
     def _ticket(self, call: Communication, now: float, place: int) -> Ticket:
-        seconds = self.seconds_of(call)
         takes = self.takes(call) if self.takes is not None else 0.0
         replay = self.replay
         if replay is not None and not self._off_plan:
@@ -136,15 +139,15 @@ class Conductor:
             if expected is not None and resembles(call, expected):
                 self.planned += 1
                 key = replay.begin(call, now)
-                due = replay.finish(key)
-                self._tell(place, due)
-                later = None if due is not None else self._later(replay, key, place)
-                return Ticket(place, due, later, seconds, takes)
+                span = replay.span(key)
+                self._tell(place, span)
+                later = None if span is not None else self._later(replay, key, place)
+                return Ticket(place, span, later, takes)
             self._off_plan = True
         self.unplanned += replay is not None
-        due = self._like_me(call, now, seconds)
-        self._tell(place, due)
-        return Ticket(place, due, None, seconds, takes)
+        span = self._like_me(call, now)
+        self._tell(place, span)
+        return Ticket(place, span, None, takes)
 
     def waited(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
         """The host waited for it from `entered` to `now`."""
@@ -282,21 +285,22 @@ class Conductor:
         self.last_watched = self._watched
         self._watched = self.replay.watch(self.watch)
 
-    def _later(self, replay: Replay, key: tuple[int, int], place: int) -> Callable[[], float | None]:
-        def ask() -> float | None:
-            due = replay.finish(key)
-            self._tell(place, due)
-            return due
+    def _later(self, replay: Replay, key: tuple[int, int], place: int) -> Callable[[], Span | None]:
+        def ask() -> Span | None:
+            span = replay.span(key)
+            self._tell(place, span)
+            return span
 
         return ask
 
-    def _tell(self, place: int, due: float | None) -> None:
-        if due is not None and place >= 0 and self._observer is not None:
-            self._observer.due(place, due)
+    def _tell(self, place: int, span: Span | None) -> None:
+        if span is not None and place >= 0 and self._observer is not None:
+            self._observer.due(place, span.finish)
 
-    def _like_me(self, call: Communication, now: float, seconds: float) -> float:
+    def _like_me(self, call: Communication, now: float) -> Span:
+        seconds = self.seconds_of(call)
         channel = (call.group, call.kind if call.is_message else "", call.peer if call.is_message else -1)
         queued = min(seconds, self.queued(call)) if self.queued is not None else seconds
-        due = max(now + seconds, self._free.get(channel, float("-inf")) + queued)
-        self._free[channel] = due
-        return due
+        free = self._free.get(channel, float("-inf"))
+        due = self._free[channel] = max(now + seconds, free + queued)
+        return Span(max(now, free), due)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.capture.script.communication import Communication
-from windtunnel.emulate.arrivals import Meeting, Ranks, Roster, Times, box_of, idle, pairs, places, roster
+from windtunnel.emulate.arrivals import Meeting, Ranks, Roster, Span, Times, box_of, idle, pairs, places, roster
 from windtunnel.errors import UserError
 
 SecondsOf = Callable[[Communication], float]
@@ -206,7 +206,7 @@ class Replay:
         return None if at is None else self._own.program.calls[events[at].call]
 
     def begin(self, call: Communication, now: float) -> tuple[int, int]:
-        """The real rank arrives at its next communication. What to ask `finish` for."""
+        """The real rank arrives at its next communication. What to ask `span` for."""
         own = self._own
         assert own is not None
         while (event := own.event) is not None and event.waits:
@@ -229,14 +229,15 @@ class Replay:
         self._end(own)
         own.clock[self._place] = now
 
-    def finish(self, key: tuple[int, int]) -> float | None:
-        """When the real rank's communication is done; None while that hangs on what the real rank does next."""
+    def span(self, key: tuple[int, int]) -> Span | None:
+        """Of a communication of the real rank; None while that hangs on what the real rank does next."""
         own = self._own
         assert own is not None
         self.settle()
         meeting, groups = own.begun[key]
-        finish = float(meeting.finish[groups[self._place]])
-        return None if np.isnan(finish) else finish
+        group = groups[self._place]
+        span = Span(float(meeting.start[group]), float(meeting.finish[group]))
+        return None if np.isnan(span.finish) else span
 
     def slowest(self, key: tuple[int, int]) -> float:
         """When the last member that has come so far came."""

@@ -12,7 +12,7 @@
       points:                                     # op and phase -> dtype -> [sizes, median s, 10th, 90th percentile]
         gemm forward: {bf16: [[4096, 4096, 4096, 2.1e-4, 2.0e-4, 2.3e-4]]}
       collectives:                                # kind -> backend and ranks -> [bytes, median, 10th, 90th]
-        all_reduce: {gloo 2: [[4096, 1.0e-4, 9.0e-5, 1.3e-4]]}  # and, on all rows or none, waited, beside
+        all_reduce: {gloo 2: [[4096, 1.0e-4, 9.0e-5, 1.3e-4]]}  # and, on all rows or none, waited, beside, queued
 
 The key `calibration` of a cluster document. Reading is strict: an operation nobody prices, a row of another width, a
 time that is no time are errors that name the row. `cost.calibrated` makes prices of it.
@@ -79,6 +79,7 @@ class Points(NamedTuple):
     high: Array  # 90th
     waited: Array | None = None  # of collectives on a CPU: what one adds to a step that waits for it
     beside: Array | None = None  # ... and to a step that computes meanwhile
+    queued: Array | None = None  # ... and to others of its group that are waited for
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +233,7 @@ def _collectives(reader: _Reader, given: object) -> dict[tuple[str, str, int], P
             words = str(text).split()
             if len(words) != 2 or not words[1].isdigit() or int(words[1]) < 2:
                 reader.fail(at, text, "give the backend and the number of ranks, such as `gloo 2`")
-            points = reader.rows(rows, f"{at}.{text}", ("bytes",), more=("waited", "beside"))
+            points = reader.rows(rows, f"{at}.{text}", ("bytes",), more=("waited", "beside", "queued"))
             if len(points.seconds):
                 found[str(kind), words[0], int(words[1])] = points
     return found
@@ -270,6 +271,8 @@ class _Reader:
         width = len(sizes) + 3
         if more and isinstance(first, Sequence) and len(first) == width + len(more):
             width, columns = width + len(more), f"{columns}, {', '.join(more)}"
+        elif more:
+            columns = f"{columns}, and in all rows or none {', '.join(more)}"
         table = np.empty((len(given), width))
         for number, row in enumerate(given, start=1):
             at = f"{name} row {number}"

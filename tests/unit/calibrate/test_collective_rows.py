@@ -13,25 +13,28 @@ def test_of_each_repetition_the_slowest_rank_counts_and_of_these_the_median() ->
 
 
 def test_one_round_that_others_disturbed_does_not_move_what_a_collective_adds_to_a_step() -> None:
-    """Computing alone takes 10 and 12; waited for, the slowest rank counts, beside it what ranks take on average."""
-    calm = [[(10.0, 14.0, 12.0)] * 4, [(12.0, 14.0, 13.0)] * 4]
-    disturbed = [[(10.0, 14.0, 12.0)] * 3 + [(10.0, 90.0, 80.0)], [(12.0, 14.0, 13.0)] * 3 + [(12.0, 70.0, 60.0)]]
+    """Computing alone takes 10 and 12; waited for, the slowest rank counts, beside it what ranks take on average; two
+    more, begun with it, add 4.
+    """
+    one, other = (10.0, 14.0, 12.0, 18.0), (12.0, 14.0, 13.0, 17.0)
+    calm = [[one] * 4, [other] * 4]
+    disturbed = [[one] * 3 + [(10.0, 90.0, 80.0, 99.0)], [other] * 3 + [(12.0, 70.0, 60.0, 80.0)]]
     for steps in (calm, disturbed):
-        assert added_columns(steps) == [3.0, 1.5]
+        assert added_columns(steps) == [3.0, 1.5, 2.0]
 
 
 def test_one_core_that_is_slower_is_no_part_of_what_a_collective_adds() -> None:
     """Both wait for the slower one: the step is as long as its computing and the collective."""
-    even = added_columns([[(10.0, 11.0, 10.5)], [(10.0, 11.0, 10.5)]])
-    uneven = added_columns([[(9.0, 11.0, 10.5)], [(11.0, 11.0, 10.5)]])
-    assert even == uneven == [1.0, 0.5]
+    even = added_columns([[(10.0, 11.0, 10.5, 12.0)], [(10.0, 11.0, 10.5, 12.0)]])
+    uneven = added_columns([[(9.0, 11.0, 10.5, 12.0)], [(11.0, 11.0, 10.5, 12.0)]])
+    assert even == uneven == [1.0, 0.5, 0.5]
 
 
 def test_a_collective_adds_nothing_rather_than_less() -> None:
-    assert added_columns([[(3.0, 2.0, 1.0)], [(3.0, 1.0, 2.0)]]) == [0.0, 0.0]
+    assert added_columns([[(3.0, 2.0, 1.0, 1.5)], [(3.0, 1.0, 2.0, 1.5)]]) == [0.0, 0.0, 0.0]
 
 
-def added_columns(steps: list[list[tuple[float, float, float]]]) -> list[float]:
+def added_columns(steps: list[list[tuple[float, float, float, float]]]) -> list[float]:
     found = [
         {"seconds": {"all_reduce": {"4096": [1.0]}}, "steps": {"all_reduce": {"4096": one}}, "notes": []}
         for one in steps

@@ -83,6 +83,33 @@ def test_what_does_not_fit_is_left_out_and_said(
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("until", "said"), [(8, False), (10**6, True)])
+def test_what_was_measured_while_the_device_was_slow_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int, said: bool
+) -> None:
+    """From the third look at the reference on everything takes twice as long, until that many looks."""
+    looks: list[None] = []
+
+    def build(torch: Any, curve: Any, shape: Any, *rest: Any) -> Any:
+        if shape == (512, 512, 512):
+            looks.append(None)
+        return [lambda: None]
+
+    def measure(*given: object) -> Timing:
+        seconds = 2e-4 if 3 <= len(looks) < until else 1e-4
+        return Timing(seconds, seconds, seconds, 3, 0)
+
+    monkeypatch.setattr(session, "build", build)
+    monkeypatch.setattr(session, "measure", measure)
+    monkeypatch.setattr(session, "_REFERENCE_EVERY_S", 0.02)
+    found = measured(tmp_path / "my.yaml").found
+    times = [timing.median_s for points in found.points.values() for timing in points.values()]
+    assert len(looks) > until or said
+    assert (max(times) > 1e-4) == said
+    assert any("points were measured while it was over 10% slower than ever" in note for note in found.notes) == said
+
+
+@pytest.mark.usefixtures("quick")
 def test_ops_that_no_time_was_left_for_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=count(0.0, 1.0).__next__))  # at once too late
     options = {"write": whole, "device": "cpu", "budget_s": 1.0, "begun": 0.0}

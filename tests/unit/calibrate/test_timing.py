@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -97,3 +100,28 @@ def test_the_collector_rests_and_returns() -> None:
     with no_garbage_collection():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+KEEPS = """
+from pathlib import Path
+from resource import getpagesize
+from windtunnel.calibrate.timing import give_back_pages, keep_pages
+MIB = 1 << 20
+held = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize() // MIB
+assert keep_pages()
+before = held()
+blocks = [bytearray(b"x") * (10 * MIB) for _ in range(20)]
+pin = bytearray(b"x") * MIB  # what lies at the heap's end keeps it from shrinking
+del blocks
+kept = held() - before
+give_back_pages()
+print(kept, held() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's heap")
+def test_a_heap_that_keeps_its_pages_gives_them_back_when_told_to() -> None:
+    done = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, check=True)
+    kept, left = map(int, done.stdout.split())
+    assert kept > 195
+    assert left < 20

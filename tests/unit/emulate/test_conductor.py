@@ -149,6 +149,37 @@ def test_the_real_rank_shares_its_processor_as_its_peers_do(beside: float, takes
     assert made.replay.cohorts[0].program.seconds.sum() == pytest.approx(1.0 + beside)
 
 
+@pytest.mark.parametrize(
+    ("between", "ends"),
+    [
+        (0.0, 2.1),  # the first is done 0.5 after the 1.0, each of the others 0.3 later
+        (0.1, 2.1),  # what is computed between them delays none, and is done beside the first
+        (0.2, 2.2),  # the second takes the processor from 1.5 on, when the first is done: the third begins at 1.7
+    ],
+)
+def test_in_a_queue_the_real_rank_shares_its_processor_as_its_peers_do(between: float, ends: float) -> None:
+    made = Conductor(0, 2, lambda call: 0.5, range(2), takes=lambda call: 0.2, queued=lambda call: 0.3)
+    now, sequence = 10.0, 0
+    for _ in range(12):
+        begun = now
+        now += 1.0
+        tickets = []
+        for place in range(3):
+            now += between if place else 0.0
+            came = now
+            now += made.share(now)
+            tickets.append((call(sequence), made.begin(call(sequence), now, came=Came(came))))
+            sequence += 1
+        for one, ticket in tickets:
+            entered = now
+            now += made.share(now, ticket)
+            now = max(now, ticket.due() or 0.0)
+            made.waited(one, entered, now)
+        made.end_step(now)
+        assert now - begun == pytest.approx(ends)
+    assert made.replayed_step_s == pytest.approx(ends)
+
+
 def test_what_the_next_step_waits_for_is_no_wait_of_this_one() -> None:
     observer = Observer(0.0)
     for step in range(3):

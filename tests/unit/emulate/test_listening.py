@@ -12,6 +12,7 @@ import pytest
 from windtunnel.capture.script.communication import Communication
 from windtunnel.capture.script.work import wait_until
 from windtunnel.emulate import listen
+from windtunnel.emulate.arrivals import Span
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.listen import Due, HangError, Listening
 from windtunnel.emulate.observe import ObservedStep
@@ -26,7 +27,11 @@ def call(sequence: int = 0, kind: str = "all_reduce", size: int = 1024, **more: 
 
 
 def due(ask: Any, thread: int | None = None) -> Due:
-    ticket = Ticket(0, None, ask, 0.0, 0.0)
+    def span() -> Span | None:
+        at = ask()
+        return None if at is None else Span(at, at)
+
+    ticket = Ticket(0, None, span, 0.0)
     return Due(ticket, call(), threading.get_ident() if thread is None else thread, lambda one: 4.0)
 
 

@@ -37,7 +37,7 @@ CALIBRATION: dict[str, Any] = {
     },
     "collectives": {
         "all_reduce": {"gloo 2": [[4096, 1e-4, 9e-5, 2e-4], [8192, 2e-4, 1e-4, 3e-4]]},
-        "all_gather": {"gloo 2": [[4096, 1e-4, 9e-5, 2e-4, 8e-4, 0.0]]},
+        "all_gather": {"gloo 2": [[4096, 1e-4, 9e-5, 2e-4, 8e-4, 0.0, 4e-4]]},
     },
 }
 DEVICE: dict[str, Any] = {
@@ -134,8 +134,13 @@ def test_content_makes_equality_and_a_cluster_without_is_another() -> None:
         (("points", "copy forward"), {"bytes": [[1, 1, 1, 1]]}, "given twice"),
         (("collectives", "all_reduse"), {}, "no such collective"),
         (("collectives", "all_reduce", "gloo"), [], "such as `gloo 2`"),
-        (("collectives", "all_reduce", "gloo 2"), [[8, 2e-4, 1e-4, 3e-4, 1e-4, -1.0]], "at least zero"),
-        (("collectives", "all_reduce", "gloo 2"), [[8, 2e-4, 1e-4, 3e-4, 1e-4, 0], [9, 1, 1, 1]], "must be 6 numbers"),
+        (("collectives", "all_reduce", "gloo 2"), [[8, 2e-4, 1e-4, 3e-4, 1e-4, 0, -1.0]], "at least zero"),
+        (
+            ("collectives", "all_reduce", "gloo 2"),
+            [[8, 2e-4, 1e-4, 3e-4, 1e-4, 0, 0], [9, 1, 1, 1]],
+            "must be 7 numbers",
+        ),
+        (("collectives", "all_reduce", "gloo 2"), [[8, 2e-4, 1e-4, 3e-4, 1e-4, 0]], "in all rows or none waited, .*"),
         (("host", "launch_eager_s"), -1, "at least 0"),
         (("threads",), "two", "at least 1"),
         (("kind",), "tpu", "one of cpu, cuda"),
