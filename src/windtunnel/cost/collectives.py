@@ -28,9 +28,6 @@ from windtunnel.errors import SpecError
 from windtunnel.hardware.cluster import Cluster
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from windtunnel.cost.measured_curve import MeasuredCurve
     from windtunnel.hardware.calibration import Calibration, Points
 
@@ -358,49 +355,17 @@ def _calibrated(
 def _calibrated_curve(kind: str, size: int, calibration: Calibration) -> MeasuredCurve | None:
     from windtunnel.cost.measured_curve import measured_curve
 
-    points = _calibrated_points(kind, size, calibration)
+    points = calibrated_points(kind, size, calibration)
     return None if points is None else measured_curve(points)
 
 
-def _calibrated_points(kind: str, size: int, calibration: Calibration) -> Points | None:
-    """Of the backend that the device's own software would take, where several were timed."""
+def calibrated_points(kind: str, size: int, calibration: Calibration) -> Points | None:
+    """What was timed of a collective, of the backend that the device's own software would take; None: it was not."""
     usual = "nccl" if calibration.kind == "cuda" else "gloo"
     backends = sorted(backend for of, backend, ranks in calibration.collectives if (of, ranks) == (kind, size))
     if not backends:
         return None
     return calibration.collectives[kind, usual if usual in backends else backends[0], size]
-
-
-class InAStep(NamedTuple):
-    """Seconds that a collective adds to a step."""
-
-    waited: float  # by a rank that stands still for it
-    beside: float  # to what a rank computes meanwhile
-    queued: float  # to a queue of its group, whose threads are awake
-
-
-def in_a_step(kind: str, bytes_total: float, size: int, cluster: Cluster) -> InAStep | None:
-    """What a collective adds to a step, where that was measured.
-
-    `collective` says what one usually takes alone, the median. In a step a sum of many follows the mean, and on a CPU
-    the library's threads compete with those that compute. Between sizes straight lines, never falling with the size.
-    """
-    points = None if cluster.calibration is None else _calibrated_points(kind, size, cluster.calibration)
-    if points is None or points.waited is None or points.beside is None or points.queued is None:
-        return None
-    sizes = points.shapes[:, 0]
-    return InAStep(*(_on_line(sizes, of, bytes_total) for of in (points.waited, points.beside, points.queued)))
-
-
-def _on_line(sizes: NDArray[np.int64], seconds: NDArray[np.float64], bytes_total: float) -> float:
-    import numpy as np
-
-    from windtunnel.cost.interpolation import isotonic
-
-    order = np.argsort(sizes, kind="stable")
-    x, y = sizes[order].astype(np.float64), isotonic(seconds[order], 0)
-    found = float(np.interp(bytes_total, x, y))
-    return found * max(1.0, bytes_total / float(x[-1]))
 
 
 def _is_fitted(fabric: nccl.Fabric, group: Group) -> bool:

@@ -11,14 +11,20 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.collectives import collective, group_of, in_a_step
+from windtunnel.cost.collectives import collective, group_of
 from windtunnel.cost.fitting import fit, nnls
+from windtunnel.cost.in_a_step import averaged, in_a_step
 from windtunnel.cost.price import Price, Source
 from windtunnel.cost.training import calibrated_training_costs, training_costs
 from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster, parse_cluster
 
 NOISE = 0.02
+
+
+def in_step(alone: float) -> tuple[float, float, float]:
+    """Waited for, beside, in a queue: beyond `alone` a share of it and a millisecond that is the same for all sizes."""
+    return alone + 0.8 * (alone + 1e-3), alone - 0.05 * (alone + 1e-3), alone + 0.2 * (alone + 1e-3)
 
 
 def gemm_s(m: float, n: float, k: float) -> float:
@@ -91,8 +97,7 @@ def cluster_of(**points: Any) -> Cluster:
                     "all_reduce": {"gloo 2": [[size, t := 8e-5 + size / 1.5e9, t * 0.9, t * 1.2] for size in SIZES]},
                     "broadcast": {
                         "gloo 2": [
-                            [size, t := 8e-5 + size / 3e9, t * 0.9, t * 1.2, t + 1e-3, 0.5 * t, 0.7 * t]
-                            for size in SIZES
+                            [size, t := 8e-5 + size / 3e9, t * 0.9, t * 1.2, *in_step(t * 0.9)] for size in SIZES
                         ]
                     },
                 },
@@ -299,15 +304,28 @@ def test_what_a_collective_adds_to_a_step_is_what_was_measured_between_and_beyon
     assert in_a_step("all_reduce", 1e6, 2, cluster) is None  # of that only single calls were timed
     assert in_a_step("broadcast", 1e6, 4, cluster) is None
     for size in (float(SIZES[0]), 3e6, float(SIZES[-1])):
-        assert in_a_step("broadcast", size, 2, cluster) == pytest.approx(
-            (1.08e-3 + size / 3e9, 0.5 * (8e-5 + size / 3e9), 0.7 * (8e-5 + size / 3e9))
-        )
+        assert in_a_step("broadcast", size, 2, cluster) == pytest.approx(in_step(0.9 * (8e-5 + size / 3e9)))
     found = [in_a_step("broadcast", size, 2, cluster) for size in np.geomspace(1, 1e10, 40)]
     for column in zip(*(one for one in found if one is not None), strict=True):
         assert list(column) == sorted(column)
     last, twice = (in_a_step("broadcast", times * SIZES[-1], 2, cluster) for times in (1, 2))
     assert last is not None
     assert twice == pytest.approx([2 * one for one in last])
+
+
+def test_chance_in_what_a_collective_adds_is_averaged_over_sizes() -> None:
+    sizes = 2.0 ** np.arange(12, 27)
+    alone = 1e-4 + sizes / 1.5e9
+    true = np.array([in_step(one)[0] for one in alone])
+    random = np.random.default_rng(0)
+    off = [
+        np.abs(np.array([noisy, averaged(sizes, noisy, alone)]) - true).mean(axis=1)
+        for noisy in true + random.normal(0.0, 4e-4, (200, len(sizes)))
+    ]
+    measured, found = np.mean(off, axis=0)
+    assert found < 0.6 * measured
+    assert averaged(sizes, true, alone) == pytest.approx(true)
+    assert (averaged(sizes, 0.0 * true, alone) >= 0.0).all()
 
 
 def test_training_constants_of_a_calibrated_device_are_its_own(cluster: Cluster) -> None:
