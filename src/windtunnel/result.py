@@ -183,6 +183,7 @@ class Result:
     infeasible: Infeasible | None = None
     disturbed: Disturbed | None = None
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
+    class_names: tuple[str, ...] = ()  # of rank classes that are no stages of a pipeline, by their number
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -198,6 +199,10 @@ class Result:
     def peak_memory(self) -> StageMemory:
         """Memory of the fullest rank class."""
         return max(self.memory, key=lambda stage: stage.device_bytes)
+
+    def class_name(self, number: int) -> str:
+        """What a reader calls the rank class of this number (`stage` of what is told by class)."""
+        return self.class_names[number] if number < len(self.class_names) else f"stage {number}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; `from_dict` is its inverse."""
@@ -223,7 +228,8 @@ class Result:
         )
         parts["limits"] = tuple(Limit(**limit) for limit in parts["limits"])
         parts["excerpt"] = tuple(Interval(**interval) for interval in parts["excerpt"])
-        parts["defaults"], parts["warnings"] = tuple(parts["defaults"]), tuple(parts["warnings"])
+        for name in ("defaults", "warnings", "class_names"):
+            parts[name] = tuple(parts.get(name, ()))
         disturbed = parts.get("disturbed")
         if disturbed:
             parts["disturbed"] = Disturbed(

@@ -68,6 +68,7 @@ def test_contradictions_are_refused(tmp_path: Path) -> None:
     assert "--show" in refused("--report", "x.html", cwd=tmp_path)
     assert "--pinned = True: goes with --collectives" in refused("--pinned", cwd=tmp_path)
     assert "--device = 'cpu': leave it out" in refused("--collectives", "--device", "cpu", cwd=tmp_path)
+    assert "known: all_reduce," in refused("--collectives", "--only", "all_reduse", cwd=tmp_path)
     assert "is not there yet" in refused("--collectives", "--quick", cwd=tmp_path)  # a budget here too
     (tmp_path / "cut.yaml").write_text("gpus: 8\ncalibration: [1,\n")
     assert "cut.yaml: line 3: " in refused("--show", "cut.yaml", cwd=tmp_path)

@@ -20,7 +20,7 @@ from windtunnel.capture.script.pricing import op_pricer
 from windtunnel.capture.script.program import RankProgram
 from windtunnel.capture.script.to_graph import PricedJob, flops_and_traffic, priced_job
 from windtunnel.emulate.captured import predict_captured, price_captured
-from windtunnel.emulate.captured_step import replayed
+from windtunnel.emulate.captured_step import class_names, replayed
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 
@@ -75,6 +75,13 @@ def test_folded_equals_unfolded_whatever_is_disturbed(data: st.DataObject, grid:
 @pytest.mark.parametrize("grid", GRIDS)
 def test_undisturbed_each_stage_is_one_program(grid: Grid) -> None:
     assert same_timeline(priced(grid, 8, False), Pace.even(grid.world)) == grid.pp
+
+
+def test_captured_programs_are_called_by_stage_where_each_is_one_and_else_by_a_rank_that_runs_it() -> None:
+    assert class_names(priced(Grid(4, 2, 1), 8, False)) == ("stage 0", "stage 1", "stage 2", "stage 3")
+    assert class_names(priced(Grid(1, 4, 2), 8, False)) == ("every rank",)
+    every = class_names(priced(Grid(2, 2, 2), 8, True))  # all captured: four programs to a stage
+    assert every == tuple(f"stage {rank // 4}, ranks like {rank}" for rank in range(8))
 
 
 @given(data=st.data(), grid=st.sampled_from(GRIDS))

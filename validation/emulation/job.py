@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 job.py ddp|fsdp2|tp|pp [--dim 256 --layers 4 --steps 20 --times FILE]
 
-`--times FILE` keeps the seconds of each step, and its loss, as this rank saw them.
+`--times FILE` keeps when each step began, its seconds and its loss, as this rank saw them.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.manual_seed(args.seed)
+    begins: list[float] = []
     seconds: list[float] = []
     losses: list[float] = []
     data = torch.Generator().manual_seed(args.seed + 1)
@@ -148,14 +149,14 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     for _ in range(args.steps):
         x = fixed if args.same_batch else batch(len(fixed))
-        begun = time.perf_counter()
+        begins.append(begun := time.perf_counter())
         losses.append(step(x))
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - begun)
     if args.times:
         with open(args.times.replace("{rank}", str(rank)), "w") as file:
-            json.dump({"seconds": seconds, "losses": losses}, file)
+            json.dump({"begun": begins, "seconds": seconds, "losses": losses}, file)
     dist.destroy_process_group()
 
 

@@ -51,8 +51,10 @@ def wait_for(processes: Sequence[subprocess.Popen[bytes]], what: str) -> None:
             process.terminate()
 
 
-def run_truth(words: list[str], world: int = 2, cores: int = 2) -> list[dict[str, list[float]]]:
-    """What each rank saw: seconds and losses of its steps."""
+def run_truth(
+    words: list[str], world: int = 2, cores: int = 2, started: list[subprocess.Popen[bytes]] | None = None
+) -> list[dict[str, list[float]]]:
+    """What each rank saw: begins, seconds and losses of its steps. Processes are added to `started`."""
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         processes = [
@@ -62,6 +64,8 @@ def run_truth(words: list[str], world: int = 2, cores: int = 2) -> list[dict[str
             )
             for rank in range(world)
         ]
+        if started is not None:
+            started += processes
         wait_for(processes, f"a rank of {' '.join(words)}")
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(world)]
 

@@ -11,7 +11,7 @@ scheduler's next tick. What that makes of a collective in a step is measured as 
 milliseconds, alone, each followed by the collective, each beside it, and each followed by a queue of them. What one
 adds is the difference to what ranks compute alone, on average over ranks: of the slowest rank where it is waited for,
 of all ranks where they compute beside it. What one more adds to a queue is of the slowest rank, too. Of several rounds
-the median.
+the median, of those in which computing alone was as quick as ever: others slow a shared machine for seconds to minutes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from typing import Any, NamedTuple
 
 from windtunnel.calibrate.device import describe, import_torch
 from windtunnel.calibrate.document import Rows, load_document, to_yaml
+from windtunnel.calibrate.slow_spells import SLOW
 from windtunnel.calibrate.timing import quantile
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import die_with_parent
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
-_ROUNDS = 4  # through all kinds and sizes: a machine with others on it keeps to one state for seconds
+_ROUNDS = 8  # through all kinds and sizes: a machine with others on it keeps to one state for seconds
 _LEAST_FOR_ROUNDS_S = 60.0  # with less, one round
 _LEAST, _MOST = 3, 100  # repetitions of one in a round
 _START_S = 120.0  # for processes to import torch and to meet
@@ -51,6 +52,12 @@ class _Computing(NamedTuple):
     waited: float
     beside: float
     queued: float
+    products: int  # of matrices, in each of them
+
+    @property
+    def product(self) -> float:
+        """Seconds of one, alone."""
+        return self.alone / self.products
 
 
 def measure_collectives(
@@ -61,11 +68,13 @@ def measure_collectives(
     write: Write,
     threads: int | None = None,
     *,
+    only: Sequence[str] = (),
     pinned: bool = False,
 ) -> tuple[Rows, list[str]]:
     """Measure all collectives, and put them into the calibrated file `out`. Rows by kind, and what went wrong.
 
-    `pinned`: each process keeps to its own share of the cores, as jobs do that pin their ranks.
+    `only` these, of `KINDS`; all by default. `pinned`: each process keeps to its own share of the cores, as jobs do
+    that pin their ranks.
 
     Raises:
         UserError: no such backend, too many processes, or no calibrated file to add to.
@@ -75,6 +84,9 @@ def measure_collectives(
         raise SpecError("--world-size", world_size, "give 2 to 256 processes")
     if not 1 <= budget_s <= 86400:
         raise SpecError("--budget", budget_s, "give 1 to 86400 seconds")
+    for kind in only:
+        if kind not in KINDS:
+            raise SpecError("--only", kind, f"is no collective that is measured; known: {', '.join(KINDS)}")
     if not torch.distributed.is_available():
         raise UserError("this PyTorch was built without torch.distributed; install one with it")
     if backend == "nccl" and not (torch.distributed.is_nccl_available() and torch.cuda.device_count() >= world_size):
@@ -87,7 +99,7 @@ def measure_collectives(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else 0
     if pinned and cores < world_size:
         raise SpecError("--pinned", world_size, f"processes need a core each, this one may use {cores}")
-    rows, notes = _spawn(torch, world_size, backend, budget_s, pinned)
+    rows, notes = _spawn(torch, world_size, backend, budget_s, tuple(only) or KINDS, pinned)
     merged = document["calibration"].setdefault("collectives", {}) or {}
     for kind, measured in rows.items():
         merged.setdefault(kind, {})[f"{backend} {world_size}"] = measured
@@ -113,12 +125,14 @@ def _link(document: dict[str, Any], rows: Rows, name: str) -> None:
     sources["scale_out"] = f"send and receive between processes on {name}"
 
 
-def _spawn(torch: Any, world_size: int, backend: str, budget_s: float, pinned: bool) -> tuple[Rows, list[str]]:
+def _spawn(
+    torch: Any, world_size: int, backend: str, budget_s: float, kinds: Sequence[str], pinned: bool
+) -> tuple[Rows, list[str]]:
     with tempfile.TemporaryDirectory(prefix="windtunnel-") as folder:
         threads = max(1, int(torch.get_num_threads()) // world_size)
         context = torch.multiprocessing.spawn(
             _worker,
-            args=(world_size, backend, folder, budget_s, threads, pinned, os.getpid()),
+            args=(world_size, backend, folder, budget_s, threads, kinds, pinned, os.getpid()),
             nprocs=world_size,
             join=False,
         )
@@ -147,6 +161,8 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     what one adds to a step, waited for and beside computing.
     """
     rows: Rows = {}
+    computed = [step for one in found for of in one["steps"].values() for steps in of.values() for step in steps]
+    quickest = min((one.product for one in map(_Computing._make, computed)), default=0.0)
     for kind in KINDS:
         table = []
         for size in map(str, (1,) if kind == "barrier" else SIZES):
@@ -154,13 +170,25 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
             if any(not seconds for seconds in of_rank):
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
-            steps = [one["steps"].get(kind, {}).get(size, ()) for one in found]  # [rank][round]
-            added = [_added([_Computing(*one) for one in ranks]) for ranks in zip(*steps, strict=True)]
+            steps = [[_Computing._make(step) for step in one["steps"].get(kind, {}).get(size, ())] for one in found]
+            added = [_added(ranks) for ranks in calm(steps, quickest)]
             medians = [max(0.0, quantile(of, 0.5)) for of in zip(*added, strict=True)]
             table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *medians])
         if table:
             rows[kind] = table
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
+
+
+def calm(steps: Sequence[Sequence[_Computing]], quickest: float) -> list[tuple[_Computing, ...]]:
+    """Of steps by rank and round those rounds, ranks together, in which a product alone took what the `quickest` took;
+    the calmest where there is none.
+    """
+    rounds = sorted(zip(*steps, strict=True), key=_slowest_product)
+    return [one for one in rounds if _slowest_product(one) <= (1.0 + SLOW) * quickest] or rounds[:1]
+
+
+def _slowest_product(ranks: Sequence[_Computing]) -> float:
+    return max(one.product for one in ranks)
 
 
 def _added(ranks: Sequence[_Computing]) -> tuple[float, float, float]:
@@ -178,7 +206,15 @@ def own_cores(rank: int, world_size: int) -> set[int]:
 
 
 def _worker(
-    rank: int, world_size: int, backend: str, folder: str, budget_s: float, threads: int, pinned: bool, parent: int
+    rank: int,
+    world_size: int,
+    backend: str,
+    folder: str,
+    budget_s: float,
+    threads: int,
+    kinds: Sequence[str],
+    pinned: bool,
+    parent: int,
 ) -> None:
     """One rank: runs in a process of its own."""
     die_with_parent(parent)
@@ -198,13 +234,13 @@ def _worker(
     seconds: dict[str, dict[int, list[float]]] = {}
     steps: dict[str, dict[int, list[_Computing]]] = {}
     notes: list[str] = []
-    kinds = {kind: (1,) if kind == "barrier" else SIZES for kind in KINDS}
-    cells = sum(map(len, kinds.values()))
+    sizes_of = {kind: (1,) if kind == "barrier" else SIZES for kind in kinds}
+    cells = sum(map(len, sizes_of.values()))
     alone_s = budget_s if device != "cpu" else budget_s / 2
     rounds = _ROUNDS if budget_s >= _LEAST_FOR_ROUNDS_S else 1
     try:
         for _ in range(rounds):
-            for kind, sizes in list(kinds.items()):
+            for kind, sizes in list(sizes_of.items()):
                 try:
                     for size in sizes:
                         queue = [_start(torch, kind, size, rank, world_size, device) for _ in range(_QUEUE)]
@@ -219,7 +255,7 @@ def _worker(
                     if not any(text in words for text in ("not support", "not implement", "does not", "unsupported")):
                         raise
                     notes.append(f"{backend} has no {kind} here")  # every rank finds the same
-                    del kinds[kind]
+                    del sizes_of[kind]
     finally:
         distributed.destroy_process_group()
     Path(folder, f"{rank}.json").write_text(json.dumps({"seconds": seconds, "steps": steps, "notes": notes}))
@@ -280,7 +316,7 @@ def _in_a_step(torch: Any, queue: Sequence[Start], alone_s: float, share_s: floa
             work.wait()
 
     times = _agreed(torch, spent(waited, 1), share_s, "cpu", least=1)
-    return _Computing(spent(compute, times), spent(waited, times), spent(beside, times), spent(queued, times))
+    return _Computing(spent(compute, times), spent(waited, times), spent(beside, times), spent(queued, times), products)
 
 
 def _agreed(torch: Any, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:

@@ -27,7 +27,7 @@ def calibrate(
     out: Annotated[Path, Parameter(help="The file to write, or to add collectives to.")] = Path("my-device.yaml"),
     threads: Annotated[int | None, Parameter(help="Threads of the CPU; all by default.")] = None,
     only: Annotated[
-        tuple[str, ...], Parameter(negative="", consume_multiple=False, help="Only this op; repeatable.")
+        tuple[str, ...], Parameter(negative="", consume_multiple=False, help="Only this op, or collective; repeatable.")
     ] = (),
     collectives: Annotated[bool, Parameter(negative="", help="Measure collectives between processes.")] = False,
     world_size: Annotated[int | None, Parameter(help="Processes for --collectives (2).")] = None,
@@ -54,7 +54,7 @@ def calibrate(
     if report is not None and show is None:
         raise SpecError("--report", str(report), "goes with --show FILE")
     between = {"--world-size": world_size, "--backend": backend, "--pinned": pinned or None}
-    alone = {"--device": device, "--only": " ".join(only) or None}
+    alone = {"--device": device}
     for name, value in (alone if collectives else between).items():
         if value is not None:
             remedy = (
@@ -68,7 +68,7 @@ def calibrate(
 
     budget_s = (FULL_S if full else QUICK_S) if budget is None else budget
     if collectives:
-        _collectives(out, 2 if world_size is None else world_size, backend or "gloo", budget_s, threads, pinned)
+        _collectives(out, 2 if world_size is None else world_size, backend or "gloo", budget_s, threads, only, pinned)
     else:
         _measure(out, device, budget_s, threads, only, begun)
 
@@ -115,13 +115,23 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _collectives(out: Path, world_size: int, backend: str, budget_s: float, threads: int | None, pinned: bool) -> None:
+def _collectives(
+    out: Path,
+    world_size: int,
+    backend: str,
+    budget_s: float,
+    threads: int | None,
+    only: tuple[str, ...],
+    pinned: bool,
+) -> None:
     from windtunnel.calibrate.collectives import measure_collectives
     from windtunnel.cli.output import note, stdout, working
     from windtunnel.report.files import write_atomically
 
     with working(f"timing {backend} between {world_size} processes"):
-        rows, notes = measure_collectives(out, world_size, backend, budget_s, write_atomically, threads, pinned=pinned)
+        rows, notes = measure_collectives(
+            out, world_size, backend, budget_s, write_atomically, threads, only=only, pinned=pinned
+        )
     for text in notes:
         note(f"note: {text}")
     points = sum(map(len, rows.values()))

@@ -35,7 +35,7 @@ from windtunnel.emulate.captured_result import (
     waiting_words,
     warnings_of,
 )
-from windtunnel.emulate.captured_step import CapturedStep, Replayed, placed_on
+from windtunnel.emulate.captured_step import CapturedStep, Replayed, class_names, placed_on
 from windtunnel.errors import InputFileError
 from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
 from windtunnel.hardware import Cluster, parse_cluster
@@ -251,6 +251,7 @@ def _result(
         infeasible=trouble,
         disturbed=disturbed,
         traffic_bytes=traffic_of(priced, base.captured),
+        class_names=class_names(priced),
     )
 
 

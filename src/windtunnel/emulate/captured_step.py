@@ -114,6 +114,20 @@ def stage_of(priced: PricedJob) -> NDArray[np.int64]:
     return np.maximum(priced.places.place_of[family], 0) if family >= 0 else np.zeros(priced.job.world_size, np.int64)
 
 
+def class_names(priced: PricedJob) -> tuple[str, ...]:
+    """What a reader calls the ranks that run each captured program: by their stage where there is a pipeline."""
+    if len(priced.templates) == 1:
+        return ("every rank",)
+    stage, runs = stage_of(priced), priced.job.runs
+    captured = [one.program.rank for one in priced.templates]
+    stages = [sorted(set(stage[runs == rank].tolist())) for rank in captured]
+    names = []
+    for rank, own in zip(captured, stages, strict=True):
+        place = f"stage {own[0]}" if _pipeline(priced) >= 0 and len(own) == 1 else ""
+        names.append(place if place and stages.count(own) == 1 else f"{place + ', ' if place else ''}ranks like {rank}")
+    return tuple(names)
+
+
 def _pipeline(priced: PricedJob) -> int:
     """The family over which messages go; -1 without one. By name, else the one with most messages."""
     counts: dict[int, int] = {}

@@ -55,6 +55,14 @@ def breakdown(result: Result, categories: Mapping[str, Category]) -> dict[str, A
     return {"rows": rows, "total": amounts[-1]}
 
 
+def classes(result: Result) -> dict[str, Any]:
+    """What rank classes are, in words, and the room in pixels that the longest of their names needs."""
+    numbers = {one.stage for one in result.stages} | {one.stage for one in result.memory}
+    names = list(map(result.class_name, numbers))
+    word = "class of ranks" if any("rank" in name for name in names) else "pipeline stage"
+    return {"word": word, "name_width": max(66, 7 * max(map(len, names), default=0))}
+
+
 def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[dict[str, Any]]:
     """One stacked bar per stage, in the colours of the whole."""
     rows = []
@@ -65,13 +73,15 @@ def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[dict[
                 "slot": category.slot,
                 "width": f"{stage.breakdown_ns[key] / total * 100:.3f}",
                 "tip": f"{plain(category.label)}\n{figures.duration(stage.breakdown_ns[key])}, "
-                f"{format_percent(stage.breakdown_ns[key] / total)} of the step on stage {stage.stage}",
+                f"{format_percent(stage.breakdown_ns[key] / total)} of the step on {result.class_name(stage.stage)}",
             }
             for key, category in categories.items()
             if stage.breakdown_ns.get(key)
         ]
         layers = f"{stage.layers} layer{'' if stage.layers == 1 else 's'}"
-        rows.append({"name": f"stage {stage.stage}", "note": f"{layers}, {stage.ranks:,} GPUs", "segments": segments})
+        rows.append(
+            {"name": result.class_name(stage.stage), "note": f"{layers}, {stage.ranks:,} GPUs", "segments": segments}
+        )
     return rows
 
 
@@ -87,14 +97,14 @@ def memory_bars(result: Result) -> dict[str, Any]:
             {
                 "slot": category.slot,
                 "width": f"{n_bytes / scale * 100:.3f}",
-                "tip": f"{plain(category.label)}\n{format_bytes(n_bytes)} on stage {stage.stage}",
+                "tip": f"{plain(category.label)}\n{format_bytes(n_bytes)} on {result.class_name(stage.stage)}",
             }
             for category, n_bytes in memory_parts(stage)
             if n_bytes > 0
         ]
         rows.append(
             {
-                "name": f"stage {stage.stage}",
+                "name": result.class_name(stage.stage),
                 "total": format_bytes(stage.device_bytes),
                 "over": stage.device_bytes > capacity,
                 "segments": segments,
@@ -103,7 +113,7 @@ def memory_bars(result: Result) -> dict[str, Any]:
     return {
         "rows": rows,
         "legend": _memory_legend(result.peak_memory, capacity),
-        "fullest": result.peak_memory.stage,
+        "fullest": result.class_name(result.peak_memory.stage),
         "capacity": format_bytes(capacity),
         "capacity_at": f"{capacity / scale * 100:.3f}",
         "ticks": [
@@ -148,7 +158,7 @@ def memory_curves(result: Result) -> list[dict[str, Any]]:
         line += f"H{_PATH_W}"
         curves.append(
             {
-                "stage": stage.stage,
+                "name": result.class_name(stage.stage),
                 "line": line,
                 "area": f"{line}V{_PATH_H}H{_x(points[0][0], end)}Z",
                 "capacity_y": _y(result.memory_capacity_bytes, top),
@@ -195,7 +205,7 @@ def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[st
         "categories": [{"label": plain(category.label), "slot": category.slot} for category in used],
         "labels": [plain(label) for label in labels],
         "lanes": [
-            {"stage": stage, "stream": plain(stream), "count": count}
+            {"stage": stage, "name": result.class_name(stage), "stream": plain(stream), "count": count}
             for (stage, stream), count in zip(lanes, counts, strict=True)
         ],
         "start": [op.start_ns - first for op in ops],

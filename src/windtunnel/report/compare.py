@@ -184,7 +184,7 @@ def _fit_words(a: Result, b: Result) -> str:
     reason = ""
     if bad.infeasible:
         over = format_bytes(bad.infeasible.needed_bytes - bad.infeasible.capacity_bytes)
-        reason = f": {plain(bad.infeasible.reason)}, {over} too much on stage {bad.infeasible.stage}"
+        reason = f": {plain(bad.infeasible.reason)}, {over} too much on {bad.class_name(bad.infeasible.stage)}"
     return f"{name} does not fit{reason}; {other} does."
 
 

@@ -61,7 +61,7 @@ def render_console(result: Result, width: int | None = None) -> RenderableType:
     columns = min(max(width or 80, NARROW), WIDE)
     parts: list[RenderableType] = [Text(), *_head(result, columns)]
     if result.infeasible is not None:
-        parts += _infeasible(result.infeasible)
+        parts += _infeasible(result.infeasible, result.class_name(result.infeasible.stage))
     if result.step_time_ns > 0:
         parts += _headline(result)
         parts += _breakdown(result, columns)
@@ -137,7 +137,7 @@ def _headline(result: Result) -> list[RenderableType]:
             (
                 "peak memory",
                 format_bytes(peak.device_bytes),
-                f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on stage {peak.stage}",
+                f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on {result.class_name(peak.stage)}",
             )
         )
     grid = Table.grid(padding=(0, 2))
@@ -149,13 +149,13 @@ def _headline(result: Result) -> list[RenderableType]:
     return [Text(), grid]
 
 
-def _infeasible(trouble: Infeasible) -> list[RenderableType]:
+def _infeasible(trouble: Infeasible, where: str) -> list[RenderableType]:
     over = trouble.needed_bytes - trouble.capacity_bytes
     lines: list[RenderableType] = [
         Text(),
         Text.assemble(("Does not fit: ", "bold red"), plain(trouble.reason)),
         Text(
-            f"stage {trouble.stage} needs {format_bytes(trouble.needed_bytes)} of "
+            f"{where} needs {format_bytes(trouble.needed_bytes)} of "
             f"{format_bytes(trouble.capacity_bytes)}: {format_bytes(over)} too much"
         ),
     ]
@@ -216,7 +216,9 @@ def _memory(result: Result, columns: int) -> list[RenderableType]:
     ]
     total = _Row("on the device", amounts[-1], format_percent(peak.device_bytes / capacity))
     return [
-        *heading(f"Memory of the fullest GPUs (stage {peak.stage}, {peak.ranks:,} alike), share of capacity"),
+        *heading(
+            f"Memory of the fullest GPUs ({result.class_name(peak.stage)}, {peak.ranks:,} alike), share of capacity"
+        ),
         _bars(rows, total, columns),
     ]
 

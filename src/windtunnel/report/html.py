@@ -52,6 +52,7 @@ def _view(result: Result) -> dict[str, Any]:
         "warnings": [plain(text) for text in result.warnings],
         "limits": _limits(result),
         "breakdown": charts.breakdown(result, categories),
+        "classes": charts.classes(result),
         "stage_rows": charts.stage_rows(result, categories),
         "memory": charts.memory_bars(result),
         "curves": charts.memory_curves(result),
@@ -85,7 +86,7 @@ def _infeasible(result: Result) -> dict[str, Any] | None:
         return None
     return {
         "reason": plain(trouble.reason),
-        "stage": trouble.stage,
+        "where": result.class_name(trouble.stage),
         "needed": format_bytes(trouble.needed_bytes),
         "capacity": format_bytes(trouble.capacity_bytes),
         "over": format_bytes(trouble.needed_bytes - trouble.capacity_bytes),
@@ -126,7 +127,7 @@ def _tiles(result: Result) -> list[dict[str, Any]]:
         peak = result.peak_memory
         share = peak.device_bytes / max(result.memory_capacity_bytes, 1)
         value, unit = format_bytes(peak.device_bytes).split(" ")
-        note = f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on stage {peak.stage}"
+        note = f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on {result.class_name(peak.stage)}"
         tiles.append({"name": "Peak memory", "value": value, "unit": unit, "notes": [note], "kind": "gauge"})
         tiles[-1] |= {"share": f"{min(share, 1.0) * 100:.2f}", "full": share > 1}
     return tiles

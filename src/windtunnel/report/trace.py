@@ -38,7 +38,7 @@ def trace_events(result: Result) -> Iterator[dict[str, Any]]:
     ranks = {stage.stage: stage.ranks for stage in result.stages}
     lanes = {(stage, name): i + 1 for stage, names in streams.items() for i, name in enumerate(names)}
     for stage in sorted({*streams, *(memory.stage for memory in result.memory)}):
-        name = f"stage {stage}" + (f" ({ranks[stage]:,} GPUs)" if stage in ranks else "")
+        name = result.class_name(stage) + (f" ({ranks[stage]:,} GPUs)" if stage in ranks else "")
         yield _metadata("process_name", stage, 0, name=name)
         yield _metadata("process_sort_index", stage, 0, sort_index=stage)
         for stream in streams.get(stage, ()):

@@ -13,7 +13,7 @@ import pytest
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
 from windtunnel.cost.collectives import collective, group_of
 from windtunnel.cost.fitting import fit, nnls
-from windtunnel.cost.in_a_step import averaged, in_a_step
+from windtunnel.cost.in_a_step import in_a_step
 from windtunnel.cost.price import Price, Source
 from windtunnel.cost.training import calibrated_training_costs, training_costs
 from windtunnel.errors import SpecError
@@ -311,21 +311,6 @@ def test_what_a_collective_adds_to_a_step_is_what_was_measured_between_and_beyon
     last, twice = (in_a_step("broadcast", times * SIZES[-1], 2, cluster) for times in (1, 2))
     assert last is not None
     assert twice == pytest.approx([2 * one for one in last])
-
-
-def test_chance_in_what_a_collective_adds_is_averaged_over_sizes() -> None:
-    sizes = 2.0 ** np.arange(12, 27)
-    alone = 1e-4 + sizes / 1.5e9
-    true = np.array([in_step(one)[0] for one in alone])
-    random = np.random.default_rng(0)
-    off = [
-        np.abs(np.array([noisy, averaged(sizes, noisy, alone)]) - true).mean(axis=1)
-        for noisy in true + random.normal(0.0, 4e-4, (200, len(sizes)))
-    ]
-    measured, found = np.mean(off, axis=0)
-    assert found < 0.6 * measured
-    assert averaged(sizes, true, alone) == pytest.approx(true)
-    assert (averaged(sizes, 0.0 * true, alone) >= 0.0).all()
 
 
 def test_training_constants_of_a_calibrated_device_are_its_own(cluster: Cluster) -> None:

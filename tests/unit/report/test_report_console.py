@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
@@ -102,3 +103,12 @@ def test_folded_command_means_the_same(result: Result, columns: int) -> None:
 
 def test_same_result_same_text(result: Result) -> None:
     assert _printed(result) == _printed(Result.from_dict(result.to_dict()))
+
+
+def test_classes_that_are_no_stages_have_names_of_their_own(result: Result) -> None:
+    numbers = [one.stage for one in result.memory]
+    named = replace(result, class_names=tuple(f"ranks like {number}" for number in range(max(numbers) + 1)))
+    fullest = result.peak_memory.stage
+    assert f"on stage {fullest}" in _printed(result)
+    assert f"on ranks like {fullest}" in _printed(named)
+    assert f"stage {fullest}" not in _printed(named)

@@ -129,5 +129,11 @@ def test_schema_covers_the_document(result: Result) -> None:
     document = to_document(result)
     assert set(schema["properties"]) == set(document)
     assert set(schema["required"]) <= set(document)
-    assert set(document) - set(schema["required"]) == {"disturbed", "excerpt", "infeasible", "traffic_bytes"}
+    assert set(document) - set(schema["required"]) == {
+        "class_names",
+        "disturbed",
+        "excerpt",
+        "infeasible",
+        "traffic_bytes",
+    }
     json.dumps(schema)

@@ -52,14 +52,20 @@
       first += lane.count;
       const last = groups[groups.length - 1];
       if (last && last.stage === lane.stage) last.lanes.push(lane);
-      else groups.push({ stage: lane.stage, lanes: [lane] });
+      else groups.push({ stage: lane.stage, name: lane.name, lanes: [lane] });
     }
     // Longest op per lane: how far left of the view an op that reaches into it can begin.
     for (const lane of ops.lanes) {
       lane.longest = 0;
       for (let i = lane.first; i < lane.first + lane.count; i++) lane.longest = Math.max(lane.longest, ops.length[i]);
     }
-    const gutter = 124, top = 24, groupGap = 8;
+    const widest = (texts, font) => {
+      pen.font = font;
+      return Math.max(...texts.map((text) => pen.measureText(text).width));
+    };
+    const gutter = Math.max(124, 20 + widest(groups.map((group) => group.name), "12px system-ui, sans-serif") +
+      widest(ops.lanes.map((lane) => lane.stream.slice(0, 10)), "11px system-ui, sans-serif"));
+    const top = 24, groupGap = 8;
     const laneHeight = Math.max(5, Math.min(15, Math.floor(690 / Math.max(1, ops.lanes.length)) - 1));
     let y = top + 4;
     for (const group of groups) {
@@ -188,7 +194,7 @@
       for (const group of groups) {
         pen.fillStyle = colours.ink;
         pen.font = `${Math.max(9, size)}px system-ui, sans-serif`;
-        pen.fillText(`stage ${group.stage}`, 0, group.y + laneHeight / 2);
+        pen.fillText(group.name, 0, group.y + laneHeight / 2);
         if (laneHeight < 9) continue;
         pen.fillStyle = colours.quiet;
         pen.font = `${Math.min(11, size)}px system-ui, sans-serif`;
@@ -215,7 +221,7 @@
       if (found === -1) return hideTip();
       const { i, lane } = found;
       showTip(`${ops.labels[ops.label[i]]}\n${duration(ops.length[i])} · ${ops.categories[ops.category[i]].label}\n` +
-        `stage ${lane.stage}, stream ${lane.stream}, from ${duration(ops.first + ops.start[i])}`, event);
+        `${lane.name}, stream ${lane.stream}, from ${duration(ops.first + ops.start[i])}`, event);
     }
 
     canvas.addEventListener("pointermove", (event) => {
