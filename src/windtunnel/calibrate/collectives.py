@@ -158,11 +158,10 @@ def _spawn(
 
 def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     """Rows of what the ranks measured: for each repetition the slowest rank, then median, p10 and p90; on a CPU
-    what one adds to a step, waited for and beside computing.
+    what one adds to a step: waited for, beside computing, in a queue.
     """
     rows: Rows = {}
-    computed = [step for one in found for of in one["steps"].values() for steps in of.values() for step in steps]
-    quickest = min((one.product for one in map(_Computing._make, computed)), default=0.0)
+    quickest = [_quickest_product(one["steps"]) for one in found]
     for kind in KINDS:
         table = []
         for size in map(str, (1,) if kind == "barrier" else SIZES):
@@ -179,16 +178,22 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
 
 
-def calm(steps: Sequence[Sequence[_Computing]], quickest: float) -> list[tuple[_Computing, ...]]:
-    """Of steps by rank and round those rounds, ranks together, in which a product alone took what the `quickest` took;
-    the calmest where there is none.
+def calm(steps: Sequence[Sequence[_Computing]], quickest: Sequence[float]) -> list[tuple[_Computing, ...]]:
+    """Of steps by rank and round those rounds, ranks together, in which a product alone took each rank what its
+    `quickest` took; the calmest where there is none.
     """
-    rounds = sorted(zip(*steps, strict=True), key=_slowest_product)
-    return [one for one in rounds if _slowest_product(one) <= (1.0 + SLOW) * quickest] or rounds[:1]
+
+    def times(ranks: Sequence[_Computing]) -> float:
+        return max(one.product / least for one, least in zip(ranks, quickest, strict=True))
+
+    rounds = sorted(zip(*steps, strict=True), key=times)
+    return [one for one in rounds if times(one) <= 1.0 + SLOW] or rounds[:1]
 
 
-def _slowest_product(ranks: Sequence[_Computing]) -> float:
-    return max(one.product for one in ranks)
+def _quickest_product(steps: Mapping[str, Mapping[str, Any]]) -> float:
+    """Of one rank, by kind, size and round."""
+    every = (_Computing._make(one) for of in steps.values() for rounds in of.values() for one in rounds)
+    return min((one.product for one in every), default=0.0)
 
 
 def _added(ranks: Sequence[_Computing]) -> tuple[float, float, float]:
