@@ -33,8 +33,8 @@ from windtunnel.process import die_with_parent
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
-_ROUNDS = 8  # through all kinds and sizes: a machine with others on it keeps to one state for seconds
-_LEAST_FOR_ROUNDS_S = 60.0  # with less, one round
+_ROUNDS, _ROUND_S = 8, 0.3  # through all kinds and sizes, if each has so long in each: a machine with others on it
+# keeps to one state for seconds
 _LEAST, _MOST = 3, 100  # repetitions of one in a round
 _START_S = 120.0  # for processes to import torch and to meet
 
@@ -242,7 +242,7 @@ def _worker(
     sizes_of = {kind: (1,) if kind == "barrier" else SIZES for kind in kinds}
     cells = sum(map(len, sizes_of.values()))
     alone_s = budget_s if device != "cpu" else budget_s / 2
-    rounds = _ROUNDS if budget_s >= _LEAST_FOR_ROUNDS_S else 1
+    rounds = max(1, min(_ROUNDS, int(budget_s / cells / _ROUND_S)))
     try:
         for _ in range(rounds):
             for kind, sizes in list(sizes_of.items()):
