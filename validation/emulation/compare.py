@@ -38,10 +38,14 @@ from typing import Any
 from truth import JOB, pinned, run_truth, wait_for
 from turns import Job, Pace, Started, in_turns
 
-START_S = 15.0  # of a job's turns until its steps begin, whatever the machine does
+START_S = 15.0  # of a job's turns until its steps begin: these wait for no calm
 FEWEST = 8  # steps of a block that count
-COLLECTIVES = {  # of a step, by the way of parallelism
-    **{"ddp": ("all_reduce",), "tp": ("all_reduce",), "pp": ("send_recv",), "fsdp2": ("all_gather", "reduce_scatter")}
+# Of a step, by the way of parallelism.
+COLLECTIVES = {
+    "ddp": ("all_reduce",),
+    "fsdp2": ("all_gather", "reduce_scatter"),
+    "tp": ("all_reduce",),
+    "pp": ("send_recv",),
 }
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 

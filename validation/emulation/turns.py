@@ -114,7 +114,7 @@ def in_turns(jobs: Sequence[Job], pace: Pace, *, limit: float, turn_s: float, st
         pace: Of the cores.
         limit: How much longer than ever the cores may take in a turn that counts.
         turn_s: Seconds of a turn.
-        start_s: Seconds of its turns in which a job starts, whatever the pace.
+        start_s: Seconds of its turns in which a job starts: nothing is waited for.
         patience_s: How long to wait for a calm machine before a turn; then it goes on, and the turn does not count.
     """
     threads = [job.begin() for job in jobs]
@@ -126,8 +126,9 @@ def in_turns(jobs: Sequence[Job], pace: Pace, *, limit: float, turn_s: float, st
                     other.signal(signal.SIGSTOP)
                 if not thread.is_alive():
                     continue
-                calm = job.had_s < start_s or _calm(pace, limit, patience_s)
-                in_vain += not calm
+                starts = job.had_s < start_s
+                calm = _calm(pace, limit, 0.0 if starts else patience_s)
+                in_vain += not (calm or starts)
                 begun = time.perf_counter()
                 job.signal(signal.SIGCONT)
                 thread.join(turn_s)

@@ -33,8 +33,8 @@ from windtunnel.process import die_with_parent
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
 SIZES = tuple(1 << exponent for exponent in range(12, 27))  # 4 KiB ... 64 MiB
-_ROUNDS, _ROUND_S = 8, 0.3  # through all kinds and sizes, if each has so long in each: a machine with others on it
-# keeps to one state for seconds
+# Through all kinds and sizes, if each has so long in each: a machine with others on it keeps to one state for seconds.
+_ROUNDS, _ROUND_S = 8, 0.3
 _LEAST, _MOST = 3, 100  # repetitions of one in a round
 _START_S = 120.0  # for processes to import torch and to meet
 

@@ -110,6 +110,19 @@ def test_what_was_measured_while_the_device_was_slow_is_measured_again(
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("held", "gives"), [(1 << 50, True), (0, False)])
+def test_a_heap_that_holds_much_gives_back_what_it_does_not_use_after_each_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, gives: bool
+) -> None:
+    given: list[None] = []
+    monkeypatch.setattr(session, "_resident_bytes", lambda: held)
+    monkeypatch.setattr(session, "give_back_pages", lambda: given.append(None))
+    found = measured(tmp_path / "my.yaml").found
+    assert len(given) == (found.n_points if gives else 0)
+    assert found.n_points > 3
+
+
+@pytest.mark.usefixtures("quick")
 def test_ops_that_no_time_was_left_for_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=count(0.0, 1.0).__next__))  # at once too late
     options = {"write": whole, "device": "cpu", "budget_s": 1.0, "begun": 0.0}
