@@ -17,9 +17,9 @@ pages a step are handed out anew, by how chunks happen to lie: two ranks of one 
 emulation, and on a virtual machine a page costs 0.6 to 4 us. `--malloc default` shows that.
 
 Truth and emulation run at once, in turns of seconds (`turns.py`): each is stopped while the other runs, so that what
-makes the machine slower for minutes is in both. A turn begins when both cores are as fast as they ever were, by
-exponentials of an array (`--pace`: how much longer these may take); steps count that lie in a turn after which they
-still are. On a shared machine others are not seen otherwise.
+makes the machine slower for minutes is in both. A turn begins when both cores are as fast as they usually are, by
+exponentials of an array (`--pace`: how far off these may be); steps count that lie in a turn after which they still
+are. On a shared machine others are not seen otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 from truth import JOB, pinned, run_truth, wait_for
 from turns import Job, Pace, Started, in_turns
 
-START_S = 15.0  # of a job's turns until its steps begin: these wait for no calm
+START_S = 15.0  # of a job's turns until its steps begin: these wait for nothing
 FEWEST = 8  # steps of a block that count
 # Of a step, by the way of parallelism.
 COLLECTIVES = {
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.1)
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of truth and of emulation in turn")
     parser.add_argument(
-        "--patience", type=float, default=300.0, help="seconds to wait for a calm machine before a turn"
+        "--patience", type=float, default=300.0, help="seconds to wait for a usual machine before a turn"
     )
     parser.add_argument("--alone", dest="beside", action="store_false")
     parser.add_argument("--malloc", choices=("keep", "default"), default="keep")
@@ -159,7 +159,7 @@ def block(kind: str, device: str, folder: str, args: argparse.Namespace, pace: P
     truth, made = (job.result for job in jobs)
     true_at, made_at = (job.counts(job.result["begun"], job.result["seconds"], args.skip) for job in jobs)
     if min(len(true_at), len(made_at)) < FEWEST:
-        print(f"  {kind}: {len(true_at)} steps of the truth and {len(made_at)} of the emulation were calm: too few")
+        print(f"  {kind}: {len(true_at)} steps of the truth and {len(made_at)} of the emulation were as usual: too few")
         return
     true_s, made_s = ([one["seconds"][at] for at in which] for one, which in ((truth, true_at), (made, made_at)))
     told = made["report"]["step_s"]  # without the first, whose begin it did not see

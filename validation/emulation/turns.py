@@ -1,8 +1,8 @@
-"""Two jobs in turns of seconds, on the same cores, each turn begun when these are as quick as they ever were.
+"""Two jobs in turns of seconds, on the same cores, each turn begun when these are as they usually are.
 
-Others slow a core of a shared machine by 40 to 90 % for seconds to minutes, and nothing else shows it; what makes it
+Others slow a core of a shared machine by 20 to 90 % for seconds to hours, and nothing else shows it; what makes it
 slower for an hour is then in both jobs. A job that is not its turn is stopped (SIGSTOP). A step counts that lies in one
-turn, with both cores quick before and after it.
+turn, with both cores as usual, neither slower nor quicker, before and after it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from typing import Any
 import numpy as np
 
 Started = list[subprocess.Popen[bytes]]
+FIRST_LOOKS, BETWEEN_LOOKS_S = 20, 0.5
 
 
 class Pace:
-    """How fast the two cores are, against the fastest that they were seen."""
+    """How fast the two cores are, against what they usually are: the median of all looks at them."""
 
     def __init__(self) -> None:
         self._one = np.random.default_rng(0).standard_normal((512, 512), dtype=np.float32)
         self._out = np.empty_like(self._one)
-        self._best = float("inf")
+        self._looks: list[float] = []  # at either core
+        for _ in range(FIRST_LOOKS):
+            self.off()
+            time.sleep(BETWEEN_LOOKS_S)
 
-    def slower(self) -> float:
-        """How many times longer than ever it takes now on the slower core, less one."""
-        mine, slowest = os.sched_getaffinity(0), 0.0
+    def off(self) -> float:
+        """By how much of the usual time the core is off now that is off most."""
+        mine, now = os.sched_getaffinity(0), []
         for core in (0, 1):
             os.sched_setaffinity(0, {core})
             seconds = []
@@ -42,10 +46,10 @@ class Pace:
                 for _ in range(20):
                     np.exp(self._one, out=self._out)  # one thread, no new pages
                 seconds.append(time.perf_counter() - begun)
-            slowest = max(slowest, median(seconds))
-            self._best = min(self._best, median(seconds))
+            now.append(median(seconds))
         os.sched_setaffinity(0, mine)
-        return slowest / self._best - 1
+        self._looks += now
+        return max(abs(one / median(self._looks) - 1) for one in now)
 
 
 @dataclass
@@ -112,10 +116,10 @@ def in_turns(jobs: Sequence[Job], pace: Pace, *, limit: float, turn_s: float, st
     Args:
         jobs: Whose turn it is goes round.
         pace: Of the cores.
-        limit: How much longer than ever the cores may take in a turn that counts.
+        limit: How far off the usual the cores may be in a turn that counts, as a share of it.
         turn_s: Seconds of a turn.
         start_s: Seconds of its turns in which a job starts: nothing is waited for.
-        patience_s: How long to wait for a calm machine before a turn; then it goes on, and the turn does not count.
+        patience_s: How long to wait for a usual machine before a turn; then it goes on, and the turn does not count.
     """
     threads = [job.begin() for job in jobs]
     in_vain = 0
@@ -127,15 +131,15 @@ def in_turns(jobs: Sequence[Job], pace: Pace, *, limit: float, turn_s: float, st
                 if not thread.is_alive():
                     continue
                 starts = job.had_s < start_s
-                calm = _calm(pace, limit, 0.0 if starts else patience_s)
-                in_vain += not (calm or starts)
+                usual = _usual(pace, limit, 0.0 if starts else patience_s)
+                in_vain += not (usual or starts)
                 begun = time.perf_counter()
                 job.signal(signal.SIGCONT)
                 thread.join(turn_s)
                 job.signal(signal.SIGSTOP)
                 ended = time.perf_counter()
                 job.had_s += ended - begun
-                if calm and pace.slower() <= limit:
+                if usual and pace.off() <= limit:
                     job.turns.append((begun, ended))
     finally:
         for job in jobs:
@@ -148,9 +152,9 @@ def in_turns(jobs: Sequence[Job], pace: Pace, *, limit: float, turn_s: float, st
     return in_vain
 
 
-def _calm(pace: Pace, limit: float, patience_s: float) -> bool:
+def _usual(pace: Pace, limit: float, patience_s: float) -> bool:
     until = time.monotonic() + patience_s
-    while pace.slower() > limit:
+    while pace.off() > limit:
         if time.monotonic() > until:
             return False
         time.sleep(0.5)

@@ -70,7 +70,7 @@ def compared(row: dict[str, Any], device: str) -> dict[str, Any]:
         "measured_s": row.get("step_s", math.nan),  # nan: memory and ops only
         "measured_p10_s": row.get("step_p10_s", math.nan),
         "measured_p90_s": row.get("step_p90_s", math.nan),
-        "quiet": row["quiet"],
+        "steady": row["steady"],
         "measured_bytes": row["peak_allocated_bytes"],
     }
     try:
@@ -132,16 +132,16 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
         print(
             f"{line['name']:26s} {measured} {line['predicted_s']:8.4f}s {error} "
             f"{phases} {line['measured_bytes'] / 2**20:6.0f}MiB {line['predicted_bytes'] / 2**20:6.0f}MiB "
-            f"{line['error_memory']:+7.1%}{'' if line['quiet'] or not timed else '  (not quiet)'}"
+            f"{line['error_memory']:+7.1%}{'' if line['steady'] or not timed else '  (not steady)'}"
         )
     good = [line for line in lines if "error" not in line]
     if not good:
         return
     print(f"\n{len(good)} of {len(lines)} runs predicted")
     print(f"step time   {figures(line['error_time'] for line in good)}")
-    quiet = [line for line in good if line["quiet"]]
-    if len(quiet) < len(good):
-        print(f"  quiet only ({len(quiet)})  {figures(line['error_time'] for line in quiet)}")
+    steady = [line for line in good if line["steady"]]
+    if len(steady) < len(good):
+        print(f"  steady only ({len(steady)})  {figures(line['error_time'] for line in steady)}")
     print(f"memory      {figures(line['error_memory'] for line in good)}")
     print(f"in the stated band: {sum(line['in_band'] for line in good)} of {len(good)}")
     wrong, of = wrong_pairs(good)

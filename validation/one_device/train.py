@@ -10,10 +10,10 @@ run under instruments (profiler, dispatch mode) and give memory and ops, never t
 follow, the first three are dropped, and the median of the rest is the step time.
 
 The machine is watched by a reference GEMM before, between and after the timed steps. On a shared host others slow a
-core by 40 % for seconds to minutes, and nothing else shows it: a step counts when the GEMM right before and right after
-it took at most 10 % more than the quickest of all runs. A run waits for such a time, and is quiet when five of its
-steps count and other processes took at most 5 % of the machine. Else it is repeated, up to three times; if none is
-quiet, the one in which most steps count is kept and flagged.
+core by 20 to 90 % for seconds to hours, and nothing else shows it: a step counts when the GEMM right before and right
+after it took within 10 % of what it usually takes, the median over all runs so far. A run waits for such a time, and is
+steady when five of its steps count and other processes took at most 5 % of the machine. Else it is repeated, up to
+three times; if none is steady, the one in which most steps count is kept and flagged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from cases import Case, chosen_cases
 
 HERE = Path(__file__).parent
 WARM_STEPS = 3
-SLOWER_MOST = 0.10  # than ever, of the reference: its own spread is 4 %
+OFF_MOST = 0.10  # the usual, of the reference: its own spread is 4 %
+FIRST_LOOKS, BETWEEN_LOOKS_S = 20, 0.5  # at the reference, until it is known what is usual
 OTHERS_MOST = 0.05  # of the machine, while steps are timed: who is busy all the time does not show in the reference
 ATTEMPTS = 3
 LEAST_TIMED, TIMED_SECONDS = 5, 7.0  # a slow run stops early: after five steps that count and seven seconds
@@ -53,7 +54,7 @@ CASE_SECONDS_MOST = 600.0
 
 
 class Reference:
-    """A GEMM whose time says how quiet the machine is."""
+    """A GEMM whose time says how fast the machine is."""
 
     def __init__(self, torch: Any, device: str) -> None:
         size = REFERENCE_SIZE[device]
@@ -82,9 +83,9 @@ def synchronize(torch: Any, device: str) -> None:
 
 
 def run_one(
-    case: Case, steps: int, threads: int, device: str, adamw: str = "default", calm_s: float = math.inf
+    case: Case, steps: int, threads: int, device: str, adamw: str = "default", usual_s: float = math.nan
 ) -> dict[str, Any]:
-    """Train one case in this process. `calm_s`: the quickest reference of earlier runs."""
+    """Train one case in this process. `usual_s`: what the reference usually takes, if known."""
     import torch
     from model import build as build_model
     from model import parameters_in
@@ -150,7 +151,7 @@ def run_one(
     between, times, faults = [reference.median()], [], []
     clock_begun, busy_begun = time.perf_counter(), _cpu_jiffies()
     own_begun = time.process_time()
-    while not _enough(times, counted(between, calm_s), steps - WARM_STEPS):
+    while not _enough(times, counted(between, usual_s), steps - WARM_STEPS):
         pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         begun = time.perf_counter()
         last = step(marks if device == "cpu" else _unmarked)
@@ -161,7 +162,7 @@ def run_one(
     wall = time.perf_counter() - clock_begun
     own = time.process_time() - own_begun
     busy, stolen = (one - other for one, other in zip(_cpu_jiffies(), busy_begun, strict=True))
-    count = counted(between, calm_s)
+    count = counted(between, usual_s)
     chosen = [at for at, counts in enumerate(count) if counts] or range(len(times))
     low, middle, high = _quantiles([times[at] for at in chosen])
     phases = {
@@ -180,17 +181,21 @@ def run_one(
         "phases_s": phases,
         "loss_first": first,
         "loss_last": float(last) if last is not None else None,
-        "reference_s": (min(between), statistics.median(between), max(between)),
+        "reference_s": between,
         "others_share": max(0.0, busy - own) / (wall * (os.cpu_count() or 1)),  # of the machine, used by others
         "stolen_share": stolen / (wall * (os.cpu_count() or 1)),
         "page_faults_per_step": statistics.median(faults),
     }
 
 
-def counted(references: Sequence[float], calm_s: float) -> list[bool]:
-    """Whether each step counts, from the references around them: one more than steps."""
-    most = (1.0 + SLOWER_MOST) * min(calm_s, *references)
-    return [before <= most and after <= most for before, after in pairwise(references)]
+def counted(references: Sequence[float], usual_s: float) -> list[bool]:
+    """Whether each step counts, from the references around them: one more than steps. `usual_s`: nan if not known."""
+    usual_s = statistics.median(references) if math.isnan(usual_s) else usual_s
+    return [all(map(_near(usual_s), pair)) for pair in pairwise(references)]
+
+
+def _near(usual_s: float) -> Callable[[float], bool]:
+    return lambda seconds: abs(seconds - usual_s) <= OFF_MOST * usual_s
 
 
 def _enough(times: Sequence[float], count: Sequence[bool], wanted: int) -> bool:
@@ -312,33 +317,44 @@ def device_of(device: str) -> dict[str, Any]:
     return {"device": name, "kind": device, "cores": os.cpu_count(), "date": str(date.today()), "software": system}
 
 
-def wait_for_calm(options: argparse.Namespace, calm_s: float) -> float:
-    """Return when the reference is as quick as ever, or after `--patience`; the quickest that it was."""
-    command = [sys.executable, str(HERE / "train.py"), "--wait", str(calm_s), "--patience", str(options.patience)]
+def wait_for_usual(options: argparse.Namespace, usual_s: float) -> list[float]:
+    """Looks at the reference until it is as usual, or for `--patience`; some, if what is usual is not known (nan)."""
+    command = [sys.executable, str(HERE / "train.py"), "--wait", str(usual_s), "--patience", str(options.patience)]
     command += ["--device", options.device, "--threads", str(options.threads)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    looks: list[float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return looks
 
 
-def _wait(options: argparse.Namespace) -> float:
+def _wait(options: argparse.Namespace) -> list[float]:
     import torch
 
     torch.set_num_threads(options.threads)
-    reference = Reference(torch, options.device)
-    found, until = [reference.median()], time.monotonic() + options.patience
-    while found[-1] > (1.0 + SLOWER_MOST) * min(options.wait, *found) and time.monotonic() < until:
-        time.sleep(5.0)
-        found.append(reference.median())
-    return min(found)
+    reference, until = Reference(torch, options.device), time.monotonic() + options.patience
+    looks = [reference.median()]
+
+    def is_enough() -> bool:
+        if math.isnan(options.wait):
+            return len(looks) >= FIRST_LOOKS
+        return _near(options.wait)(looks[-1]) or time.monotonic() >= until
+
+    while not is_enough():
+        time.sleep(BETWEEN_LOOKS_S)
+        looks.append(reference.median())
+    return looks
 
 
-def measured_case(case: Case, options: argparse.Namespace, calm_s: float) -> dict[str, Any]:
-    """The case in fresh processes until one was quiet; a failure is an `error`."""
+def measured_case(case: Case, options: argparse.Namespace, looks: list[float]) -> dict[str, Any]:
+    """The case in fresh processes until one was steady; a failure is an `error`. `looks` at the reference so far are
+    added to.
+    """
     best: dict[str, Any] | None = None
     for attempt in range(1, options.attempts + 1):
         command = [sys.executable, str(HERE / "train.py"), "--one", case.name, "--steps", str(options.steps)]
         command += ["--threads", str(options.threads), "--device", options.device, "--configs", str(options.configs)]
-        calm_s = min(calm_s, wait_for_calm(options, calm_s)) if options.steps else calm_s
-        command += ["--adamw", options.adamw, "--calm", str(calm_s)]
+        if options.steps:
+            looks += wait_for_usual(options, statistics.median(looks) if looks else math.nan)
+            command += ["--usual", str(statistics.median(looks))]
+        command += ["--adamw", options.adamw]
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "KINETO_LOG_LEVEL": "5"}
         if options.malloc == "keep":
             environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -354,13 +370,13 @@ def measured_case(case: Case, options: argparse.Namespace, calm_s: float) -> dic
         found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         found["attempt"] = attempt
         if not options.steps:
-            best = {**found, "quiet": False}
+            best = {**found, "steady": False}
             break
-        found["quiet"] = found["steps_counted"] >= LEAST_TIMED and found["others_share"] <= OTHERS_MOST
-        calm_s = min(calm_s, found["reference_s"][0])
-        if best is None or found["quiet"] or found["steps_counted"] > best["steps_counted"]:
+        found["steady"] = found["steps_counted"] >= LEAST_TIMED and found["others_share"] <= OTHERS_MOST
+        looks += found["reference_s"]
+        if best is None or found["steady"] or found["steps_counted"] > best["steps_counted"]:
             best = found
-        if best["quiet"]:
+        if best["steady"]:
             break
     assert best is not None
     return {**best, "case": {**asdict(case), "plan": case.plan, "config": case.config}}
@@ -377,28 +393,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a run, or a text in its name")
     parser.add_argument("--write", type=Path, metavar="FILE", help="results as JSON, after each run")
-    parser.add_argument("--resume", action="store_true", help="keep what FILE holds and is quiet")
+    parser.add_argument("--resume", action="store_true", help="keep what FILE holds and is steady")
     parser.add_argument(
         "--steps", type=int, default=12, help="plain steps; the first three are dropped; 0: memory and ops only"
     )
-    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="at most, per run, until one is quiet")
+    parser.add_argument("--attempts", type=int, default=ATTEMPTS, help="at most, per run, until one is steady")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: not yet run on a GPU")
     parser.add_argument("--adamw", choices=tuple(ADAMW), default="default", help="form of the optimizer")
     parser.add_argument("--malloc", choices=("default", "keep"), default="default", help="keep: never give pages back")
     parser.add_argument("--configs", type=Path, default=HERE / "configs.yaml")
     parser.add_argument("--write-configs", type=Path, metavar="DIR")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds to wait for a calm machine, per attempt")
+    parser.add_argument(
+        "--patience", type=float, default=120.0, help="seconds to wait for a usual machine, per attempt"
+    )
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--calm", type=float, default=math.inf, help=argparse.SUPPRESS)
+    parser.add_argument("--usual", type=float, default=math.nan, help=argparse.SUPPRESS)
     parser.add_argument("--wait", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.wait is not None:
-        print(_wait(options))
+        print(json.dumps(_wait(options)))
         return
     cases = chosen_cases([options.one] if options.one else options.only, options.configs)
     if options.one:
-        one = run_one(cases[0], options.steps, options.threads, options.device, options.adamw, options.calm)
+        one = run_one(cases[0], options.steps, options.threads, options.device, options.adamw, options.usual)
         print(json.dumps(one))
         return
     if options.write_configs:
@@ -412,14 +430,14 @@ def main() -> None:
     rows: dict[str, dict[str, Any]] = {}
     if options.resume and options.write and options.write.exists():
         rows = {row["name"]: row for row in json.loads(options.write.read_text(encoding="utf-8"))["runs"]}
+    looks = [look for row in rows.values() for look in row.get("reference_s", ())]
     begun = time.perf_counter()
     titles = ("step", "p10", "p90", "peak", "ops", "count", "others")
     print(f"{'run':28s} {' '.join(f'{t:>{w}s}' for t, w in zip(titles, (9, 8, 8, 9, 6, 6, 6), strict=True))}  loss")
     for case in cases:
-        if rows.get(case.name, {}).get("quiet"):
+        if rows.get(case.name, {}).get("steady"):
             continue
-        calm_s = min((row["reference_s"][0] for row in rows.values() if "reference_s" in row), default=math.inf)
-        rows[case.name] = row = measured_case(case, options, calm_s)
+        rows[case.name] = row = measured_case(case, options, looks)
         if options.write:
             write(options.write, head, rows)
         if "error" in row:
@@ -432,11 +450,13 @@ def main() -> None:
             f"{case.name:28s} {row['step_s']:7.4f} s {row['step_p10_s']:8.4f} {row['step_p90_s']:8.4f} "
             f"{row['peak_allocated_bytes'] / 2**20:5.0f} MiB {row.get('ops', 0):6d} "
             f"{row['steps_counted']:3d}/{row['steps_timed']:2d} {row['others_share']:6.1%}  "
-            f"{row['loss_first']:.2f} -> {row['loss_last']:.2f}" + ("" if row["quiet"] else "  NOT QUIET"),
+            f"{row['loss_first']:.2f} -> {row['loss_last']:.2f}" + ("" if row["steady"] else "  NOT STEADY"),
             flush=True,
         )
-    loud = [row["name"] for row in rows.values() if not row.get("quiet") and (options.steps or "error" in row)]
-    print(f"{len(rows)} runs in {time.perf_counter() - begun:.0f} s; not quiet or failed: {', '.join(loud) or 'none'}")
+    loose = [row["name"] for row in rows.values() if not row.get("steady") and (options.steps or "error" in row)]
+    print(
+        f"{len(rows)} runs in {time.perf_counter() - begun:.0f} s; not steady or failed: {', '.join(loose) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

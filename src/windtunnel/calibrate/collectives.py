@@ -8,10 +8,12 @@ not yet run.
 
 On a CPU gloo copies, adds and sends on threads of its own, which compete with those that compute and may wait for the
 scheduler's next tick. What that makes of a collective in a step is measured as well: matrix products of some
-milliseconds, alone, each followed by the collective, each beside it, and each followed by a queue of them. What one
-adds is the difference to what ranks compute alone, on average over ranks: of the slowest rank where it is waited for,
-of all ranks where they compute beside it. What one more adds to a queue is of the slowest rank, too. Of several rounds
-the median, of those in which computing alone was as quick as ever: others slow a shared machine for seconds to minutes.
+milliseconds, alone, each followed by the collective, each beside it, and each followed by a queue of them. One that is
+waited for adds the time from when the last rank comes to it until the last rank leaves it, by the clock that all have.
+So neither ranks that come at different times are part of it, nor what computing takes longer after a wait than alone:
+who waits finds that out. Beside computing it adds what that takes longer than alone. Both are means over repetitions; of
+several rounds the median, of those in which computing alone took what it usually does: others slow a shared machine for
+seconds to minutes.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from windtunnel.calibrate.device import describe, import_torch
 from windtunnel.calibrate.document import Rows, load_document, to_yaml
-from windtunnel.calibrate.slow_spells import SLOW
 from windtunnel.calibrate.timing import quantile
+from windtunnel.calibrate.unusual_spells import is_usual
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import die_with_parent
 
@@ -45,13 +49,20 @@ Write = Callable[[Path, bytes], None]
 Start = Callable[[], Any]
 
 
-class _Computing(NamedTuple):
-    """Seconds that computing takes a rank: alone, before a collective that is waited for, beside it, before a queue."""
+class _Loop(NamedTuple):
+    """When a rank, computing between them, came to each communication and left it, by the clock that all have."""
 
-    alone: float
-    waited: float
-    beside: float
-    queued: float
+    came: Sequence[float]
+    left: Sequence[float]
+
+
+class _Computing(NamedTuple):
+    """Computing of one rank: alone, before a collective that is waited for, beside it, before a queue of them."""
+
+    alone: float  # seconds
+    waited: _Loop
+    beside: float  # seconds
+    queued: _Loop
     products: int  # of matrices, in each of them
 
     @property
@@ -161,7 +172,7 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     what one adds to a step: waited for, beside computing, in a queue.
     """
     rows: Rows = {}
-    quickest = [_quickest_product(one["steps"]) for one in found]
+    usual = [_usual_product(one["steps"]) for one in found]
     for kind in KINDS:
         table = []
         for size in map(str, (1,) if kind == "barrier" else SIZES):
@@ -169,8 +180,8 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
             if any(not seconds for seconds in of_rank):
                 continue
             slowest = [max(repetition) for repetition in zip(*of_rank, strict=False)]
-            steps = [[_Computing._make(step) for step in one["steps"].get(kind, {}).get(size, ())] for one in found]
-            added = [_added(ranks) for ranks in calm(steps, quickest)]
+            steps = [[_computing(step) for step in one["steps"].get(kind, {}).get(size, ())] for one in found]
+            added = [_added(ranks) for ranks in as_usual(steps, usual)]
             medians = [max(0.0, quantile(of, 0.5)) for of in zip(*added, strict=True)]
             table.append([int(size), *(quantile(slowest, share) for share in (0.5, 0.1, 0.9)), *medians])
         if table:
@@ -178,29 +189,41 @@ def slowest_rank(found: list[Mapping[str, Any]]) -> tuple[Rows, list[str]]:
     return rows, list(dict.fromkeys(note for one in found for note in one["notes"]))
 
 
-def calm(steps: Sequence[Sequence[_Computing]], quickest: Sequence[float]) -> list[tuple[_Computing, ...]]:
-    """Of steps by rank and round those rounds, ranks together, in which a product alone took each rank what its
-    `quickest` took; the calmest where there is none.
+def as_usual(steps: Sequence[Sequence[_Computing]], usual: Sequence[float]) -> list[tuple[_Computing, ...]]:
+    """Of steps by rank and round those rounds, ranks together, in which a product alone took each rank what it
+    `usual`ly takes; the one that comes nearest where there is none.
     """
 
-    def times(ranks: Sequence[_Computing]) -> float:
-        return max(one.product / least for one, least in zip(ranks, quickest, strict=True))
+    def off(ranks: Sequence[_Computing]) -> float:
+        return max(abs(one.product / usual_s - 1.0) for one, usual_s in zip(ranks, usual, strict=True))
 
-    rounds = sorted(zip(*steps, strict=True), key=times)
-    return [one for one in rounds if times(one) <= 1.0 + SLOW] or rounds[:1]
+    rounds = sorted(zip(*steps, strict=True), key=off)
+    return [ranks for ranks in rounds if all(map(is_usual, (one.product for one in ranks), usual))] or rounds[:1]
 
 
-def _quickest_product(steps: Mapping[str, Mapping[str, Any]]) -> float:
-    """Of one rank, by kind, size and round."""
-    every = (_Computing._make(one) for of in steps.values() for rounds in of.values() for one in rounds)
-    return min((one.product for one in every), default=0.0)
+def _usual_product(steps: Mapping[str, Mapping[str, Any]]) -> float:
+    """Of one rank, over all kinds, sizes and rounds."""
+    every = [_computing(one).product for of in steps.values() for rounds in of.values() for one in rounds]
+    return quantile(every, 0.5) if every else 0.0
+
+
+def _computing(row: Sequence[Any]) -> _Computing:
+    """As a rank wrote it."""
+    alone, waited, beside, queued, products = row
+    return _Computing(alone, _Loop(*waited), beside, _Loop(*queued), products)
 
 
 def _added(ranks: Sequence[_Computing]) -> tuple[float, float, float]:
     """Seconds that a collective adds to a step that waits for it, to one that computes beside it, and to a queue."""
-    alone = sum(one.alone for one in ranks) / len(ranks)
-    waited, queue = max(one.waited for one in ranks), max(one.queued for one in ranks)
-    return waited - alone, sum(one.beside for one in ranks) / len(ranks) - alone, (queue - waited) / (_QUEUE - 1)
+    beside = sum(one.beside - one.alone for one in ranks) / len(ranks)
+    once, queue = (_from_the_last([getattr(one, name) for one in ranks]) for name in ("waited", "queued"))
+    return once, beside, (queue - once) / (_QUEUE - 1)
+
+
+def _from_the_last(loops: Sequence[_Loop]) -> float:
+    """Seconds from when the last rank came until the last rank left, on average."""
+    came, left = (np.max([getattr(one, name) for one in loops], axis=0) for name in ("came", "left"))
+    return float(np.mean(left - came))
 
 
 def own_cores(rank: int, world_size: int) -> set[int]:
@@ -285,8 +308,7 @@ def _time(torch: Any, start: Start, device: str, share_s: float) -> list[float]:
 
 
 def _in_a_step(torch: Any, queue: Sequence[Start], alone_s: float, share_s: float) -> _Computing:
-    """Computing on a CPU, on average: alone, with a collective after it, with one beside it, with a queue after it."""
-    start = queue[0]
+    """Computing on a CPU: alone, with a collective after it, with one beside it, with a queue after it."""
     left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
 
     def spent(step: Callable[[], object], times: int) -> float:
@@ -305,23 +327,31 @@ def _in_a_step(torch: Any, queue: Sequence[Start], alone_s: float, share_s: floa
         for _ in range(products):
             left @ right
 
-    def waited() -> None:
-        compute()
-        start().wait()
+    def beside(times: int) -> float:
+        seconds = 0.0
+        torch.distributed.barrier()
+        for _ in range(times):
+            begun = time.perf_counter()
+            work = queue[0]()
+            compute()
+            seconds += time.perf_counter() - begun
+            work.wait()  # for the rank that is behind
+        return seconds / times
 
-    def beside() -> None:
-        work = start()
-        compute()
-        work.wait()
+    def loop(begin: Sequence[Start], times: int) -> _Loop:
+        came, left = [], []
+        torch.distributed.barrier()
+        for _ in range(times):
+            compute()
+            came.append(time.perf_counter())
+            for work in [start() for start in begin]:
+                work.wait()
+            left.append(time.perf_counter())
+        return _Loop(came, left)
 
-    def queued() -> None:
-        compute()
-        works = [begin() for begin in queue]
-        for work in works:
-            work.wait()
-
-    times = _agreed(torch, spent(waited, 1), share_s, "cpu", least=1)
-    return _Computing(spent(compute, times), spent(waited, times), spent(beside, times), spent(queued, times), products)
+    once = loop(queue[:1], 2)
+    times = _agreed(torch, once.left[1] - once.left[0], share_s, "cpu", least=2)
+    return _Computing(spent(compute, times), loop(queue[:1], times), beside(times), loop(queue, times), products)
 
 
 def _agreed(torch: Any, one_s: float, share_s: float, device: str, least: int = _LEAST) -> int:

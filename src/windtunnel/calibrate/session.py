@@ -2,7 +2,7 @@
 
 Resumable: every point goes to the journal at once, with the budget spent so far; a later run with the same --out reads
 it and goes on with what is left of the budget. A reference kernel is timed between points: what was measured while that
-was slow is measured again (`slow_spells.py`), the file says how steady it was, and nothing is corrected by it.
+was not as usual is measured again (`unusual_spells.py`), the file says how steady it was, and nothing is corrected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from windtunnel.calibrate.device import Device
 from windtunnel.calibrate.document import cluster_document, load_document
 from windtunnel.calibrate.journal import Journal, Kept
 from windtunnel.calibrate.kinds import KINDS, STORED_AS, Curve, Shape, curves
-from windtunnel.calibrate.slow_spells import SLOW, SlowSpells
 from windtunnel.calibrate.timing import (
     CudaTimer,
     Effort,
@@ -31,6 +30,7 @@ from windtunnel.calibrate.timing import (
     measure,
 )
 from windtunnel.calibrate.torch_ops import Pool, build
+from windtunnel.calibrate.unusual_spells import UNUSUAL, UnusualSpells
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 
 QUICK_S, FULL_S = 120.0, 900.0
@@ -149,7 +149,7 @@ class Session:
             for shape in self.found.refused.get(one.curve, []):
                 one.add(shape, None)
         next_reference, again_s = 0.0, 0.0
-        spells: SlowSpells[tuple[Progress, Shape]] = SlowSpells.after(self.found.reference_s)
+        spells: UnusualSpells[tuple[Progress, Shape]] = UnusualSpells.after(self.found.reference_s)
         needed = [one for one in progress if (one.curve.kind, one.curve.phase) in _NEEDED]
         while True:
             short = [one for one in needed if not one.seconds]  # without these there is no file: whatever the budget
@@ -173,7 +173,7 @@ class Session:
                 give_back_pages()
         spells.look(self._time_reference(timer))
         self._left_out(progress)
-        self._drift(len(spells.waiting))
+        self._drift(len(spells.waiting()))
         self.report(self.budget_s, self.budget_s, "done")
 
     def _left_out(self, progress: Sequence[Progress]) -> None:
@@ -286,7 +286,7 @@ class Session:
         self.journal.append({"reference_s": seconds, "spent_s": round(self.spent_s, 3)})
         return seconds
 
-    def _drift(self, slow_points: int) -> None:
+    def _drift(self, unusual_points: int) -> None:
         """Say how steady the device was, and how many points and repetitions something else disturbed."""
         reference = sorted(self.found.reference_s)
         if len(reference) >= 3:
@@ -296,9 +296,9 @@ class Session:
             throttled = "; the device was throttled or busy"
             self.note(text + (throttled if max(slow, fast) > _DRIFT else ""))
         timings = [timing for points in self.found.points.values() for timing in points.values()]
-        if slow_points:
-            text = f"{slow_points} of {len(timings)} points were measured while it was over {SLOW:.0%} slower than ever"
-            self.note(f"{text}: measure again on a quiet machine")
+        if unusual_points:
+            text = f"{unusual_points} of {len(timings)} points were measured while it was over"
+            self.note(f"{text} {UNUSUAL:.0%} off its median: measure again on a quiet machine")
         outliers, total = sum(one.outliers for one in timings), sum(one.repetitions for one in timings)
         if outliers:
             self.note(f"{outliers} of {total} repetitions took over three times their median")

@@ -23,14 +23,14 @@ for _ in range(150):
 
 
 class Pace:
-    """As quick as ever, but for these looks."""
+    """As usual, but for these looks."""
 
-    def __init__(self, slow: frozenset[int] = frozenset()) -> None:
-        self.slow, self.looks = slow, 0
+    def __init__(self, odd: frozenset[int] = frozenset()) -> None:
+        self.odd, self.looks = odd, 0
 
-    def slower(self) -> float:
+    def off(self) -> float:
         self.looks += 1
-        return 0.5 if self.looks in self.slow else 0.0
+        return 0.5 if self.looks in self.odd else 0.0
 
 
 def ticking(path: Path, status: int = 0) -> Job:
@@ -58,7 +58,7 @@ def test_one_job_goes_on_at_a_time_and_both_end(tmp_path: Path) -> None:
         assert all(any(low <= job.result[at] <= high for low, high in job.turns) for at in steps)
 
 
-def test_a_turn_after_which_the_cores_are_slow_does_not_count(tmp_path: Path) -> None:
+def test_a_turn_after_which_the_cores_are_not_as_usual_does_not_count(tmp_path: Path) -> None:
     jobs = [ticking(tmp_path / name) for name in "ab"]
     in_turns(jobs, Pace(frozenset(range(2, 1000, 2))), limit=0.1, turn_s=0.3, start_s=0.0, patience_s=1.0)
     assert not any(job.turns for job in jobs)
