@@ -19,7 +19,8 @@ emulation, and on a virtual machine a page costs 0.6 to 4 us. `--malloc default`
 Truth and emulation run at once, in turns of seconds (`turns.py`): each is stopped while the other runs, so that what
 makes the machine slower for minutes is in both. A turn begins when both cores are as fast as they usually are, by
 exponentials of an array (`--pace`: how far off these may be); steps count that lie in a turn after which they still
-are. On a shared machine others are not seen otherwise.
+are, while both jobs make steps. On a shared machine others are not seen otherwise. The truth of a pipeline makes three
+times as many steps, as the second emulation begins when the first has ended.
 """
 
 from __future__ import annotations
@@ -146,18 +147,23 @@ def main() -> None:
 def block(kind: str, device: str, folder: str, args: argparse.Namespace, pace: Pace, into: dict[str, Any]) -> None:
     """Truth and emulation in turns; steps and medians are added to `into`."""
     words = [kind, "--steps", str(args.steps), *args.job.split()]
-    options = args.options.split()
+    options, true_words = args.options.split(), words
     if kind == "pp":
         options += ["--captured", captured(words, folder)]
+        true_words = [kind, "--steps", str(3 * args.steps), *args.job.split()]  # goes on beside both emulations
     jobs = [
-        Job(lambda started: run_truth(words, started=started)[0]),
+        Job(lambda started: run_truth(true_words, started=started)[0]),
         Job(lambda started: run_emulation(words, device, options, args.beside, started)),
     ]
     into["in_vain"] += in_turns(
         jobs, pace, limit=args.pace, turn_s=args.turn, start_s=START_S, patience_s=args.patience
     )
     truth, made = (job.result for job in jobs)
-    true_at, made_at = (job.counts(job.result["begun"], job.result["seconds"], args.skip) for job in jobs)
+    both = max(one["begun"][args.skip] for one in (truth, made)), min(one["begun"][-1] for one in (truth, made))
+    true_at, made_at = (
+        [at for at in job.counts(one["begun"], one["seconds"], args.skip) if both[0] <= one["begun"][at] <= both[1]]
+        for job, one in zip(jobs, (truth, made), strict=True)
+    )
     if min(len(true_at), len(made_at)) < FEWEST:
         print(f"  {kind}: {len(true_at)} steps of the truth and {len(made_at)} of the emulation were as usual: too few")
         return

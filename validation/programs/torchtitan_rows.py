@@ -177,7 +177,10 @@ What is known of the rest:
   round in fp32. All of that grows by the same amount with each rank, and so does the prediction: by 6.3 s. The
   published step does not: the second rank adds 4.5 s, the third and fourth 8.8 s each, the last four 7.3 s each. The
   same page's 405B runs add 8.1, 5.5 and 7.6 s per 1,000 tokens and GPU in these places, the other way round. Neither
-  the algorithm nor what is communicated (0.25 s a rank) tells a second rank from a third: not explained.
+  the algorithm nor what is communicated (0.25 s a rank) tells a second rank from a third: not explained. Nothing that
+  grows by the same amount with each rank is within 8 % of all four rows: by those of two and four ranks it would have
+  to grow by (30.6 x 0.92 - 12.9 x 1.08) / 2 = 7.1 s or more, so that one rank takes 12.9 x 1.08 - 7.1 = 6.8 s at most,
+  and 8.42 s were published.
 - 70B memory. As captured, both runs are largest in the loss, which is sharded over the vocabulary and never compiled:
   56.8 GiB, of which four tensors of 7.8 GiB, the same with and without async TP. They were published 4.3 GiB apart, so
   what differs is hardly a tensor, rather how the allocator's memory was cut up: predicted are 8.7 GiB reserved beyond

@@ -11,9 +11,9 @@ scheduler's next tick. What that makes of a collective in a step is measured as 
 milliseconds, alone, each followed by the collective, each beside it, and each followed by a queue of them. One that is
 waited for adds the time from when the last rank comes to it until the last rank leaves it, by the clock that all have.
 So neither ranks that come at different times are part of it, nor what computing takes longer after a wait than alone:
-who waits finds that out. Beside computing it adds what that takes longer than alone. Both are means over repetitions; of
-several rounds the median, of those in which computing alone took what it usually does: others slow a shared machine for
-seconds to minutes.
+who waits finds that out. Beside computing it adds what that takes longer than alone. Both are means over repetitions;
+of several rounds the median, of those in which computing alone took what it usually does: others slow a shared machine
+for seconds to minutes.
 """
 
 from __future__ import annotations
