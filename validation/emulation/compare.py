@@ -20,7 +20,8 @@ Truth and emulation run at once, in turns of seconds (`turns.py`): each is stopp
 makes the machine slower for minutes is in both. A turn begins when both cores are as fast as they usually are, by
 exponentials of an array (`--pace`: how far off these may be); steps count that lie in a turn after which they still
 are, while both jobs make steps. On a shared machine others are not seen otherwise. The truth of a pipeline makes three
-times as many steps, as the second emulation begins when the first has ended.
+times as many steps, as the second emulation begins when the first has ended. A turn must be some steps long: of turns
+of a second only steps that were short and begun at once would count, were they 0.7 s.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--skip", type=int, default=12)
     parser.add_argument("--pace", type=float, default=0.1)
-    parser.add_argument("--turn", type=float, default=1.0, help="seconds of truth and of emulation in turn")
+    parser.add_argument("--turn", type=float, default=3.0, help="seconds of truth and of emulation in turn: some steps")
     parser.add_argument(
         "--patience", type=float, default=300.0, help="seconds to wait for a usual machine before a turn"
     )
