@@ -3,6 +3,7 @@
 A reference kernel is timed every few seconds. Nothing else shows that somebody shares a core, leaves one that is
 usually shared, or that a clock fell for a while: a point counts where the kernel took what it usually takes both before
 and after it. Usual is what most of the time is like, the median, not the quickest ever: programs run in the former.
+Where most points are not as usual, spells are shorter than what lies between two looks, and nothing is measured again.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class UnusualSpells(Generic[Point]):
         return [self._between[at][0] for at in self._unusual()]
 
     def again(self) -> Point | None:
-        """One to measure again, while the device is as usual."""
+        """One to measure again, while the device is as usual and most points were measured so."""
         if not self.looks or not is_usual(self.looks[-1], median(self.looks)):
             return None
         found = self._unusual()
-        return self._between.pop(found[0])[0] if found else None
+        return self._between.pop(found[0])[0] if 0 < len(found) <= len(self._between) / 2 else None
 
     def _unusual(self) -> list[int]:
         usual_s = median(self.looks) if self.looks else 0.0

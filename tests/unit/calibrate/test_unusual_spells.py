@@ -10,6 +10,9 @@ from windtunnel.calibrate.unusual_spells import UNUSUAL, UnusualSpells
 
 def test_what_lies_beside_an_unusual_look_is_measured_again_once_it_is_as_usual() -> None:
     spells: UnusualSpells[str] = UnusualSpells.after([1.0] * 5)
+    for _ in range(5):
+        spells.look(1.0)
+        spells.measured("as usual")
     for reference, point in ((1.0, "before"), (1.05, "into it"), (1.4, "in it"), (1.4, "out of it")):
         spells.look(reference)
         assert spells.again() is None
@@ -28,6 +31,17 @@ def test_what_was_quicker_than_usual_is_measured_again_too() -> None:
         spells.measured(number)
     spells.look(1.0)
     assert spells.waiting() == [0, 1]
+
+
+def test_nothing_is_measured_again_where_most_was_measured_in_no_usual_spell() -> None:
+    """Spells are shorter than what lies between two looks: the next would be no better."""
+    spells: UnusualSpells[int] = UnusualSpells()
+    for number in range(20):
+        spells.look((1.0, 1.3, 0.8, 1.0)[number % 4])
+        spells.measured(number)
+    spells.look(1.0)
+    assert len(spells.waiting()) > 10
+    assert spells.again() is None
 
 
 def test_a_device_that_stays_slow_is_usual() -> None:
