@@ -349,8 +349,9 @@ def _in_a_step(torch: Any, queue: Sequence[Start], alone_s: float, share_s: floa
             left.append(time.perf_counter())
         return _Loop(came, left)
 
-    once = loop(queue[:1], 2)
-    times = _agreed(torch, once.left[1] - once.left[0], share_s, "cpu", least=2)
+    begun = time.perf_counter()
+    loop(queue[:1], 1)
+    times = _agreed(torch, time.perf_counter() - begun, share_s, "cpu", least=1)
     return _Computing(spent(compute, times), loop(queue[:1], times), beside(times), loop(queue, times), products)
 
 
