@@ -38,9 +38,10 @@ from typing import Any
 
 from cases import Case, chosen_cases
 
+from windtunnel.calibrate.unusual_spells import is_usual
+
 HERE = Path(__file__).parent
 WARM_STEPS = 3
-OFF_MOST = 0.10  # the usual, of the reference: its own spread is 4 %
 FIRST_LOOKS, BETWEEN_LOOKS_S = 20, 0.5  # at the reference, until it is known what is usual
 OTHERS_MOST = 0.05  # of the machine, while steps are timed: who is busy all the time does not show in the reference
 ATTEMPTS = 3
@@ -191,11 +192,7 @@ def run_one(
 def counted(references: Sequence[float], usual_s: float) -> list[bool]:
     """Whether each step counts, from the references around them: one more than steps. `usual_s`: nan if not known."""
     usual_s = statistics.median(references) if math.isnan(usual_s) else usual_s
-    return [all(map(_near(usual_s), pair)) for pair in pairwise(references)]
-
-
-def _near(usual_s: float) -> Callable[[float], bool]:
-    return lambda seconds: abs(seconds - usual_s) <= OFF_MOST * usual_s
+    return [is_usual(before, usual_s) and is_usual(after, usual_s) for before, after in pairwise(references)]
 
 
 def _enough(times: Sequence[float], count: Sequence[bool], wanted: int) -> bool:
@@ -335,7 +332,7 @@ def _wait(options: argparse.Namespace) -> list[float]:
     def is_enough() -> bool:
         if math.isnan(options.wait):
             return len(looks) >= FIRST_LOOKS
-        return _near(options.wait)(looks[-1]) or time.monotonic() >= until
+        return is_usual(looks[-1], options.wait) or time.monotonic() >= until
 
     while not is_enough():
         time.sleep(BETWEEN_LOOKS_S)
