@@ -9,11 +9,10 @@ A step is: forward and backward of each micro-batch, AdamW, zero_grad(set_to_non
 run under instruments (profiler, dispatch mode) and give memory and ops, never times; of the `--steps` plain steps that
 follow, the first three are dropped, and the median of the rest is the step time.
 
-The machine is watched by a reference GEMM before, between and after the timed steps. On a shared host others slow a
-core by 20 to 90 % for seconds to hours, and nothing else shows it: a step counts when the GEMM right before and right
-after it took within 10 % of what it usually takes, the median over all runs so far. A run waits for such a time, and is
-steady when five of its steps count and other processes took at most 5 % of the machine. Else it is repeated, up to
-three times; if none is steady, the one in which most steps count is kept and flagged.
+The machine is watched before, between and after the timed steps (`machine.py`): a step counts when it ran as usual. A
+run waits for such a time, and is steady when five of its steps count and other processes took at most 5 % of the
+machine. Else it is repeated, up to three times; if none is steady, the one in which most steps count is kept and
+flagged.
 """
 
 from __future__ import annotations
@@ -32,17 +31,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cases import Case, chosen_cases
-
-from windtunnel.calibrate.unusual_spells import is_usual
+from machine import Reference, counted, cpu_seconds, synchronize, wait_for_usual
 
 HERE = Path(__file__).parent
 WARM_STEPS = 3
-FIRST_LOOKS, BETWEEN_LOOKS_S = 20, 0.5  # at the reference, until it is known what is usual
 OTHERS_MOST = 0.05  # of the machine, while steps are timed: who is busy all the time does not show in the reference
 ATTEMPTS = 3
 LEAST_TIMED, TIMED_SECONDS = 5, 7.0  # a slow run stops early: after five steps that count and seven seconds
@@ -50,37 +46,7 @@ MOST_SECONDS = 40.0  # of steps, however few of them count
 LEARNING_RATE = 3e-4
 # PyTorch's own default is the foreach form on CUDA and a loop over single tensors on a CPU.
 ADAMW = {"default": {}, "single": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-REFERENCE_SIZE = {"cpu": 768, "cuda": 4096}
 CASE_SECONDS_MOST = 600.0
-
-
-class Reference:
-    """A GEMM whose time says how fast the machine is."""
-
-    def __init__(self, torch: Any, device: str) -> None:
-        size = REFERENCE_SIZE[device]
-        self._a, self._b, self._c = (torch.randn(size, size, device=device) for _ in range(3))
-        self._torch, self._device = torch, device
-        self.seconds()
-
-    def seconds(self) -> float:
-        """The second and third of three calls, the faster one: the first finds the caches full of other things."""
-        found = []
-        for _ in range(3):
-            begun = time.perf_counter()
-            self._torch.mm(self._a, self._b, out=self._c)
-            synchronize(self._torch, self._device)
-            found.append(time.perf_counter() - begun)
-        return min(found[1:])
-
-    def median(self) -> float:
-        """Of five measurements."""
-        return statistics.median(self.seconds() for _ in range(5))
-
-
-def synchronize(torch: Any, device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def run_one(
@@ -150,7 +116,7 @@ def run_one(
     synchronize(torch, device)
     spans.clear()
     between, times, faults = [reference.median()], [], []
-    clock_begun, busy_begun = time.perf_counter(), _cpu_jiffies()
+    clock_begun, busy_begun = time.perf_counter(), cpu_seconds()
     own_begun = time.process_time()
     while not _enough(times, counted(between, usual_s), steps - WARM_STEPS):
         pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -162,7 +128,7 @@ def run_one(
         between.append(reference.seconds())
     wall = time.perf_counter() - clock_begun
     own = time.process_time() - own_begun
-    busy, stolen = (one - other for one, other in zip(_cpu_jiffies(), busy_begun, strict=True))
+    busy, stolen = (one - other for one, other in zip(cpu_seconds(), busy_begun, strict=True))
     count = counted(between, usual_s)
     chosen = [at for at, counts in enumerate(count) if counts] or range(len(times))
     low, middle, high = _quantiles([times[at] for at in chosen])
@@ -187,12 +153,6 @@ def run_one(
         "stolen_share": stolen / (wall * (os.cpu_count() or 1)),
         "page_faults_per_step": statistics.median(faults),
     }
-
-
-def counted(references: Sequence[float], usual_s: float) -> list[bool]:
-    """Whether each step counts, from the references around them: one more than steps. `usual_s`: nan if not known."""
-    usual_s = statistics.median(references) if math.isnan(usual_s) else usual_s
-    return [is_usual(before, usual_s) and is_usual(after, usual_s) for before, after in pairwise(references)]
 
 
 def _enough(times: Sequence[float], count: Sequence[bool], wanted: int) -> bool:
@@ -285,17 +245,6 @@ def _ops(step: Callable[[Any], Any], model: Any, optimizer: Any, data: Any) -> d
     }
 
 
-def _cpu_jiffies() -> tuple[float, float]:
-    """Seconds that all processors were busy, and that the hypervisor gave to others, since boot."""
-    try:
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except OSError:
-        return 0.0, 0.0
-    user, nice, system, _idle, _wait, irq, soft, steal = fields
-    ticks = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + soft) / ticks, steal / ticks
-
-
 def _quantiles(values: list[float]) -> tuple[float, float, float]:
     cuts = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
     return cuts[0], statistics.median(values), cuts[-1]
@@ -314,32 +263,6 @@ def device_of(device: str) -> dict[str, Any]:
     return {"device": name, "kind": device, "cores": os.cpu_count(), "date": str(date.today()), "software": system}
 
 
-def wait_for_usual(options: argparse.Namespace, usual_s: float) -> list[float]:
-    """Looks at the reference until it is as usual, or for `--patience`; some, if what is usual is not known (nan)."""
-    command = [sys.executable, str(HERE / "train.py"), "--wait", str(usual_s), "--patience", str(options.patience)]
-    command += ["--device", options.device, "--threads", str(options.threads)]
-    looks: list[float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return looks
-
-
-def _wait(options: argparse.Namespace) -> list[float]:
-    import torch
-
-    torch.set_num_threads(options.threads)
-    reference, until = Reference(torch, options.device), time.monotonic() + options.patience
-    looks = [reference.median()]
-
-    def is_enough() -> bool:
-        if math.isnan(options.wait):
-            return len(looks) >= FIRST_LOOKS
-        return is_usual(looks[-1], options.wait) or time.monotonic() >= until
-
-    while not is_enough():
-        time.sleep(BETWEEN_LOOKS_S)
-        looks.append(reference.median())
-    return looks
-
-
 def measured_case(case: Case, options: argparse.Namespace, looks: list[float]) -> dict[str, Any]:
     """The case in fresh processes until one was steady; a failure is an `error`. `looks` at the reference so far are
     added to.
@@ -349,7 +272,8 @@ def measured_case(case: Case, options: argparse.Namespace, looks: list[float]) -
         command = [sys.executable, str(HERE / "train.py"), "--one", case.name, "--steps", str(options.steps)]
         command += ["--threads", str(options.threads), "--device", options.device, "--configs", str(options.configs)]
         if options.steps:
-            looks += wait_for_usual(options, statistics.median(looks) if looks else math.nan)
+            usual_s = statistics.median(looks) if looks else math.nan
+            looks += wait_for_usual(options.device, options.threads, options.patience, usual_s)
             command += ["--usual", str(statistics.median(looks))]
         command += ["--adamw", options.adamw]
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "KINETO_LOG_LEVEL": "5"}
@@ -406,11 +330,7 @@ def main() -> None:
     )
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--usual", type=float, default=math.nan, help=argparse.SUPPRESS)
-    parser.add_argument("--wait", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.wait is not None:
-        print(json.dumps(_wait(options)))
-        return
     cases = chosen_cases([options.one] if options.one else options.only, options.configs)
     if options.one:
         one = run_one(cases[0], options.steps, options.threads, options.device, options.adamw, options.usual)

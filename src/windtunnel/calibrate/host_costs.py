@@ -20,6 +20,7 @@ from windtunnel.hardware.calibration import LARGER_PROCESSES
 
 _MANY, _FEW = 33, 1
 _NEW_BYTES = 48 << 20
+_IDLE_ROUNDS, _IDLE_RESULTS, _IDLE_S = 4, 10, 1.5  # of taking pages that have lain free for as long as a step takes
 _MOST_ROWS, _SHAPES = 512, 15
 _COMPILED = """
 import sys, time
@@ -142,13 +143,14 @@ def _first_time(product: Callable[[Any, Any], Any], x: Any, weight: Any) -> floa
     return first - again
 
 
-def new_pages(torch: Any, dtypes: Sequence[str], available_bytes: int) -> dict[str, float]:
+def new_pages(torch: Any, dtypes: Sequence[str], available_bytes: int, limit_s: float) -> dict[str, float]:
     """Seconds per byte that writing costs more where the system hands out the page. Before `timing.keep_pages`.
 
     As an addition shows it, and as the root of a large tensor in each dtype does, which is what AdamW makes: how much
-    of a fault hides behind an op's own traffic differs between them. The addition also in processes that hold some GiB,
-    up to half of what is available: a virtual machine may have quick pages for a small process and slow ones beyond.
+    of a fault hides behind an op's own traffic differs between them. Then in processes that hold some GiB, up to half
+    of what is available, for about `limit_s` at most.
     """
+    begun = time.monotonic()
     left, right = torch.randn(_NEW_BYTES // 4), torch.randn(_NEW_BYTES // 4)
     found = {"new_page_s_per_byte": _newly(torch.add, left, right)}
     for dtype in dtypes:
@@ -156,10 +158,10 @@ def new_pages(torch: Any, dtypes: Sequence[str], available_bytes: int) -> dict[s
         found[f"new_page_update_{dtype}_s_per_byte"] = _newly(torch.sqrt, tensor)
     held: list[Any] = []
     for size, name in LARGER_PROCESSES.items():
-        if 2 * (size << 30) > available_bytes:
+        if 2 * (size << 30) > available_bytes or time.monotonic() - begun >= limit_s:
             break
         held += [torch.ones(1 << 28) for _ in range(len(held), size)]
-        found[name] = _newly(torch.add, left, right)
+        found[name] = _after_idling(torch.add, left, right)
     return found
 
 
@@ -170,6 +172,28 @@ def _newly(op: Callable[..., Any], *inputs: Any) -> float:
         calls = {"warm": lambda: op(*inputs, out=there), "new": lambda: op(*inputs)}
         seconds = {name: summary(HostTimer().samples([call] * 7)).median_s for name, call in calls.items()}
     return float(max(0.0, seconds["new"] - seconds["warm"]) / (there.numel() * there.element_size()))
+
+
+def _after_idling(op: Callable[..., Any], *inputs: Any) -> float:
+    """The mean over some rounds of taking pages and giving them back, with as much time between as a step takes.
+
+    A virtual machine may give back to its host what lies free, beyond what that keeps for it; the first write to such
+    a page then costs several times as much. Taken again at once, the same pages cost what they cost a small process.
+    """
+    there = op(*inputs)
+    extra = []
+    with no_garbage_collection():
+        for _ in range(_IDLE_ROUNDS):
+            warm = summary(HostTimer().samples([lambda: op(*inputs, out=there)] * _IDLE_RESULTS)).median_s
+            begun = time.perf_counter()
+            results = [op(*inputs) for _ in range(_IDLE_RESULTS)]
+            del results
+            extra.append(time.perf_counter() - begun - _IDLE_RESULTS * warm)
+            until = time.perf_counter() + _IDLE_S
+            while time.perf_counter() < until:  # not asleep: a step is not either
+                op(*inputs, out=there)
+    rounds = extra[1:]  # the first finds whatever lay free until now
+    return float(max(0.0, sum(rounds)) / len(rounds) / (_IDLE_RESULTS * there.numel() * there.element_size()))
 
 
 def compiled_launch_s(device: str, threads: int, limit_s: float) -> tuple[float | None, str]:

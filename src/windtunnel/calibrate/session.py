@@ -43,7 +43,7 @@ _NEEDED = (("gemm", "forward"), ("copy", "forward"))  # the peak rates come from
 _DEARER_PAGES = 2.0  # times the usual cost: worth a note
 _LEAST_PAGE_S_PER_BYTE = 5e-11  # less is none: a heap that keeps its pages
 _COMPILE_SHARE, _LEAST_FOR_COMPILE_S = 0.2, 60.0
-_LEAST_FOR_PAGES_S = 60.0  # for those of large processes
+_PAGES_SHARE, _LEAST_FOR_PAGES_S = 0.15, 60.0  # for those of large processes
 
 Report = Callable[[float, float, str], None]  # spent seconds, budget seconds, what is being measured
 
@@ -229,8 +229,8 @@ class Session:
         if on_cpu and self._lacks("memory", "context_bytes"):
             self.value("host", "grad_call_s", self.grad_call_s)
             beside = host_costs.calls_beside_ops(torch)
-            room = device.available_bytes if self.budget_s >= _LEAST_FOR_PAGES_S else 0
-            new_pages = host_costs.new_pages(torch, device.dtypes, room)
+            limit = _PAGES_SHARE * self.budget_s if self.budget_s >= _LEAST_FOR_PAGES_S else 0.0
+            new_pages = host_costs.new_pages(torch, device.dtypes, device.available_bytes, limit)
             new_shapes = host_costs.new_shapes(torch, device.dtypes)
             for name, cost in (beside | new_pages | new_shapes).items():
                 self.value("host", name, cost)

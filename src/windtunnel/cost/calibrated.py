@@ -8,7 +8,7 @@ that cannot be negative:
 
     gemm            m n k, m n, m k, n k, 1              FLOPs, bytes of the three matrices, launch
     grouped gemm    the gemm's price x groups, groups, 1; without gemms its terms x groups
-    attention       b h s^2 d, b h s^2, b h s d, b kv s d, 1
+    attention       b h s r d, b h s r, b h s d, b kv s d, 1     r keys that a query meets (`attended`)
     others          x, max(0, x - x_j), rows, 1          x elements; steeper beyond x_j: caches end
 
 Sources: MEASURED on a point, where the price is the point's own; INTERPOLATED inside the box that the points span, in
@@ -46,6 +46,7 @@ _STEPS = 5  # places where an element-wise curve may get steeper
 _BEST_RATE_MARGIN = 1.1
 _WIDEST = 0.5  # standard deviation up to which the mean of a log-normal time is believed
 _FLOOR_SHARE = 0.5
+_KEY_BLOCK = 512.0  # of PyTorch's attention on a CPU
 _ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "int8": 1}
 
 # Tensors of rows x width that an operation reads and writes altogether, where it was not measured.
@@ -122,6 +123,19 @@ class CalibratedCosts:
         """Causal attention over `batch` sequences, forward, or backward alone."""
         phase = "backward" if backward else "forward"
         return self._priced(f"attention {phase}", (batch, seq, heads, kv_heads, head_dim), dtype)
+
+    def attended(self, seq: Array | float) -> Array:
+        """Keys that a query of causal attention is multiplied with, on average over `seq` of them.
+
+        Half of them on a GPU. On a CPU PyTorch goes by blocks of 512 keys, and masks what it has computed of the last
+        (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp: kv_split_size): up to 512 nothing is saved.
+        """
+        seq = np.asarray(seq, dtype=np.float64)
+        if self.calibration.kind != "cpu":
+            return np.asarray(seq / 2.0)
+        blocks = np.floor(seq / _KEY_BLOCK)
+        whole = blocks * _KEY_BLOCK  # rows that meet whole blocks only; the others meet all keys
+        return np.asarray((whole * (blocks + 1) * _KEY_BLOCK / 2.0 + (seq - whole) * seq) / seq)
 
     def elementwise(self, op_phase: str, rows: float, width: float, dtype: str) -> Price:
         """Any operation on rows x width: "rms_norm backward", "cross_entropy forward" (tokens, vocab), ..."""
@@ -278,8 +292,8 @@ class CalibratedCosts:
             return np.stack([groups * each, groups, ones], axis=1)
         if op.startswith("attention"):
             batch, seq, heads, kv_heads, dim = columns
-            rows = batch * heads * seq
-            return np.stack([rows * seq * dim, rows * seq, rows * dim, batch * kv_heads * seq * dim, ones], axis=1)
+            rows, keys = batch * heads * seq, self.attended(seq)
+            return np.stack([rows * keys * dim, rows * keys, rows * dim, batch * kv_heads * seq * dim, ones], axis=1)
         elements = shapes.prod(axis=1)
         beyond = [np.maximum(0.0, elements - step) for step in steps]
         rows_of = [columns[0]] if shapes.shape[1] > 1 else []
@@ -306,7 +320,7 @@ def _term_names(op: str, steps: Sequence[float], on_gemm: bool) -> tuple[str, ..
     if op.startswith("grouped_gemm"):
         return ("groups gemm", "groups", "1") if on_gemm else ("g m n k", "g m n", "g m k", "g n k", "g", "1")
     if op.startswith("attention"):
-        return ("b h s^2 d", "b h s^2", "b h s d", "b kv s d", "1")
+        return ("b h s r d", "b h s r", "b h s d", "b kv s d", "1")
     names = size_names(op)
     whole = " ".join(names)
     beyond = tuple(f"max(0, {whole} - {step:.3g})" for step in steps)

@@ -13,7 +13,8 @@ is several times what writing it costs. Which tensors land on such pages is deci
   back to the system; when the heap grows again, those pages are new.
 
 Small objects take the few bytes that aligning a tensor leaves over, and then its chunk neither merges with the next nor
-fits a tensor of its own size again: a *crowded* heap. The same program, run twice, shows either.
+fits a tensor of its own size again: a *crowded* heap. The same program, run twice, shows either. One of them that lives
+on at the heap's end keeps all below it, however much is free there: a *pinned* heap, which gives nothing back.
 
 Assumed: one arena (autograd runs a CPU's backward in the caller's thread), every tensor is written from end to end, and
 what is below 1 KiB does not matter.
@@ -37,9 +38,10 @@ class Heap:
     `fresh_bytes`: on pages handed out so far. `most_bytes`: the most pages that were held at once.
     """
 
-    def __init__(self, crowded: bool = False) -> None:
+    def __init__(self, *, crowded: bool = False, pinned: bool = False) -> None:
         self.fresh_bytes = self.most_bytes = 0
         self._rest_bytes = REST_BYTES if crowded else 0
+        self._pinned = pinned
         self._rests: list[int] = []
         self.threshold_bytes = FIRST_THRESHOLD_BYTES
         self._trim_bytes = 2 * FIRST_THRESHOLD_BYTES
@@ -107,7 +109,7 @@ class Heap:
             size += following
         if address + size == self._top:
             self._top = address
-            if self._end - self._top >= self._trim_bytes:
+            if not self._pinned and self._end - self._top >= self._trim_bytes:
                 self._end = -(-(self._top + TOP_PAD_BYTES) // PAGE_BYTES) * PAGE_BYTES
                 self._untouched = min(self._untouched, self._end)
         else:

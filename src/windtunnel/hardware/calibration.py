@@ -58,7 +58,7 @@ OPERATIONS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "d2h": (("bytes",), ("forward",)),
 }
 # What a new page costs in processes that hold so many GiB.
-LARGER_PROCESSES = {size: f"new_page_{size}gib_s_per_byte" for size in (1, 2, 3, 4, 6, 8)}
+LARGER_PROCESSES = {size: f"new_page_{size}gib_s_per_byte" for size in (2, 4, 8)}
 COPIES = ("copy", "h2d", "d2h")  # their "dtype" is any word: bytes, pinned, ...
 COLLECTIVES = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "barrier"),

@@ -1,12 +1,14 @@
 """On a CPU: how much of what a step writes lies on pages that the system hands out anew, in each step again.
 
-Activations and gradients come and go. In between, the heap gives its end back to the system, and tensors above 32 MiB
-have pages of their own each time. So most of what the forward pass leaves behind is written to new pages, and it is
-those faults, not the arithmetic, that much of an element-wise op's time goes to. `graph/heap.py` says which bytes.
+Activations and gradients come and go. Tensors above 32 MiB have pages of their own each time, and the heap may give its
+end back to the system: what is written there next is on new pages, and it is those faults, not the arithmetic, that
+much of an element-wise op's time goes to. `graph/heap.py` says which bytes.
 
-The step after the first two is counted, when the optimizer's state is where it will stay. AdamW makes two tensors for
-each parameter, of its size: whether they fit where the last ones were depends on whether small objects got in between
-(`Heap(crowded=True)`), which was seen to go either way with the same program, so the mean of both is taken.
+The step after the first two is counted, when the optimizer's state is where it will stay. Where the passes end, a heap
+was seen to have hundreds of MB free but next to none of it at its end (`mallinfo2`): it is taken to be pinned. AdamW
+makes two tensors for each parameter, of its size: whether they fit where the last ones were depends on whether small
+objects got in between (`Heap(crowded=True)`), which was seen to go either way with the same program, so the mean of
+both is taken.
 """
 
 from __future__ import annotations
@@ -40,16 +42,15 @@ def new_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, ran
     """Of one rank of plain PyTorch in a steady step; none elsewhere."""
     if not layout.habits.pure_precision:
         return NONE
-    usual = _Rank(layout, pieces, schedule, rank, crowded=False).steady()
-    crowded = _Rank(layout, pieces, schedule, rank, crowded=True).steady()
-    return usual._replace(optimizer=(usual.optimizer + crowded.optimizer) // 2)
+    pinned, usual, crowded = (
+        _Rank(layout, pieces, schedule, rank, heap).steady() for heap in (Heap(pinned=True), Heap(), Heap(crowded=True))
+    )
+    return pinned._replace(optimizer=(usual.optimizer + crowded.optimizer) // 2)
 
 
 class _Rank:
-    def __init__(
-        self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, *, crowded: bool
-    ) -> None:
-        self.pieces, self.heap = pieces, Heap(crowded)
+    def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, heap: Heap) -> None:
+        self.pieces, self.heap = pieces, heap
         self.counted = [0, 0, 0]
         width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
         held = [pieces[int(v)] for v in schedule.virtual_stage[rank]]

@@ -232,7 +232,7 @@ class Pricer:
     def new_pages(self, bytes_total: float, held_bytes: float, *, update: bool = False) -> Price:
         """Faults on so many bytes that lie on pages handed out anew (`training/new_pages.py`); on a CPU only.
 
-        `held_bytes`: the most that the process holds in a step. Pages of a large process may cost more.
+        `held_bytes`: the most that the process holds in a step. Pages of a large process may cost more (`calibrate`).
         """
         usual = self._host.get("new_page_s_per_byte", 0.0)
         levels = {size << 30: self._host[name] for size, name in LARGER_PROCESSES.items() if name in self._host}

@@ -147,7 +147,7 @@ def test_ops_that_no_time_was_left_for_are_said(tmp_path: Path, monkeypatch: pyt
 def test_pages_that_cost_more_in_large_processes_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usual: float, large: float, said: bool
 ) -> None:
-    costs = {"new_page_s_per_byte": usual, "new_page_1gib_s_per_byte": usual, "new_page_4gib_s_per_byte": large}
+    costs = {"new_page_s_per_byte": usual, "new_page_2gib_s_per_byte": usual, "new_page_4gib_s_per_byte": large}
     monkeypatch.setattr(session.host_costs, "new_pages", lambda *given: costs)
     notes = measured(tmp_path / "my.yaml").found.notes
     assert any("4.0 times as much in a process of 4 GiB" in note for note in notes) == said

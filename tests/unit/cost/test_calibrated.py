@@ -35,7 +35,13 @@ def gemm_s(m: float, n: float, k: float) -> float:
 
 
 def attention_s(batch: float, seq: float, heads: float, kv_heads: float, dim: float) -> float:
-    return 8e-6 + batch * heads * seq * (seq + 90) * (2.0 * dim + 12) / 120e9 + 8e-11 * batch * seq * kv_heads * dim
+    keys = 2 * attended_one_by_one(int(seq)) / seq
+    return 8e-6 + batch * heads * seq * (keys + 90) * (2.0 * dim + 12) / 120e9 + 8e-11 * batch * seq * kv_heads * dim
+
+
+def attended_one_by_one(seq: int) -> int:
+    """Keys that all queries meet together: blocks of 512, up to the one that holds the query's own."""
+    return sum(min(512 * (query // 512 + 1), seq) for query in range(seq))
 
 
 def streamed_s(rows: float, width: float) -> float:
@@ -151,6 +157,11 @@ def test_few_gemms_predict_the_rest_and_say_how_surely(costs: CalibratedCosts) -
     error, inside = held_out(lambda *s: costs.gemm("forward", *s, "fp32"), gemm_s, shapes)
     assert error < 0.06
     assert inside > 0.85
+
+
+@pytest.mark.parametrize("seq", [1, 100, 511, 512, 513, 1000, 2048, 3333])
+def test_a_cpu_computes_whole_blocks_of_keys(costs: CalibratedCosts, seq: int) -> None:
+    assert float(costs.attended(seq)) == pytest.approx(attended_one_by_one(seq) / seq)
 
 
 def test_few_attentions_and_streams_predict_the_rest(costs: CalibratedCosts) -> None:

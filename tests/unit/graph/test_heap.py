@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.graph.heap import HIGHEST_THRESHOLD_BYTES, MIB, PAGE_BYTES, Heap
+from windtunnel.graph.heap import FIRST_THRESHOLD_BYTES, HIGHEST_THRESHOLD_BYTES, MIB, PAGE_BYTES, Heap
 
 SIZES = st.lists(st.integers(1024, 48 * MIB), min_size=1, max_size=30)
 
 
 @given(SIZES, st.booleans())
 def test_live_chunks_never_overlap_and_everything_comes_back(sizes: list[int], crowded: bool) -> None:
-    heap = Heap(crowded)
+    heap = Heap(crowded=crowded)
     live: dict[int, int] = {}
     for number, size in enumerate(sizes):
         address = heap.allocate(size)
@@ -57,6 +57,17 @@ def test_the_most_that_is_held_covers_what_lives_and_stays_when_it_is_freed(size
         heap.free(chunk)
     heap.allocate(MIB // 2)
     assert heap.most_bytes == most or sum(sizes) < MIB
+
+
+@given(SIZES)
+def test_a_pinned_heap_gives_nothing_back(sizes: list[int]) -> None:
+    heap = Heap(pinned=True)
+    for turn in range(3):
+        before = heap.fresh_bytes
+        chunks = [heap.allocate(size) for size in sizes if size < FIRST_THRESHOLD_BYTES]
+        assert turn == 0 or heap.fresh_bytes == before
+        for chunk in chunks:
+            heap.free(chunk)
 
 
 def test_what_lies_above_the_highest_threshold_is_new_each_time() -> None:

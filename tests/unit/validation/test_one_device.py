@@ -14,7 +14,7 @@ sys.path.insert(0, str(FOLDER))
 
 from cases import Case, chosen_cases, read_cases  # noqa: E402
 from compare import figures, wrong_pairs  # noqa: E402
-from train import counted  # noqa: E402
+from machine import counted  # noqa: E402
 
 from windtunnel.model import load_model  # noqa: E402
 

@@ -205,8 +205,9 @@ class OpPricer:
                 call.batch, seq, call.heads, call.kv_heads, round((call.head_dim + call.value_head_dim) / 2), dtype,
                 call.backward,
             )  # fmt: skip
-            # Timed on causal squares: without a mask there is twice as much, of a rectangle its share.
-            return price.scaled((1.0 if call.causal else 2.0) * call.seq_q * call.seq_kv / seq**2)
+            # Timed on causal squares: without a mask all keys are met, of a rectangle its share.
+            more = 1.0 if call.causal else seq / float(self.calibrated.attended(seq))
+            return price.scaled(more * call.seq_q * call.seq_kv / seq**2)
         price = self.kernels.attention(
             call.batch,
             call.seq_q,
