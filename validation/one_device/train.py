@@ -3,6 +3,7 @@
     python validation/one_device/train.py --write truth.json             all runs, each in its own process
     python validation/one_device/train.py --only 34m-fp32 --only moe     runs of that name, or with that text in it
     python validation/one_device/train.py --write truth.json --resume    only what the file lacks or was disturbed
+    python validation/one_device/train.py --write truth.json --calibrate my-device.yaml     and calibrate in between
     python validation/one_device/train.py --write-configs DIR            their config.json, for `windtunnel predict`
 
 A step is: forward and backward of each micro-batch, AdamW, zero_grad(set_to_none=True). The first three steps
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import Case, chosen_cases
+from in_turns import Calibrating
 from machine import Reference, counted, cpu_seconds, synchronize, wait_for_usual
 
 HERE = Path(__file__).parent
@@ -328,6 +330,8 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, default=120.0, help="seconds to wait for a usual machine, per attempt"
     )
+    parser.add_argument("--calibrate", type=Path, metavar="FILE", help="`windtunnel calibrate`, a turn before each run")
+    parser.add_argument("--turn", type=float, default=20.0, metavar="S", help="of calibrating")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--usual", type=float, default=math.nan, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -351,9 +355,14 @@ def main() -> None:
     begun = time.perf_counter()
     titles = ("step", "p10", "p90", "peak", "ops", "count", "others")
     print(f"{'run':28s} {' '.join(f'{t:>{w}s}' for t, w in zip(titles, (9, 8, 8, 9, 6, 6, 6), strict=True))}  loss")
+    cases = [case for case in cases if not rows.get(case.name, {}).get("steady")]
+    calibrating = None
+    if options.calibrate and cases:
+        device = "cuda:0" if options.device == "cuda" else "cpu"
+        calibrating = Calibrating(options.calibrate, device, options.threads, len(cases), options.turn)
     for case in cases:
-        if rows.get(case.name, {}).get("steady"):
-            continue
+        if calibrating:
+            calibrating.turn()
         rows[case.name] = row = measured_case(case, options, looks)
         if options.write:
             write(options.write, head, rows)
@@ -370,6 +379,8 @@ def main() -> None:
             f"{row['loss_first']:.2f} -> {row['loss_last']:.2f}" + ("" if row["steady"] else "  NOT STEADY"),
             flush=True,
         )
+    if calibrating:
+        calibrating.finish()
     loose = [row["name"] for row in rows.values() if not row.get("steady") and (options.steps or "error" in row)]
     print(
         f"{len(rows)} runs in {time.perf_counter() - begun:.0f} s; not steady or failed: {', '.join(loose) or 'none'}"

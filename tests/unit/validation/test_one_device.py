@@ -14,6 +14,7 @@ sys.path.insert(0, str(FOLDER))
 
 from cases import Case, chosen_cases, read_cases  # noqa: E402
 from compare import figures, wrong_pairs  # noqa: E402
+from in_turns import Calibrating  # noqa: E402
 from machine import counted  # noqa: E402
 
 from windtunnel.model import load_model  # noqa: E402
@@ -244,3 +245,22 @@ def test_pairs_count_only_where_times_are_apart() -> None:
     ]
     assert wrong_pairs(lines) == ([("a", "c")], 2)
     assert figures([0.1, -0.3]).split() == ["mean", "20.0%", "worst", "30.0%", "bias", "-10.0%"]
+
+
+@pytest.mark.slow
+def test_a_calibration_in_turns_goes_on_and_is_written_at_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    out = tmp_path / "device.yaml"
+    calibrating = Calibrating(out, "cpu", 1, turns=2, turn_s=1.0)
+    calibrating.turn()
+    kept = list(tmp_path.glob("device.yaml.*"))
+    assert kept
+    assert not out.exists()
+    calibrating.finish()
+    assert out.exists()
+
+
+def test_a_calibration_in_turns_that_fails_says_why(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit, match="abacus"):
+        Calibrating(tmp_path / "device.yaml", "abacus", 1, turns=1, turn_s=15.0).turn()
