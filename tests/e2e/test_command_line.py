@@ -200,10 +200,13 @@ def some_measurements(path: Path, wanted: int = 6) -> list[dict[str, str]]:
     return rows
 
 
-def test_validate_prints_scores_and_writes_every_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", ["80", "160"])
+def test_validate_prints_scores_and_writes_every_row(tmp_path: Path, columns: str) -> None:
     rows = some_measurements(tmp_path / "t.csv")
-    done = run("validate", "t.csv", "--rows", "rows.csv", "--page", "accuracy.md", cwd=tmp_path)
+    done = run("validate", "t.csv", "--rows", "rows.csv", "--page", "accuracy.md", cwd=tmp_path, COLUMNS=columns)
     assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= int(columns)
+    assert "skipped" in done.stdout  # no word is cut
     assert all(row["source"].split()[0] in done.stdout for row in rows)
     with (tmp_path / "rows.csv").open(newline="") as file:
         written = list(csv.DictReader(file))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+START_S = 3.0  # of a turn, a quarter at most, that are no part of the budget
 FIRST_SHARE = 4  # turns that the first one is as long as: what an op costs besides its kernel is measured in one go
 MOST_TO_FINISH_S = 300.0
 
@@ -17,12 +18,12 @@ MOST_TO_FINISH_S = 300.0
 class Calibrating:
     """`windtunnel calibrate`, ended after each turn; it goes on with what it has.
 
-    `turn_s`: seconds of each of `turns`, in all its budget.
+    `turn_s`: seconds of each of `turns`.
     """
 
     def __init__(self, out: Path, device: str, threads: int, turns: int, turn_s: float) -> None:
         self.turn_s, self.first = turn_s, True
-        budget_s = (turns - 1 + FIRST_SHARE) * turn_s
+        budget_s = max(turn_s, (turns - 1 + FIRST_SHARE) * turn_s - turns * min(START_S, turn_s / 4))
         self.command = [sys.executable, "-m", "windtunnel", "calibrate", "--device", device, "--out", str(out)]
         self.command += ["--threads", str(threads), "--budget", str(budget_s)]
 

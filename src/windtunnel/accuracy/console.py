@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -10,10 +11,11 @@ from windtunnel.accuracy.report import Report
 from windtunnel.accuracy.tables import Table, tables_of
 
 WORDS = ("worst row", "mean by other definitions", "our choice", "measured best")
+_GAP, _LEAST_NAME = 2, 20  # columns between columns, and of a name that wraps
 
 
-def render_report(report: Report) -> RenderableType:
-    """Every table that has rows. Errors are predicted / measured - 1."""
+def render_report(report: Report, width: int) -> RenderableType:
+    """Every table that has rows, in lines of `width` columns. Errors are predicted / measured - 1."""
     asked = [f"level {report.level}" if report.level else "all levels"]
     if report.source:
         asked.append(f"source {report.source!r}")
@@ -29,7 +31,24 @@ def render_report(report: Report) -> RenderableType:
     for table in tables_of(report):
         if table.detail and not report.source:
             continue
-        parts += [Text(), Text(table.title, style="bold"), _rich(table)]
+        parts += [Text(), Text(table.title, style="bold"), _rich(table) if _needed(table) <= width else _listed(table)]
+    return Group(*parts)
+
+
+def _needed(table: Table) -> int:
+    """Columns without which numbers would be cut."""
+    widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
+    names = [min(width, _LEAST_NAME) for width in widths[: table.left]]
+    return sum(names) + sum(widths[table.left :]) + _GAP * (len(widths) - 1)
+
+
+def _listed(table: Table) -> RenderableType:
+    """A row as its name, and below it what the columns say."""
+    parts: list[RenderableType] = []
+    for row in table.rows:
+        parts.append(Text(", ".join(row[: table.left])))
+        cells = zip(table.header[table.left :], row[table.left :], strict=True)
+        parts.append(Padding(Text(", ".join(f"{name} {cell}" for name, cell in cells)), (0, 0, 0, _GAP)))
     return Group(*parts)
 
 

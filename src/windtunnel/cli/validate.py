@@ -57,7 +57,8 @@ def validate(
         from windtunnel.accuracy.console import render_report
         from windtunnel.report.printing import print_trimmed
 
-        print_trimmed(render_report(report), stdout(piped_width=160))
+        console = stdout(piped_width=160)
+        print_trimmed(render_report(report, console.width), console)
     for written in (rows, page):
         if written is not None:
             note(f"wrote {written}")
