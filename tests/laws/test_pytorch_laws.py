@@ -166,6 +166,13 @@ def test_pages_of_a_larger_process_cost_what_was_measured_in_one(held: list[floa
     assert update == pytest.approx(wide * 1e6)  # what it costs more in a large process, on top of the update's own
 
 
+def test_pages_that_were_found_cheaper_by_chance_do_not_give_time_back() -> None:
+    updates = {f"new_page_update_{dtype}_s_per_byte": 2e-10 for dtype in ("fp32", "bf16")}
+    device = parse_cluster(calibrated_cpu(new_page_s_per_byte=5e-10, new_page_2gib_s_per_byte=1e-10, **updates))
+    pricer = Pricer(resolve(load_model(config()), device, read_plan(PLAN)))
+    assert pricer.new_pages(1e6, 2 * 2**30, update=True).seconds == 0.0
+
+
 def test_large_tensors_are_on_new_pages_in_every_step() -> None:
     """Logits above 32 MiB: written, and read back as log-softmax, on pages that come and go."""
     wide = config(v=50_000)

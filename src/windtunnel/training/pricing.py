@@ -238,7 +238,7 @@ class Pricer:
         levels = {size << 30: self._host[name] for size, name in LARGER_PROCESSES.items() if name in self._host}
         more = float(np.interp(held_bytes, [0, *levels], [usual, *levels.values()])) - usual
         each = more + (self._host.get(f"new_page_update_{self._dtype}_s_per_byte", usual) if update else usual)
-        seconds = each * bytes_total if self.on_cpu else 0.0
+        seconds = max(0.0, each) * bytes_total if self.on_cpu else 0.0
         return Price(seconds, 0.7 * seconds, 1.3 * seconds, Source.INTERPOLATED) if seconds else FREE
 
     def transfer(self, transfer: Transfer, skew: float = 1.0) -> tuple[Price, str]:
