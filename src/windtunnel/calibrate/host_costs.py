@@ -20,7 +20,7 @@ from windtunnel.hardware.calibration import LARGER_PROCESSES
 
 _MANY, _FEW = 33, 1
 _NEW_BYTES = 48 << 20
-_ROUNDS = 30  # of an op on new pages and on old ones: on a shared machine a few may all fall into one spell
+_ROUNDS = 15  # of an op on new pages and on old ones: on a shared machine a few may all fall into one spell
 _IDLE_ROUNDS, _IDLE_RESULTS, _IDLE_S = 4, 10, 1.5  # of taking pages that have lain free for as long as a step takes
 _MOST_ROWS, _SHAPES = 512, 15
 _COMPILED = """

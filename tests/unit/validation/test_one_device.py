@@ -251,7 +251,7 @@ def test_pairs_count_only_where_times_are_apart() -> None:
 def test_a_calibration_in_turns_goes_on_and_is_written_at_the_end(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     out = tmp_path / "device.yaml"
-    Calibrating(out, "cpu", 1, turns=100, turn_s=2.0).turn()  # 8 s of a longer budget
+    Calibrating(out, "cpu", 1, turns=100, turn_s=4.0).turn()  # 16 s of a longer budget
     assert not out.exists()
     assert (tmp_path / "device.yaml.journal").exists()
     Calibrating(out, "cpu", 1, turns=1, turn_s=1.0).finish()
