@@ -22,13 +22,15 @@ class Calibrating:
     """
 
     def __init__(self, out: Path, device: str, threads: int, turns: int, turn_s: float) -> None:
-        self.turn_s, self.first = turn_s, True
+        self.turn_s, self.first, self.done = turn_s, True, False
         budget_s = max(turn_s, (turns - 1 + FIRST_SHARE) * turn_s - turns * min(START_S, turn_s / 4))
         self.command = [sys.executable, "-m", "windtunnel", "calibrate", "--device", device, "--out", str(out)]
         self.command += ["--threads", str(threads), "--budget", str(budget_s)]
 
     def turn(self) -> None:
-        """Measure for one turn."""
+        """Measure for one turn, unless all of the budget is spent: another run would begin anew."""
+        if self.done:
+            return
         process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         seconds, self.first = (FIRST_SHARE if self.first else 1) * self.turn_s, False
         try:
@@ -39,7 +41,9 @@ class Calibrating:
         else:
             if process.returncode:
                 raise SystemExit(said.strip())
+            self.done = True
 
     def finish(self) -> None:
         """Spend what is left and write the file."""
-        subprocess.run(self.command, check=True, timeout=MOST_TO_FINISH_S)
+        if not self.done:
+            subprocess.run(self.command, check=True, timeout=MOST_TO_FINISH_S)

@@ -8,7 +8,7 @@ that cannot be negative:
 
     gemm            m n k, m n, m k, n k, 1              FLOPs, bytes of the three matrices, launch
     grouped gemm    the gemm's price x groups, groups, 1; without gemms its terms x groups
-    attention       b h s r d, b h s r, b h s d, b kv s d, 1     r keys that a query meets (`attended`)
+    attention       b h s a d, b h s a, b h s d, b kv s d, 1     a keys that a query meets (`attended`)
     others          x, max(0, x - x_j), rows, 1          x elements; steeper beyond x_j: caches end
 
 Sources: MEASURED on a point, where the price is the point's own; INTERPOLATED inside the box that the points span, in
@@ -320,7 +320,7 @@ def _term_names(op: str, steps: Sequence[float], on_gemm: bool) -> tuple[str, ..
     if op.startswith("grouped_gemm"):
         return ("groups gemm", "groups", "1") if on_gemm else ("g m n k", "g m n", "g m k", "g n k", "g", "1")
     if op.startswith("attention"):
-        return ("b h s r d", "b h s r", "b h s d", "b kv s d", "1")
+        return ("b h s a d", "b h s a", "b h s d", "b kv s d", "1")
     names = size_names(op)
     whole = " ".join(names)
     beyond = tuple(f"max(0, {whole} - {step:.3g})" for step in steps)

@@ -262,3 +262,13 @@ def test_a_calibration_in_turns_that_fails_says_why(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(SystemExit, match="abacus"):
         Calibrating(tmp_path / "device.yaml", "abacus", 1, turns=1, turn_s=15.0).turn()
+
+
+def test_a_calibration_in_turns_that_is_done_is_not_begun_again(tmp_path: Path) -> None:
+    calibrating = Calibrating(tmp_path / "device.yaml", "cpu", 1, turns=2, turn_s=15.0)
+    begun = tmp_path / "begun"
+    calibrating.command = [sys.executable, "-c", f"open({str(begun)!r}, 'a').write('once')"]
+    calibrating.turn()
+    calibrating.turn()
+    calibrating.finish()
+    assert begun.read_text() == "once"
