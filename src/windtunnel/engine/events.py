@@ -1,0 +1,145 @@
+"""The event loop for what decides as it goes: replicas that batch, schedulers that place, hosts that fail.
+
+Two layers. `EventQueue` is a clock and a heap: the next event is the least (time, priority, sequence), so events of one
+time have a decided order and the same input gives the same bytes. `run` drives a *state machine* on it:
+
+    handle(now_ns, event) -> actions        At: this event, then.   Cancel: no longer.
+
+A machine does no I/O, reads no wall clock and draws no random number that it was not given a generator for. So the log
+of what it was handed (`Stimulus`) is the whole run: `replay` hands it to a fresh machine, which must ask for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+Event = TypeVar("Event")
+
+COMPACT_FROM = 64  # cancelled entries from which the heap is rebuilt once they outnumber the rest
+
+
+@dataclass(frozen=True, slots=True)
+class At(Generic[Event]):
+    """Hand over `event` at `time_ns`. With a `key`, it takes the place of the pending event of the same key."""
+
+    time_ns: int
+    event: Event
+    priority: int = 0  # of two events of one time the lesser comes first
+    key: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Forget the pending event of this key; nothing happens where there is none."""
+
+    key: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Stimulus(Generic[Event]):
+    """One event as it was handed to the machine."""
+
+    time_ns: int
+    event: Event
+
+
+class EventQueue(Generic[Event]):
+    """A clock that only moves forward and the events that lie ahead of it."""
+
+    __slots__ = ("_cancelled", "_heap", "_sequence", "now_ns")
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self.now_ns = now_ns
+        self._heap: list[tuple[int, int, int, Event]] = []
+        self._sequence = 0
+        self._cancelled: set[int] = set()
+
+    def push(self, time_ns: int, event: Event, priority: int = 0) -> int:
+        """Add an event; the ticket returned cancels it. AssertionError for a time that is past."""
+        assert time_ns >= self.now_ns, f"an event at {time_ns} ns, when it is already {self.now_ns} ns"
+        self._sequence += 1
+        heappush(self._heap, (time_ns, priority, self._sequence, event))
+        return self._sequence
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a pending event. The ticket must not have been handed over or cancelled before."""
+        self._cancelled.add(ticket)
+        if len(self._cancelled) > COMPACT_FROM and 2 * len(self._cancelled) > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2] not in self._cancelled]
+            heapify(self._heap)
+            self._cancelled.clear()
+
+    def next_ns(self) -> int | None:
+        """When the next event comes; None if there is none."""
+        while self._heap and self._heap[0][2] in self._cancelled:
+            self._cancelled.discard(heappop(self._heap)[2])
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self) -> tuple[int, Event, int]:
+        """Move the clock to the next event and return (time in ns, event, ticket). IndexError if there is none."""
+        while True:
+            time_ns, _, ticket, event = heappop(self._heap)
+            if ticket in self._cancelled:
+                self._cancelled.discard(ticket)
+                continue
+            self.now_ns = time_ns
+            return time_ns, event, ticket
+
+    def __len__(self) -> int:
+        return len(self._heap) - len(self._cancelled)
+
+
+Handler = Callable[[int, Event], Iterable[At[Event] | Cancel]]
+
+
+def run(
+    handle: Handler[Event],
+    start: Iterable[At[Event]],
+    *,
+    until_ns: int | None = None,
+    log: list[Stimulus[Event]] | None = None,
+) -> int:
+    """Hand events to a machine until none is left or the next lies after `until_ns`; returns the clock's last time.
+
+    `start`: the first events, e.g. all arrivals. `log`: takes every stimulus in order.
+    """
+    queue: EventQueue[Event] = EventQueue()
+    ticket_of: dict[Hashable, int] = {}
+    key_of: dict[int, Hashable] = {}
+
+    def forget(key: Hashable) -> None:
+        ticket = ticket_of.pop(key, None)
+        if ticket is not None:
+            del key_of[ticket]
+            queue.cancel(ticket)
+
+    def perform(actions: Iterable[At[Event] | Cancel]) -> None:
+        for action in actions:
+            if isinstance(action, Cancel):
+                forget(action.key)
+                continue
+            if action.key is not None:
+                forget(action.key)
+            ticket = queue.push(action.time_ns, action.event, action.priority)
+            if action.key is not None:
+                ticket_of[action.key] = ticket
+                key_of[ticket] = action.key
+
+    perform(start)
+    while (next_ns := queue.next_ns()) is not None and (until_ns is None or next_ns <= until_ns):
+        now_ns, event, ticket = queue.pop()
+        key = key_of.pop(ticket, None)
+        if key is not None:
+            del ticket_of[key]
+        if log is not None:
+            log.append(Stimulus(now_ns, event))
+        perform(handle(now_ns, event))
+    return queue.now_ns
+
+
+def replay(handle: Handler[Event], log: Sequence[Stimulus[Event]]) -> list[tuple[At[Event] | Cancel, ...]]:
+    """Hand a log to a fresh machine, without a queue; returns what it asked for at each stimulus."""
+    return [tuple(handle(stimulus.time_ns, stimulus.event)) for stimulus in log]
