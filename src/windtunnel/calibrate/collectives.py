@@ -90,7 +90,6 @@ def measure_collectives(
     Raises:
         UserError: no such backend, too many processes, or no calibrated file to add to.
     """
-    torch = import_torch()
     if not 2 <= world_size <= 256:
         raise SpecError("--world-size", world_size, "give 2 to 256 processes")
     if not 1 <= budget_s <= 86400:
@@ -98,6 +97,7 @@ def measure_collectives(
     for kind in only:
         if kind not in KINDS:
             raise SpecError("--only", kind, f"is no collective that is measured; known: {', '.join(KINDS)}")
+    torch = import_torch()
     if not torch.distributed.is_available():
         raise UserError("this PyTorch was built without torch.distributed; install one with it")
     if backend == "nccl" and not (torch.distributed.is_nccl_available() and torch.cuda.device_count() >= world_size):
