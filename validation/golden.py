@@ -133,9 +133,9 @@ def answer(words: tuple[str, ...]) -> str:
     if words[0] == "predict":
         words = (*words, "--json", "--no-save")
     elif words[0] == "explain":
-        words = tuple(word for word in words if word != "--no-save") + ("--json",)
+        words = (*(word for word in words if word != "--no-save"), "--json")
     elif words[0] == "validate":
-        words = tuple(word for word in words if word != "--no-write") + ("--json",)
+        words = (*(word for word in words if word != "--no-write"), "--json")
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         status = main(list(words))

@@ -59,7 +59,7 @@ def test_no_torch_and_old_torch_say_what_to_install(tmp_path: Path) -> None:
     missing = fake_torch(tmp_path / "a", "raise ImportError('no')")
     assert "pip install 'windtunnel[torch]'" in refused(cwd=tmp_path, **missing)
     old = fake_torch(tmp_path / "b", "__version__ = '2.3.1+cu118'")
-    assert "2.3.1+cu118 is too old" in refused("--collectives", cwd=tmp_path, **old)
+    assert "2.3.1+cu118 is too old" in refused(cwd=tmp_path, **old)
 
 
 def test_contradictions_are_refused(tmp_path: Path) -> None:
