@@ -109,7 +109,7 @@ def test_ranks_of_a_killed_measurement_are_gone_and_the_file_is_as_it_was(tmp_pa
 
 def session_of(leader: int) -> list[bytes]:
     """Command lines of the processes that are left of a session."""
-    from windtunnel.capture.script.zygote import processes
+    from windtunnel.capture.processes.fork_server import processes
 
     found = []
     for pid, _, session in processes():
