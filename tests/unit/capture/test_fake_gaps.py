@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from script.small_models import rank_of  # noqa: E402
+from small_models import rank_of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from windtunnel.capture.fake_tensors.control_flow import Answers  # noqa: E402

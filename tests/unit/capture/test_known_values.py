@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
-from script.small_models import rank_of  # noqa: E402
+from small_models import rank_of  # noqa: E402
 
 from windtunnel.capture.fake_tensors.control_flow import Answers  # noqa: E402
 from windtunnel.capture.recorder.recorder import Recorder  # noqa: E402

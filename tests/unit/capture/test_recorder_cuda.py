@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
-from script.small_models import Decoder, recorded, train  # noqa: E402
+from small_models import Decoder, recorded, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 from windtunnel.capture.fake_tensors.fake import fake_tensors  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from script.small_models import Decoder, recorded, replayed, train  # noqa: E402
+from small_models import Decoder, recorded, replayed, train  # noqa: E402
 
 from windtunnel.capture.recorder.recorder import Recorder  # noqa: E402
 from windtunnel.capture.recorder.storages import peak_of  # noqa: E402

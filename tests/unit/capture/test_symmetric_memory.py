@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from script.small_models import rank_of  # noqa: E402
+from small_models import rank_of  # noqa: E402
 
 from windtunnel.capture.recorder.recorder import Recorder  # noqa: E402
 from windtunnel.programs.compiler.fused_program import fused  # noqa: E402

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from script.small_models import recorded  # noqa: E402
+from small_models import recorded  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
 from windtunnel.capture.torch_private.flex import flex_attention_in_one_op  # noqa: E402

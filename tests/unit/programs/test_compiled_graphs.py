@@ -30,7 +30,7 @@ WHOLE = spec(1024, 1024)
 def step(function: Callable[[Any], Any]) -> RankProgram:
     """A recorded step in which this is compiled."""
     torch = pytest.importorskip("torch")
-    from script.small_models import recorded
+    from small_models import recorded
 
     def job(_: str) -> None:
         compiled = torch.compile(function)

@@ -233,7 +233,7 @@ def test_laws(program: RankProgram) -> None:
 def test_a_script_that_compiles() -> None:
     """Its regions are marked, backward and recomputation included, and the optimizer is not among them."""
     torch = pytest.importorskip("torch")
-    from script.small_models import Decoder, recorded, train
+    from small_models import Decoder, recorded, train
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     def job(device: str) -> None:
