@@ -137,7 +137,7 @@ def answered(
 ) -> Result:
     """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
     from windtunnel.cli.captured import answered_captured, is_captured_word
-    from windtunnel.cli.question import Question
+    from windtunnel.training.question import Question
 
     if is_captured_word(model):
         asked: dict[str, Any] = {"plan": plan, "flags": flags.given(), "set": set, "allocator": allocator}
