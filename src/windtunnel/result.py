@@ -10,9 +10,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 SCHEMA = "windtunnel.result/1"
+
+
+@lru_cache(maxsize=1)
+def product_version() -> str:
+    """Of the installed package, for what a result was made by."""
+    try:
+        return version("windtunnel")
+    except PackageNotFoundError:  # run from a source tree that nobody installed
+        return "not installed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from handmade import Grid, Script, folded_job, job_of, names, torch_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.emulate.captured import predict_captured, price_captured
-from windtunnel.emulate.captured_step import class_names, replayed
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
+from windtunnel.programs.captured_step import class_names, replayed
 from windtunnel.programs.job import CapturedJob, Family, moved_families, whole_job
 from windtunnel.programs.lowering.lower import PricedJob, flops_and_traffic, priced_job
 from windtunnel.programs.lowering.placement import Pace
 from windtunnel.programs.lowering.pricing import op_pricer
+from windtunnel.programs.predict import predict_captured, price_captured
 from windtunnel.programs.program import RankProgram
 
 SIZES = {"layers": 2, "micro_batches": 3, "rows": 256, "width": 512}

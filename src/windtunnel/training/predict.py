@@ -9,8 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,11 @@ from windtunnel.cost.price import Source
 from windtunnel.engine import Timeline, exposed
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
-from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, StageReport
-from windtunnel.training.disturbances.cells import parse_disturbances
-from windtunnel.training.disturbances.planned import disturb, with_waiting
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, StageReport, product_version
+from windtunnel.step.disturbances.attribution import with_waiting
+from windtunnel.step.disturbances.disturbances import parse_disturbances
+from windtunnel.step.result_of import DISTURBED, SLOWER, STRAGGLING, Z95, sum_to
+from windtunnel.training.disturbances.planned import disturb
 from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
@@ -33,7 +33,7 @@ from windtunnel.training.lowering.step import Step
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, sum_to
+from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
@@ -41,12 +41,8 @@ from windtunnel.training.workload.router_load import parse_router_load
 from windtunnel.training.workload.sequence_lengths import read_lengths
 
 BUBBLE = "pipeline bubble"
-STRAGGLING = "waiting for the slowest rank"
-DISTURBED = "waiting for disturbed ranks"
 SLOWED = "slowed by overlap"
 EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
-Z95 = 1.645  # standard deviations from the mean to the 95th percentile
-SLOWER = 1.15  # the upper half of the band over the lower
 
 
 def predict(
@@ -197,15 +193,6 @@ def _result(
         disturbed=disturbed,
         traffic_bytes=_traffic(step),
     )
-
-
-@lru_cache(maxsize=1)
-def product_version() -> str:
-    """Of the installed package, for what a result was made by."""
-    try:
-        return version("windtunnel")
-    except PackageNotFoundError:  # run from a source tree that nobody installed
-        return "not installed"
 
 
 def _stages(layout: Layout, step: Step, timeline: Timeline, waiting_ns: Mapping[str, int]) -> tuple[StageReport, ...]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import UserError
 from windtunnel.graph import OpKind
 from windtunnel.result import Limit, StageMemory
+from windtunnel.step.result_of import PLAIN
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.step import Step
@@ -22,20 +23,6 @@ WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5
 FIXES_MOST = 4
 RECOMPUTATION = "recomputation"
-PLAIN = ("gemm", "attention", "memory-bound", "optimizer")  # the work itself; anything else is overhead of the layout
-
-
-def sum_to(parts: Mapping[str, int], total: int) -> dict[str, int]:
-    """Scale integer parts so that they sum exactly to `total` (largest remainder; ties by name)."""
-    whole = sum(parts.values())
-    if whole == 0:
-        return {}
-    scaled = {name: divmod(value * total, whole) for name, value in parts.items()}
-    result = {name: quotient for name, (quotient, _) in scaled.items()}
-    left = total - sum(result.values())
-    for name in sorted(scaled, key=lambda name: (-scaled[name][1], name))[:left]:
-        result[name] += 1
-    return result
 
 
 def limits_of(layout: Layout, breakdown_ns: Mapping[str, int], total_ns: int, step: Step) -> tuple[Limit, ...]:

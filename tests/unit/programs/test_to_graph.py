@@ -15,15 +15,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from handmade import Grid, Script, folded_job, job_of, spec
 
-from windtunnel.emulate.captured import load, predict_captured
-from windtunnel.emulate.captured_memory import memory_of_program
-from windtunnel.emulate.captured_step import replayed
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
+from windtunnel.programs.captured_step import replayed
 from windtunnel.programs.job import CapturedJob, Family, families_of, whole_job
 from windtunnel.programs.lowering.lower import priced_job
 from windtunnel.programs.lowering.pricing import op_pricer
+from windtunnel.programs.memory import memory_of_program
+from windtunnel.programs.predict import load, predict_captured
 from windtunnel.programs.program import Answer, MemoryEvent, Op, RankProgram, TensorSpec
 from windtunnel.result import Result
 

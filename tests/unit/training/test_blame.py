@@ -11,9 +11,10 @@ import pytest
 from windtunnel.engine import Slowdown, replay
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import transformer
+from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.training import read_plan
 from windtunnel.training.disturbances.attribution import explain, path_parts, thinned
-from windtunnel.training.disturbances.cells import cell_factors, parse_disturbances
+from windtunnel.training.disturbances.cells import cell_factors
 from windtunnel.training.disturbances.pace_setters import culprits_of
 from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.layout import resolve

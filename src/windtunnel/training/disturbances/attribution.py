@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from windtunnel.engine import Timeline, critical_path, exposed
 from windtunnel.graph import OpKind
 from windtunnel.result import PathPart, RankClass, Waiting
-from windtunnel.training.disturbances.cells import Slow
+from windtunnel.step.disturbances.attribution import thinned
+from windtunnel.step.disturbances.parse import Slow
 from windtunnel.training.disturbances.pace_setters import Culprits, culprits_of
 from windtunnel.training.disturbances.replicas import Unfolded
 from windtunnel.training.disturbances.waiting import waiting_of
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.step import DP, STREAMS, Step
-
-PATH_PARTS_MOST = 200
 
 
 class Explanation(NamedTuple):
@@ -173,12 +172,6 @@ def _named(
     slower = unfolded.duration_ns[path] > step.duration_ns[path % step.graph.n_ops]
     shared = (graph.stream[path] % len(STREAMS) == DP) & slower & (slowest >= 0)
     return np.where(shared, slowest, culprits.speaker(replica, stage))
-
-
-def thinned(parts: tuple[PathPart, ...], most: int = PATH_PARTS_MOST) -> tuple[PathPart, ...]:
-    """The longest parts, in the order of time."""
-    longest = sorted(parts, key=lambda part: (part.start_ns - part.end_ns, part.start_ns))[:most]
-    return tuple(sorted(longest, key=lambda part: part.start_ns))
 
 
 def _words(step: Step) -> list[str]:

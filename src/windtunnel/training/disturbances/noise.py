@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.samples import Draw, Source, from_tables, lognormal
 from windtunnel.graph import OpKind
-from windtunnel.training.disturbances.cells import Slow, cell_factors, cells_of, stage_times, tied_replicas
+from windtunnel.step.disturbances.parse import Slow
+from windtunnel.training.disturbances.cells import cell_factors, cells_of, stage_times, tied_replicas
 from windtunnel.training.disturbances.op_noise import pass_factors
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece

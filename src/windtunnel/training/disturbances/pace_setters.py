@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.disturbances.cells import Slow, tied_replicas
+from windtunnel.step.disturbances.parse import Slow
+from windtunnel.training.disturbances.cells import tied_replicas
 from windtunnel.training.layout import Layout
 
 

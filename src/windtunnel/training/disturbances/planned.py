@@ -14,18 +14,12 @@ from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.engine.samples import Source, Variant, sample_steps
 from windtunnel.graph import OpKind
 from windtunnel.hardware.topology import topology_of
-from windtunnel.result import Blame, Disturbed, Samples, Waiting
+from windtunnel.result import Blame, Disturbed, Samples
+from windtunnel.step.disturbances.attribution import beyond
+from windtunnel.step.disturbances.disturbances import SAMPLES, Disturbances
+from windtunnel.step.disturbances.parse import Slow
 from windtunnel.training.disturbances.attribution import explain
-from windtunnel.training.disturbances.cells import (
-    SAMPLES,
-    Disturbances,
-    Slow,
-    cell_factors,
-    cells_of,
-    in_step,
-    placed,
-    tied_replicas,
-)
+from windtunnel.training.disturbances.cells import cell_factors, cells_of, in_step, placed, tied_replicas
 from windtunnel.training.disturbances.contention import LinkFactors, uplink_factors, uplink_names
 from windtunnel.training.disturbances.noise import passes_of, random_source, warming
 from windtunnel.training.disturbances.replicas import Unfolded, meets_across, unfold
@@ -111,33 +105,6 @@ def disturb(
         samples=samples,
         **found_out._asdict(),
     )
-
-
-def with_waiting(disturbed: Disturbed, waiting_ns: int, n_gpus: int, step_ns: int) -> Disturbed:
-    """The same with what every step waits anyway, so that its times compare with the step's."""
-    undisturbed = disturbed.undisturbed_step_time_ns + waiting_ns
-    samples = disturbed.samples
-    if samples:
-        samples = replace(
-            samples,
-            p5_ns=samples.p5_ns + waiting_ns,
-            p50_ns=samples.p50_ns + waiting_ns,
-            p95_ns=samples.p95_ns + waiting_ns,
-        )
-    lost = n_gpus * (1.0 - undisturbed / step_ns) if step_ns else 0.0
-    return replace(disturbed, undisturbed_step_time_ns=undisturbed, gpus_lost=lost, samples=samples)
-
-
-def beyond(waiting: tuple[Waiting, ...], usual: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-    """What is waited more than in an undisturbed step, longest mean first."""
-    known = {one.communicator: one.mean_ns for one in usual}
-    more = []
-    for one in waiting:
-        less = known.get(one.communicator, 0)
-        mean, worst = one.mean_ns - less, one.worst_ns - less
-        if mean > 0:
-            more.append(replace(one, mean_ns=mean, worst_ns=max(mean, worst)))
-    return tuple(sorted(more, key=lambda one: (-one.mean_ns, one.communicator)))
 
 
 def uneven_fabric(layout: Layout, slow: tuple[Slow, ...]) -> LinkFactors:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.sharing import Sharing
 from windtunnel.graph import Graph, OpKind
 from windtunnel.graph.footprint import refuse_if_too_large
+from windtunnel.step.nic_sharing import step_sharing
 from windtunnel.training.disturbances.cells import in_step
 from windtunnel.training.disturbances.contention import LinkFactors
 from windtunnel.training.layout import Layout
@@ -23,7 +24,6 @@ from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.passes import PARTS, nic_parts, passes_at
 from windtunnel.training.lowering.step import DP, STREAMS, Step
-from windtunnel.training.nics import step_sharing
 from windtunnel.training.pricing import Pricer
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.engine import Slowdown, Timeline, replay
+from windtunnel.step.nic_sharing import step_sharing
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.step import Step
-from windtunnel.training.nics import step_sharing
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Schedule
 

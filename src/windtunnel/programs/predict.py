@@ -17,10 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.emulate.captured_disturbed import disturb_captured
-from windtunnel.emulate.captured_excerpt import captured_excerpt
-from windtunnel.emulate.captured_memory import CapturedMemory, memory_of_program
-from windtunnel.emulate.captured_result import (
+from windtunnel.cost.device_memory import outside_of_allocator
+from windtunnel.errors import InputFileError
+from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
+from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.programs.captured_disturbed import disturb_captured
+from windtunnel.programs.captured_step import CapturedStep, Replayed, class_names, placed_on
+from windtunnel.programs.compiler.fused_program import fused
+from windtunnel.programs.excerpt import captured_excerpt
+from windtunnel.programs.facts import (
     band_of,
     breakdown_of,
     flops_of,
@@ -31,19 +36,13 @@ from windtunnel.emulate.captured_result import (
     waiting_words,
     warnings_of,
 )
-from windtunnel.emulate.captured_step import CapturedStep, Replayed, class_names, placed_on
-from windtunnel.errors import InputFileError
-from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
-from windtunnel.hardware import Cluster, parse_cluster
-from windtunnel.programs.compiler.fused_program import fused
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.lower import PricedJob, flops_and_traffic, priced_job
 from windtunnel.programs.lowering.pricing import op_pricer
-from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
-from windtunnel.training.disturbances.cells import parse_disturbances
-from windtunnel.training.disturbances.planned import with_waiting
-from windtunnel.training.memory.saved_tensors import outside_of_allocator
-from windtunnel.training.predict import product_version
+from windtunnel.programs.memory import CapturedMemory, memory_of_program
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
+from windtunnel.step.disturbances.attribution import with_waiting
+from windtunnel.step.disturbances.disturbances import parse_disturbances
 
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from windtunnel.emulate.captured_step import Replayed
+from windtunnel.programs.captured_step import Replayed
 from windtunnel.programs.lowering.lower import PricedJob
 from windtunnel.programs.program import Op
 from windtunnel.result import Interval

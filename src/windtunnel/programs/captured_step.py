@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.emulate.captured_links import captured_sharing
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import SpecError
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
 from windtunnel.programs.lowering.placement import Pace
-from windtunnel.training.disturbance_words import Slow
-from windtunnel.training.disturbances.cells import Disturbances, link_times
+from windtunnel.step.disturbances.disturbances import Disturbances, link_times
+from windtunnel.step.disturbances.parse import Slow
+from windtunnel.step.nic_sharing import step_sharing
 
 HOT = ("gpu", "random", "thermal")
 REFUSED = {
@@ -80,7 +80,8 @@ def replayed(priced: PricedJob, pace: Pace | None = None, *, fold: bool = True) 
 def replay_captured(priced: PricedJob, captured: CapturedGraph, duration_ns: NDArray[np.int64]) -> Timeline:
     """Replay with what slows what on a GPU, and NICs shared."""
     factors = np.array(priced.pricer.training.slowdown_factors())
-    return replay(captured.graph, duration_ns, Slowdown(captured.interference, factors), captured_sharing(captured))
+    sharing = step_sharing(captured.graph, captured.nic_share)
+    return replay(captured.graph, duration_ns, Slowdown(captured.interference, factors), sharing)
 
 
 def placed_on(priced: PricedJob, asked: Disturbances) -> Disturbances:

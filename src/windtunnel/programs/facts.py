@@ -13,16 +13,15 @@ from math import prod
 import numpy as np
 
 from windtunnel.cost.price import Source
-from windtunnel.emulate.captured_step import Replayed
 from windtunnel.engine import exposed
 from windtunnel.graph import OpKind
+from windtunnel.programs.captured_step import Replayed
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, shown
 from windtunnel.programs.lowering.pricing import DTYPES
 from windtunnel.programs.op_shapes import attention_of, plain_name, product_of, tensor_elements
 from windtunnel.programs.program import RankProgram
 from windtunnel.result import Limit, StageReport
-from windtunnel.training.predict import DISTURBED, SLOWER, STRAGGLING, Z95
-from windtunnel.training.reading import PLAIN, sum_to
+from windtunnel.step.result_of import DISTURBED, PLAIN, SLOWER, STRAGGLING, Z95, sum_to
 
 WAITING, BUBBLE = "waiting for peers", "pipeline bubble"
 WORTH_NAMING, LIMITS_MOST = 0.02, 5

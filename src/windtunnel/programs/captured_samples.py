@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.emulate.captured_step import CapturedStep, pace_of, replay_captured
 from windtunnel.errors import UserError
 from windtunnel.graph import OpKind
+from windtunnel.programs.captured_step import CapturedStep, pace_of, replay_captured
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
 from windtunnel.programs.lowering.placement import Pace
-from windtunnel.training.disturbance_words import Slow
+from windtunnel.step.disturbances.parse import Slow
 
 KEYS = {"jitter": 1, "pause": 2, "noise": 3}
 OPS_MOST = 300_000_000  # of all samples together: some minutes
