@@ -139,7 +139,8 @@ class Disturbed:
     undisturbed_step_time_ns: int
     gpus_lost: float  # how many GPUs' worth of the step is lost
     programs: int  # rank classes that were simulated
-    replica_classes: tuple[int, ...]  # replicas in each class; they sum to the data-parallel degree
+    # Replicas in each class that was simulated, which sum to the data-parallel degree; of a captured job, ranks.
+    replica_classes: tuple[int, ...]
     blame: tuple[Blame, ...]  # costliest first
     samples: Samples | None = None
     rank_classes: tuple[RankClass, ...] = ()

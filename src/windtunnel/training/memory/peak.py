@@ -36,7 +36,7 @@ from windtunnel.training.lowering.pipelined_shards import (
     summed_chunks,
     unmerged_chunks,
 )
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.allocations import Load, Passes, Resident, two_steps
 from windtunnel.training.memory.model_state import State, state_bytes
 from windtunnel.training.memory.saved_tensors import keeping
@@ -63,7 +63,7 @@ class _Walk:
 
 
 def memory_of(
-    layout: Layout, pieces: tuple[Piece, ...], step: Step, end_ns: NDArray[np.int64]
+    layout: Layout, pieces: tuple[Piece, ...], step: LoweredStep, end_ns: NDArray[np.int64]
 ) -> tuple[StageMemory, ...]:  # fmt: skip
     """Memory of every pipeline rank."""
     schedule = step.schedule
