@@ -1,6 +1,6 @@
 """The application: its verbs, and what every one of them does about mistakes, interrupts and closed pipes.
 
-Exit status: 0 an answer (infeasible is an answer), 2 a mistake of the user, 3 infeasible under `--check`, 130
+Exit status: 0 an answer, 2 a mistake of the user, 3 an answer that says the job does not fit in memory, 130
 interrupted, 141 nobody reads the output any more. A mistake is one line on stderr: `windtunnel: error: ...`.
 """
 

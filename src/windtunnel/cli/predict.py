@@ -62,9 +62,10 @@ def predict(
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
-    check: Annotated[bool, Parameter(negative="", help="Exit with status 3 if the job is infeasible.")] = False,
 ) -> int:
     """Predict one training step: how long, where the time goes, whether it fits, and how sure that is.
+
+    The exit status is 3 for a job that does not fit in memory.
 
     Parameters
     ----------
@@ -74,6 +75,10 @@ def predict(
     """
     from windtunnel.cli.output import note, print_json, stdout, working
 
+    if report is not None and trace is not None and report.absolute() == trace.absolute():
+        from windtunnel.errors import SpecError
+
+        raise SpecError("--trace", str(trace), "is the file of --report too; give each a name of its own")
     with working("predicting"):
         result = answered(
             model,
@@ -116,7 +121,7 @@ def predict(
         note("--samples changes nothing: nothing is random; add --jitter, --lengths, or --slow with noise or a pause")
     for path in written:
         note(f"wrote {path}")
-    return INFEASIBLE if check and result.status == "infeasible" else 0
+    return INFEASIBLE if result.status == "infeasible" else 0
 
 
 def answered(
