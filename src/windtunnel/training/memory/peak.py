@@ -25,6 +25,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.device_memory import MIB, memory_document, outside_of_allocator
 from windtunnel.graph.allocator import AllocatorResult, replay_allocator
 from windtunnel.result import StageMemory
 from windtunnel.training.layout import Layout
@@ -35,10 +36,10 @@ from windtunnel.training.lowering.pipelined_shards import (
     summed_chunks,
     unmerged_chunks,
 )
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.allocations import Load, Passes, Resident, two_steps
 from windtunnel.training.memory.model_state import State, state_bytes
-from windtunnel.training.memory.saved_tensors import MIB, keeping, memory_document, outside_of_allocator
+from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import Kind, Schedule
 
@@ -62,7 +63,7 @@ class _Walk:
 
 
 def memory_of(
-    layout: Layout, pieces: tuple[Piece, ...], step: Step, end_ns: NDArray[np.int64]
+    layout: Layout, pieces: tuple[Piece, ...], step: LoweredStep, end_ns: NDArray[np.int64]
 ) -> tuple[StageMemory, ...]:  # fmt: skip
     """Memory of every pipeline rank."""
     schedule = step.schedule

@@ -1,4 +1,4 @@
-"""A replayed captured step as a `Result`: time with its band, breakdown that sums, FLOPs, traffic, memory, provenance.
+"""What is read off a captured step: how its ranks spend it, FLOPs, tokens, traffic, prices, and what would shrink it.
 
 Model FLOPs are the captured ones without what is recomputed: ops of a recomputation, and of attention's backward one of
 the five products, which makes the scores again. What ranks of one group compute alike counts on each of them.
@@ -13,32 +13,30 @@ from math import prod
 import numpy as np
 
 from windtunnel.cost.price import Source
-from windtunnel.emulate.captured_step import Replayed
 from windtunnel.engine import exposed
 from windtunnel.graph import OpKind
+from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, shown
 from windtunnel.programs.lowering.pricing import DTYPES
 from windtunnel.programs.op_shapes import attention_of, plain_name, product_of, tensor_elements
 from windtunnel.programs.program import RankProgram
-from windtunnel.result import Limit, StageReport
-from windtunnel.training.predict import DISTURBED, SLOWER, STRAGGLING, Z95
-from windtunnel.training.reading import PLAIN, sum_to
+from windtunnel.result import Limit
+from windtunnel.step.disturbances.disturbed_step import Replayed
+from windtunnel.step.result_of import BUBBLE, PLAIN, STRAGGLING, ClassTime, Kernels, Work, roofline_warning
 
-WAITING, BUBBLE = "waiting for peers", "pipeline bubble"
+WAITING = "waiting for peers"
+GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "grouped_mm", "scaled_grouped_mm")
 WORTH_NAMING, LIMITS_MOST = 0.02, 5
 ANSWERS_MOST = 8
 SCORES_AGAIN = 0.2  # of attention's backward: one product of five
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)(?:\.|$)")
 
 
-def breakdown_of(
-    priced: PricedJob, now: Replayed, more_ns: Mapping[str, int]
-) -> tuple[dict[str, int], tuple[StageReport, ...]]:
-    """Mean over all ranks, and of each captured program; both sum to the makespan and `more_ns`."""
-    graph = now.captured.graph
+def classes_of(priced: PricedJob, now: Replayed[CapturedGraph]) -> list[ClassTime]:
+    """How the ranks that run each captured program spend the step: what they run, and what they wait for."""
+    graph = now.made.step.graph
     split = exposed(now.timeline, graph)
     busy = split.compute_ns + split.communication_ns + split.host_ns
-    total = now.timeline.makespan_ns + sum(more_ns.values())
     messages = np.zeros(len(graph.categories), np.bool_)
     messages[graph.category[(graph.kind == OpKind.SEND) | (graph.kind == OpKind.RECV)]] = True
     messages[[number for number, name in enumerate(graph.categories) if name == "exposed host copy"]] = False
@@ -48,80 +46,56 @@ def breakdown_of(
         idle = split.idle_ns[program]
         parts[BUBBLE] = int(idle[messages].sum())
         parts[WAITING] = int(idle[~messages].sum() + split.tail_ns[program])
-        per_program.append({name: ns for name, ns in parts.items() if ns})
+        per_program.append(parts)
     weight = graph.multiplicity.tolist()
-    stages = []
-    everything: dict[str, int] = {}
+    classes = []
     for number, template in enumerate(priced.templates):
-        programs = np.flatnonzero(now.captured.template_of == number).tolist()
-        ranks, sums = sum(weight[one] for one in programs), dict[str, int]()
+        programs = np.flatnonzero(now.made.template_of == number).tolist()
+        spent: dict[str, int] = {}
         for one in programs:
             for name, ns in per_program[one].items():
-                sums[name] = sums.get(name, 0) + ns * weight[one]
-        for name, ns in more_ns.items():
-            sums[name] = sums.get(name, 0) + ns * ranks
-        for name, ns in sums.items():
-            everything[name] = everything.get(name, 0) + ns
+                spent[name] = spent.get(name, 0) + ns * weight[one]
         layers = {found[1] for op in template.program.ops if (found := _LAYER.search(op.module))}
-        stages.append(StageReport(number, ranks, len(layers), _kept(sum_to(sums, total))))
-    mean = _kept(sum_to(everything, total))
-    return dict(sorted(mean.items(), key=lambda item: (-item[1], item[0]))), tuple(stages)
+        classes.append(ClassTime(sum(weight[one] for one in programs), len(layers), spent))
+    return classes
 
 
-def _kept(parts: Mapping[str, int]) -> dict[str, int]:
-    return {name: ns for name, ns in parts.items() if ns}
-
-
-def waiting_words(straggling_ns: int, disturbed_ns: int) -> dict[str, int]:
-    """What comes on top of the replayed makespan."""
-    return _kept({STRAGGLING: straggling_ns, DISTURBED: disturbed_ns})
-
-
-def band_of(priced: PricedJob, captured: CapturedGraph, breakdown: Mapping[str, int]) -> tuple[float, float]:
-    """Relative p5 and p95 of the step, as `training.predict`: parts err independently, each as published runs showed
-    or by its kernels' own band where that is wider."""
-    busy = wide = 0.0
-    for program, weight in enumerate(captured.graph.multiplicity.tolist()):
-        template = priced.templates[int(captured.template_of[program])]
-        busy += weight * sum(template.busy_s.values())
-        wide += weight * (template.p95_s - template.p5_s)
-    kernels = wide / busy / 2 / Z95 if busy else 0.0
-    known = priced.pricer.training.uncertainty
-    variance, total = known["software"] ** 2, max(1, sum(breakdown.values()))
-    for name, ns in breakdown.items():
-        key = "exposed" if name.startswith("exposed") else name
-        sigma = known.get(key, known["other"])
-        if name in ("gemm", "attention", "memory-bound"):
-            sigma = max(sigma, kernels)
-        variance += (ns / total * sigma) ** 2
-    z = Z95 * variance**0.5
-    return 1.0 / (1.0 + z), 1.0 + SLOWER * z
-
-
-def provenance_of(priced: PricedJob, captured: CapturedGraph) -> dict[str, float]:
-    """Share of busy time by source of price, kernels and communication together; sums to 1."""
+def kernels_of(priced: PricedJob, captured: CapturedGraph) -> Kernels:
+    """Prices of all kernels; communication counts by source, but has no band here."""
     busy = dict.fromkeys(Source, 0.0)
-    for program, weight in enumerate(captured.graph.multiplicity.tolist()):
-        for source, seconds in priced.templates[int(captured.template_of[program])].busy_s.items():
+    time = wide = 0.0
+    for program, weight in enumerate(captured.step.graph.multiplicity.tolist()):
+        template = priced.templates[int(captured.template_of[program])]
+        time += weight * sum(template.busy_s.values())
+        wide += weight * (template.p95_s - template.p5_s)
+        for source, seconds in template.busy_s.items():
             busy[source] += weight * seconds
         for one in captured.traffic[program]:
             busy[one.source] += weight * one.seconds * one.calls
-    whole = sum(busy.values()) or 1.0
-    return {source.name.lower(): seconds / whole for source, seconds in busy.items()}
+    return Kernels(time, wide, busy)
+
+
+def has_experts(job: CapturedJob) -> bool:
+    """Whether products are those of routed experts: grouped ones, or behind a router in a layer that picks the top."""
+    return any(
+        plain_name(op) in GROUPED or (plain_name(op) == "topk" and bool(_LAYER.search(op.module)))
+        for program in job.programs.values()
+        for op in program.ops
+    )
 
 
 def traffic_of(priced: PricedJob, captured: CapturedGraph) -> dict[str, int]:
     """Mean bytes per GPU and step of each kind, family and tier."""
     total: dict[str, float] = {}
-    for program, weight in enumerate(captured.graph.multiplicity.tolist()):
+    for program, weight in enumerate(captured.step.graph.multiplicity.tolist()):
         for one in captured.traffic[program]:
             key = f"{one.kind} {shown(priced.job.families[one.family].name)} ({one.tier.replace('_', '-')})"
             total[key] = total.get(key, 0.0) + weight * one.bytes
     return {key: int(value / priced.job.world_size) for key, value in sorted(total.items()) if value}
 
 
-def flops_of(priced: PricedJob) -> tuple[float, float, str]:
-    """(model FLOPs, executed FLOPs) of the whole job's step, and the format in which most of them are done."""
+def work_of(priced: PricedJob) -> Work:
+    """Tokens and FLOPs of the whole job's step, and the format in which most of them are done."""
     ranks, counts = np.unique(priced.job.runs, return_counts=True)
     model = executed = 0.0
     by_dtype: dict[str, float] = {}
@@ -138,12 +112,13 @@ def flops_of(priced: PricedJob) -> tuple[float, float, str]:
             dtype = DTYPES.get(product.dtype if product else op.inputs[0].dtype if op.inputs else "", "bf16")
             by_dtype[dtype] = by_dtype.get(dtype, 0.0) + count * op.flops
     dtype = max(by_dtype, key=lambda name: (by_dtype[name], name), default="bf16")
-    return model, executed, dtype if priced.places.cluster.gpu.supports(dtype) else "bf16"
+    dtype = dtype if priced.places.cluster.gpu.supports(dtype) else "bf16"
+    convention = f"captured FLOPs without recomputation, attention counted in full, against dense {dtype} peak"
+    return Work(tokens_of(priced.job)[0], model, executed, dtype, convention)
 
 
-def tokens_of(priced: PricedJob) -> tuple[int, str]:
+def tokens_of(job: CapturedJob) -> tuple[int, str]:
     """Tokens of the whole job's step, and how they are known."""
-    job = priced.job
     given = job.facts.get("tokens_per_step")
     if isinstance(given, int) and given > 0:
         return given, "tokens per step as given when capturing"
@@ -203,9 +178,7 @@ def _change(name: str) -> str:
 def warnings_of(priced: PricedJob, provenance: Mapping[str, float]) -> Iterator[str]:
     """What a reader should know: answers to control flow, notes of the capture, prices by roofline."""
     job = priced.job
-    if provenance["roofline"] > 0.1:
-        name = priced.places.cluster.gpu.name
-        yield f"{provenance['roofline']:.0%} of busy time is priced by roofline: no measured kernels for it on {name}"
+    yield from roofline_warning(provenance, priced.places.cluster.gpu.name)
     if job.facts.get("device") == "cpu" and not priced.pricer.on_cpu:
         yield "captured as on a CPU: kernels, streams and optimizer are those that PyTorch takes there, priced on GPUs"
     told: dict[tuple[str, str, str], int] = {}

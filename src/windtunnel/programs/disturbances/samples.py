@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.emulate.captured_step import CapturedStep, pace_of, replay_captured
 from windtunnel.errors import UserError
 from windtunnel.graph import OpKind
+from windtunnel.programs.disturbances.pace import pace_of
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
 from windtunnel.programs.lowering.placement import Pace
-from windtunnel.training.disturbance_words import Slow
+from windtunnel.step.disturbances.parse import Slow
 
 KEYS = {"jitter": 1, "pause": 2, "noise": 3}
 OPS_MOST = 300_000_000  # of all samples together: some minutes
@@ -36,13 +36,13 @@ class _Kernels:
 
 
 def sampled(
-    step: CapturedStep, sets: Sequence[frozenset[int]], count: int, seed: int, step_s: float
+    priced: PricedJob, parts: Sequence[Slow], seed: int, step_s: float, sets: Sequence[frozenset[int]], count: int
 ) -> list[NDArray[np.int64]]:
-    """int64[count] makespans for each set of disturbances, by their numbers, all on the same draws.
+    """int64[count] makespans for each set of disturbances, by their numbers among `parts`, all on the same draws.
 
     `step_s`: length of a step, by which heat builds up from sample to sample. Raises UserError on a job too large.
     """
-    priced, n = step.priced, step.priced.job.world_size
+    n = priced.job.world_size
     whole = _ops_of(priced) * count * len(sets)
     if whole > OPS_MOST:
         most = max(1, OPS_MOST // max(1, _ops_of(priced) * len(sets)))
@@ -50,13 +50,13 @@ def sampled(
             f"noise, jitter and pauses make each of {n:,} ranks differ, so that {count} samples replay"
             f" {whole / 1e9:,.1f} billion ops: ask for at most {most} with --samples, or for a job of fewer ranks"
         )
-    steady = Pace.even(n)
-    captured = priced.graph(steady, fold=False)
+    captured = priced.graph(Pace.even(n), fold=False)
     kernels = _kernels(priced, captured)
-    numbers = dict(_turns(step.parts))
+    alone_ns = captured.step.duration_ns[kernels.op]
+    turns = _turns(parts)
     found = [np.empty(count, np.int64) for _ in sets]
     for place, chosen in enumerate(sets):
-        still = [step.parts[one] for one in sorted(chosen) if not step.parts[one].random]
+        still = [parts[one] for one in sorted(chosen) if not parts[one].random]
         base = _durations(priced, captured, pace_of(priced, [one for one in still if one.kind != "thermal"]))
         heats = any(one.kind == "thermal" for one in still)
         for sample in range(count):
@@ -67,15 +67,14 @@ def sampled(
             taken = duration[kernels.op].astype(np.float64)
             added = np.zeros(len(taken))
             for one in sorted(chosen):
-                part = step.parts[one]
-                if part.random:
-                    rng = np.random.default_rng((seed, KEYS[part.kind], numbers[one], sample))
-                    factor, extra = _draw(part, rng, kernels, captured.duration_ns[kernels.op], n)
+                if parts[one].random:
+                    rng = np.random.default_rng((seed, KEYS[parts[one].kind], turns[one], sample))
+                    factor, extra = _draw(parts[one], rng, kernels, alone_ns, n)
                     taken *= factor
                     added += extra
             varied = duration.copy()
             varied[kernels.op] = np.rint(taken + added).astype(np.int64)
-            found[place][sample] = replay_captured(priced, captured, varied).makespan_ns
+            found[place][sample] = captured.step.replay(varied).makespan_ns
     return found
 
 
@@ -85,13 +84,13 @@ def _ops_of(priced: PricedJob) -> int:
     return sum(sizes[rank] * count for rank, count in zip(captured.tolist(), counts.tolist(), strict=True))
 
 
-def _turns(parts: Iterable[Slow]) -> list[tuple[int, int]]:
-    """(number of a random part, how many of its kind come before)."""
+def _turns(parts: Iterable[Slow]) -> dict[int, int]:
+    """How many of its kind come before each random part, by its number."""
     before: Counter[str] = Counter()
-    turns = []
+    turns = {}
     for number, one in enumerate(parts):
         if one.random:
-            turns.append((number, before[one.kind]))
+            turns[number] = before[one.kind]
             before[one.kind] += 1
     return turns
 
@@ -103,19 +102,19 @@ def _warm(one: Slow, elapsed_s: float) -> Slow:
 def _durations(priced: PricedJob, captured: CapturedGraph, pace: Pace) -> NDArray[np.int64]:
     """As `PricedJob.graph(pace, fold=False)` has them; the rest of the graph is the same under any pace."""
     if not (pace.compute != 1.0).any() and not (pace.links != 1.0).any():
-        return captured.duration_ns
+        return captured.step.duration_ns
     if (pace.links != 1.0).any():
-        return priced.graph(pace, fold=False).duration_ns
-    duration = captured.duration_ns.copy()
-    kernels = np.flatnonzero(captured.graph.kind == OpKind.COMPUTE)
-    factor = pace.compute[captured.graph.program[kernels]]
+        return priced.graph(pace, fold=False).step.duration_ns
+    duration = captured.step.duration_ns.copy()
+    kernels = np.flatnonzero(captured.step.graph.kind == OpKind.COMPUTE)
+    factor = pace.compute[captured.step.graph.program[kernels]]
     duration[kernels] = np.rint(duration[kernels] * factor).astype(np.int64)
     return duration
 
 
 def _kernels(priced: PricedJob, captured: CapturedGraph) -> _Kernels:
-    graph = captured.graph
-    op = np.flatnonzero((graph.kind == OpKind.COMPUTE) & (captured.duration_ns > 0)).astype(np.int64)
+    graph = captured.step.graph
+    op = np.flatnonzero((graph.kind == OpKind.COMPUTE) & (captured.step.duration_ns > 0)).astype(np.int64)
     program = graph.program[op].astype(np.int64)
     passes: list[NDArray[np.int64]] = []
     for template in priced.templates:
@@ -130,7 +129,7 @@ def _kernels(priced: PricedJob, captured: CapturedGraph) -> _Kernels:
     for number, table in enumerate(passes):
         mine = which == number
         of_pass[mine] = table[local[mine]]
-    return _Kernels(op, captured.first_rank[program], program * widest + of_pass, widest * captured.n_programs)
+    return _Kernels(op, captured.first_rank[program], program * widest + of_pass, widest * graph.n_programs)
 
 
 def _draw(

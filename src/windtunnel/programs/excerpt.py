@@ -11,17 +11,17 @@ import re
 
 import numpy as np
 
-from windtunnel.emulate.captured_step import Replayed
-from windtunnel.programs.lowering.lower import PricedJob
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
 from windtunnel.programs.program import Op
 from windtunnel.result import Interval
+from windtunnel.step.disturbances.disturbed_step import Replayed
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
 JOINED_GAP_NS = 50_000  # between ops of one interval
 _LAYER = re.compile(r"^(.*?(?:^|\.)\d+)(?:\.|$)")
 
 
-def captured_excerpt(priced: PricedJob, now: Replayed) -> tuple[Interval, ...]:
+def captured_excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[Interval, ...]:
     """Intervals by captured program and time."""
     lasting = int((now.timeline.end_ns > now.timeline.start_ns).sum())
     joined = lasting > EXCERPT_OPS
@@ -30,11 +30,11 @@ def captured_excerpt(priced: PricedJob, now: Replayed) -> tuple[Interval, ...]:
     return tuple(sorted(rows, key=lambda row: (row.stage, row.start_ns, row.stream)))
 
 
-def _rows(priced: PricedJob, now: Replayed, number: int, joined: bool) -> list[Interval]:
+def _rows(priced: PricedJob, now: Replayed[CapturedGraph], number: int, joined: bool) -> list[Interval]:
     """The first intervals of one program, as many as a result may hold at most."""
-    graph, timeline, template = now.captured.graph, now.timeline, priced.templates[number]
-    program = int(np.flatnonzero(now.captured.template_of == number)[0])
-    first, last = int(now.captured.first_op[program]), int(now.captured.first_op[program + 1])
+    graph, timeline, template = now.made.step.graph, now.timeline, priced.templates[number]
+    program = int(np.flatnonzero(now.made.template_of == number)[0])
+    first, last = int(now.made.first_op[program]), int(now.made.first_op[program + 1])
     ops = first + np.flatnonzero(timeline.end_ns[first:last] > timeline.start_ns[first:last])
     ops = ops[np.argsort(timeline.start_ns[ops], kind="stable")]
     found: list[tuple[str, str, str, int]] = []  # stream, label, category, start

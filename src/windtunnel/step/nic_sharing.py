@@ -43,40 +43,40 @@ def step_sharing(graph: Graph, share: NDArray[np.float64]) -> Sharing | None:
     """The NICs of all programs of a step, one link each. None where nothing uses a NIC.
 
     `share`: float64[n] of each op. A rendezvous is one flow over the NICs of all its members, of each its own share.
+    There may be 100,000 of them and more, of few kinds: those of equal programs with equal shares are one demand.
     """
     parts = np.rint(share * PARTS).astype(np.int64)
     ops = np.flatnonzero(parts > 0)
     if not len(ops):
         return None
-    program = graph.program.astype(np.int64)
     group = graph.rendezvous[ops].astype(np.int64)
-    alone = group < 0
-    demand = np.full(graph.n_ops, -1, np.int32)
-    rows = np.stack([program[ops], parts[ops]], axis=1)
-    kinds, of = np.unique(rows[alone], axis=0, return_inverse=True)
-    demand[ops[alone]] = of.ravel()
-    links, uses, lengths = [kinds[:, 0]], [kinds[:, 1]], [np.ones(len(kinds), np.int64)]
-    order = np.argsort(group, kind="stable")
-    order = order[~alone[order]]
-    cuts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    # What meets nobody is a group of its own, named beyond all others.
+    group = np.where(group < 0, graph.n_ops + ops, group)
+    program = graph.program[ops].astype(np.int64)
+    order = np.lexsort((program, group))
+    ops, group, program = ops[order], group[order], program[order]
+    # One row for each program of a group, with the largest share among its members.
+    first = np.flatnonzero((np.diff(group, prepend=-1) != 0) | (np.diff(program, prepend=-1) != 0))
+    rows = np.stack([program[first], np.maximum.reduceat(parts[ops], first)], axis=1)
+    begins = np.flatnonzero(np.diff(group[first], prepend=-1))
+    lengths = np.diff(np.append(begins, len(first)))
     known: dict[bytes, int] = {}
-    for members in np.split(order, cuts[1:]) if len(order) else ():
-        own, place = np.unique(program[ops[members]], return_inverse=True)
-        used = np.zeros(len(own), np.int64)
-        np.maximum.at(used, place.ravel(), parts[ops[members]])
-        key = own.tobytes() + used.tobytes()
-        if key not in known:
-            known[key] = len(kinds) + len(known)
-            links.append(own)
-            uses.append(used)
-            lengths.append(np.array([len(own)]))
-        demand[ops[members]] = known[key]
-    use = np.concatenate(uses) / PARTS
-    pointer = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+    data, width = np.ascontiguousarray(rows).tobytes(), rows.itemsize * 2
+    kind_of_group = [
+        known.setdefault(data[begin * width : (begin + length) * width], len(known))
+        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)
+    ]
+    members = np.diff(np.append(np.flatnonzero(np.diff(group, prepend=-1)), len(ops)))
+    demand = np.full(graph.n_ops, -1, np.int32)
+    demand[ops] = np.repeat(kind_of_group, members)
+    kinds = [np.frombuffer(key, np.int64).reshape(-1, 2) for key in known]
+    links = np.concatenate(kinds)
+    pointer = np.concatenate([[0], np.cumsum([len(kind) for kind in kinds])]).astype(np.int64)
+    use = links[:, 1] / PARTS
     return Sharing(
         demand_of=demand,
         link_ptr=pointer,
-        link_idx=np.concatenate(links).astype(np.int32),
+        link_idx=links[:, 0].astype(np.int32),
         use=use,
         weight=1.0 / np.maximum.reduceat(use, pointer[:-1]),
         capacity=np.ones(graph.n_programs),

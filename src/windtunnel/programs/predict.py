@@ -17,33 +17,33 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.emulate.captured_disturbed import disturb_captured
-from windtunnel.emulate.captured_excerpt import captured_excerpt
-from windtunnel.emulate.captured_memory import CapturedMemory, memory_of_program
-from windtunnel.emulate.captured_result import (
-    band_of,
-    breakdown_of,
-    flops_of,
-    limits_of,
-    provenance_of,
-    tokens_of,
-    traffic_of,
-    waiting_words,
-    warnings_of,
-)
-from windtunnel.emulate.captured_step import CapturedStep, Replayed, class_names, placed_on
+from windtunnel.cost.device_memory import outside_of_allocator
 from windtunnel.errors import InputFileError
 from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.programs.compiler.fused_program import fused
+from windtunnel.programs.disturbances.disturbed import disturb, disturbed_job
+from windtunnel.programs.disturbances.pace import placed_on
+from windtunnel.programs.excerpt import captured_excerpt
+from windtunnel.programs.facts import (
+    classes_of,
+    has_experts,
+    kernels_of,
+    limits_of,
+    tokens_of,
+    traffic_of,
+    warnings_of,
+    work_of,
+)
 from windtunnel.programs.job import CapturedJob
-from windtunnel.programs.lowering.lower import PricedJob, flops_and_traffic, priced_job
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_and_traffic, priced_job
 from windtunnel.programs.lowering.pricing import op_pricer
-from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
-from windtunnel.training.disturbances.cells import parse_disturbances
-from windtunnel.training.disturbances.planned import with_waiting
-from windtunnel.training.memory.saved_tensors import outside_of_allocator
-from windtunnel.training.predict import product_version
+from windtunnel.programs.lowering.stages import class_names
+from windtunnel.programs.memory import CapturedMemory, memory_of_program
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
+from windtunnel.step.disturbances.disturbances import parse_disturbances
+from windtunnel.step.disturbances.disturbed_step import Replayed
+from windtunnel.step.result_of import read, result_of
 
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
@@ -82,11 +82,11 @@ def predict_captured(
     asked = parse_disturbances(disturbances, cluster, jitter=jitter, samples=samples, seed=seed)
     priced = price_captured(job, cluster, framework=framework, cuda_graphs=cuda_graphs)
     asked = placed_on(priced, asked)
-    step = CapturedStep(priced, asked.parts)
+    step = disturbed_job(priced, asked.parts)
     base = step.replayed(())
     makespan, disturbed = base.timeline.makespan_ns, None
     if asked.parts:
-        makespan, disturbed = disturb_captured(step, asked)
+        makespan, disturbed = disturb(priced, step, asked)
     words = [_source(job), "--cluster", _cluster_word(named, cluster)]
     if framework != "pytorch":
         words += ["--framework", framework]
@@ -140,7 +140,7 @@ def price_captured(
 
 def captured_memory(
     priced: PricedJob,
-    now: Replayed,
+    now: Replayed[CapturedGraph],
     *,
     settings: AllocatorSettings = AllocatorSettings(),
 ) -> list[tuple[StageMemory, CapturedMemory]]:
@@ -159,12 +159,12 @@ def captured_memory(
             tight = memory_of_program(template.program, capacity_bytes=capacity - outside, settings=settings)
             if tight.oom_op is None:  # giving back cached blocks makes it fit
                 device, memory = tight.peak_reserved_bytes + outside, tight
-        programs = np.flatnonzero(now.captured.template_of == number)
+        programs = np.flatnonzero(now.made.template_of == number)
         times = _event_times(now, int(programs[0]), template.op_of, memory)
         at = int(memory.allocated_bytes.argmax()) if len(memory.allocated_bytes) else -1
         stage = StageMemory(
             stage=number,
-            ranks=int(now.captured.graph.multiplicity[programs].sum()),
+            ranks=int(now.made.step.graph.multiplicity[programs].sum()),
             categories=memory.categories,
             peak_allocated_bytes=memory.peak_allocated_bytes,
             peak_reserved_bytes=memory.peak_reserved_bytes,
@@ -176,9 +176,9 @@ def captured_memory(
     return found
 
 
-def _event_times(now: Replayed, program: int, op_of: Any, memory: CapturedMemory) -> Any:
+def _event_times(now: Replayed[CapturedGraph], program: int, op_of: Any, memory: CapturedMemory) -> Any:
     """When each allocation and free comes: with its op's kernel, else with the last one before."""
-    first = int(now.captured.first_op[program])
+    first = int(now.made.first_op[program])
     start = now.timeline.start_ns[first : first + len(op_of)]
     size = 1 + max(int(op_of.max(initial=-1)), int(memory.event_op.max(initial=-1)))
     begins = np.zeros(size + 1, np.int64)
@@ -197,7 +197,7 @@ def _thinned(times: Any, levels: Any) -> tuple[tuple[int, int], ...]:
 
 def _result(
     priced: PricedJob,
-    base: Replayed,
+    base: Replayed[CapturedGraph],
     memories: Sequence[tuple[StageMemory, CapturedMemory]],
     makespan_ns: int,
     disturbed: Disturbed | None,
@@ -205,52 +205,31 @@ def _result(
     settings: AllocatorSettings,
 ) -> Result:
     cluster, job = priced.places.cluster, priced.job
-    straggling = round(base.timeline.makespan_ns * priced.pricer.training.straggling(cluster.n_gpus))
-    total = makespan_ns + straggling
-    disturbed = with_waiting(disturbed, straggling, cluster.n_gpus, total) if disturbed else None
-    breakdown, stages = breakdown_of(
-        priced, base, waiting_words(straggling, makespan_ns - base.timeline.makespan_ns)
+    reading = read(
+        base.timeline.makespan_ns, makespan_ns, disturbed, classes_of(priced, base), kernels_of(priced, base.made),
+        priced.pricer.training, n_gpus=cluster.n_gpus, experts=has_experts(job),
     )  # fmt: skip
-    low, high = band_of(priced, base.captured, breakdown)
-    provenance = provenance_of(priced, base.captured)
-    model_flops, executed_flops, dtype = flops_of(priced)
-    tokens, tokens_words = tokens_of(priced)
-    n, seconds, peak = cluster.n_gpus, total / 1e9, cluster.gpu.peak_flops(dtype)
-    trouble = _infeasible(priced, memories, settings)
-    return Result(
-        status="infeasible" if trouble else "ok",
-        spec=_spec(priced, memories, dtype),
-        step_time_ns=total,
-        step_time_p5_ns=round(total * low),
-        step_time_p95_ns=round(total * high),
-        tokens_per_step=tokens,
-        tokens_per_s=tokens / seconds if seconds else 0.0,
-        tokens_per_s_per_gpu=tokens / seconds / n if seconds else 0.0,
-        mfu=model_flops / seconds / n / peak if seconds else 0.0,
-        hfu=executed_flops / seconds / n / peak if seconds else 0.0,
-        mfu_convention=f"captured FLOPs without recomputation, attention counted in full, against dense {dtype} peak",
-        model_tflops_per_gpu=model_flops / seconds / n / 1e12 if seconds else 0.0,
-        breakdown_ns=breakdown,
-        stages=stages,
+    work = work_of(priced)
+    return result_of(
+        reading,
+        work,
+        cluster,
+        spec=_spec(priced, memories, work.dtype),
         memory=tuple(stage for stage, _ in memories),
-        memory_capacity_bytes=cluster.gpu.usable_memory_bytes,
-        provenance=provenance,
-        limits=limits_of(breakdown, total),
+        infeasible=_infeasible(priced, memories, settings),
+        limits=limits_of(reading.breakdown_ns, reading.total_ns),
         defaults=(
             f"captured from {len(priced.templates)} of {job.world_size:,} ranks",
-            tokens_words,
+            tokens_of(job)[1],
             "launches of one kernel each, from eager PyTorch" + (" and compiled graphs" if _compiles(priced) else ""),
             *_allocator_words(settings, priced),
         ),
-        warnings=tuple(warnings_of(priced, provenance)),
+        warnings=tuple(warnings_of(priced, reading.provenance)),
         reproduce=command,
-        n_gpus=n,
-        n_classes=base.captured.n_programs,
-        n_ops=base.captured.graph.n_ops,
+        n_classes=base.made.step.graph.n_programs,
+        n_ops=base.made.step.graph.n_ops,
         excerpt=captured_excerpt(priced, base),
-        infeasible=trouble,
-        disturbed=disturbed,
-        traffic_bytes=traffic_of(priced, base.captured),
+        traffic_bytes=traffic_of(priced, base.made),
         class_names=class_names(priced),
     )
 
@@ -307,7 +286,7 @@ def _spec(
     return {
         "version": product_version(),
         "model": {"name": Path(script).name},
-        "cluster": priced.places.cluster.to_dict(),
+        "cluster": priced.places.cluster.told(),
         "plan": {**_degrees(job), "precision": dtype, "framework": "captured script"},
         "captured": {
             "source": job.source,
