@@ -1,0 +1,1 @@
+"""Training on spot machines: recorded availability, and what policies do with it."""
