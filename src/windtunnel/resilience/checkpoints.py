@@ -1,6 +1,6 @@
 """What a checkpoint costs: a blocking copy to the host, a write behind it, and reading it back.
 
-    stall     state of one GPU / its link to the host                        MegaScale: "several seconds" at most
+    stall     overhead + state of one GPU / its host link                       MegaScale: "several seconds" at most
     persist   whole state / file system                                      hidden, but the interval cannot be shorter
     load      whole state / file system + state of one GPU / its NIC         one reader per shard, then broadcast to
               replicas
@@ -29,6 +29,7 @@ class Checkpoint:
     to_host_bytes_per_s: float  # of one GPU
     nic_bytes_per_s: float  # of one GPU
     storage_bytes_per_s: float  # of the file system, all clients together
+    overhead_s: float = 0.0  # of each save, beside the copy
     two_stage: bool = True  # False: training waits for the write too
 
     @property
@@ -39,7 +40,7 @@ class Checkpoint:
     @property
     def stall_s(self) -> float:
         """How long training waits for one checkpoint."""
-        copy = self.shard_bytes / self.to_host_bytes_per_s
+        copy = self.overhead_s + self.shard_bytes / self.to_host_bytes_per_s
         return copy if self.two_stage else copy + self.persist_s
 
     @property

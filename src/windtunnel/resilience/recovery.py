@@ -35,6 +35,7 @@ class RecoveryTimes:
     join: float
     drop_replica: float
     slow_found: float
+    save_stall: float
 
 
 @lru_cache

@@ -22,150 +22,24 @@ from windtunnel.resilience.failures.process import DAY_S, Bursts, Cause, Failure
 BURST_S = 600.0
 UNLIKELY = 1e-4
 BY_JOB = ("software", "manual", "planned")
-BY_GPU = ("gpu",)
 
 
 def fit_log(path: str | Path, gpus: int, days: float, gpus_per_node: int = 8) -> FailureProcess:
-    """The process that makes the log likeliest. Raises InputFileError for a file of another form, SpecError for
-    no
-    time."""
-   
-   
-   
-   
-   
-    if
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-    not
-   
-    days
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-    > 0:
-       
-       
-        raise
-        SpecError("days",
-       
-       
-       
-        days, "say for
-       
-       
-       
-       
-        how
-       
-       
-       
-       
-        many
-       
-       
-       
-       
-       
-       
-       
-       
-        days the
-       
-       
-       
-       
-       
-       
-       
-       
-       
-        log was
-      
-       
-      
-       
-      
-       
-      
-       
-      
-       
-      
-       
-      
-       
-      
-       
-      
-       
-      
-       
-        kept")
-   
-   
-   
-    rows = _rows(Path(path)) nodes =
-    -(-gpus //
-   
-    gpus_per_node)
-  
-   
-  
-   
-  
-   
-   
-    counts: Counter[tuple[str, str]] = Counter() for at, row
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-  
-   
-    in enumerate(rows):
-       
-       
-        component = (row.get("component") or "unknown").strip().lower() counts[(row["cause"].strip(), component)] +=
-        _count(path, at, row)
+    """The process that makes the log likeliest.
+
+    Raises InputFileError for a file of another form, SpecError where no time passed.
+    """
+    if not days > 0:
+        raise SpecError("days", days, "say for how many days the log was kept")
+    rows = _rows(Path(path))
+    nodes = -(-gpus // gpus_per_node)
+    counts: Counter[tuple[str, str]] = Counter()
+    for at, row in enumerate(rows):
+        component = (row.get("component") or "unknown").strip().lower()
+        counts[(row["cause"].strip(), component)] += _count(path, at, row)
     causes = tuple(_cause(name, component, n, gpus, nodes, days) for (name, component), n in sorted(counts.items()))
-    timed = [row for row in rows if (row.get("time_h") or "").strip()]
-    bursts = _bursts(path, timed, days) if len(timed) == len(rows) else Bursts()
+    timed = all((row.get("time_h") or "").strip() for row in rows)
+    bursts = _bursts(path, rows, days) if timed else Bursts()
     lemons = _lemons([(row.get("node") or "").strip() for row in rows], nodes)
     return FailureProcess(Path(path).stem, f"fitted to {Path(path).name}", causes, lemons, bursts)
 
@@ -185,13 +59,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _count(path: str | Path, at: int, row: dict[str, str]) -> int:
     text = (row.get("count") or "1").strip()
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise InputFileError(path, f"row {at + 1}: count {text!r} is no whole number", "correct the row")
     return int(text)
 
 
 def _cause(name: str, component: str, count: int, gpus: int, nodes: int, days: float) -> Cause:
-    per: Per = "job" if component in BY_JOB else "gpu" if component in BY_GPU else "node"
+    per: Per = "job" if component in BY_JOB else "gpu" if component == "gpu" else "node"
     exposure = {"gpu": gpus, "node": nodes, "job": 1}[per] * days * DAY_S
     symptom: Symptom = "planned" if component == "planned" else "manual" if component == "manual" else "explicit"
     lowered = name.lower()
@@ -207,11 +81,10 @@ def _bursts(path: str | Path, rows: list[dict[str, str]], days: float) -> Bursts
         times = sorted(float(row["time_h"]) * 3600.0 for row in rows)
     except ValueError:
         raise InputFileError(path, "has a time_h that is no number", "give hours since the start of the log") from None
-    gaps = [b - a for a, b in pairwise(times)]
-    close = [gap for gap in gaps if gap < BURST_S]
-    by_chance = 1.0 - math.exp(-len(times) / (days * DAY_S) * BURST_S)
-    share = max(0.0, len(close) / max(len(times), 1) - by_chance)
-    return Bursts(share, sum(close) / len(close)) if share > 0 and close else Bursts()
+    close = [b - a for a, b in pairwise(times) if b - a < BURST_S]
+    by_chance = -math.expm1(-len(times) / (days * DAY_S) * BURST_S)
+    share = len(close) / len(times) - by_chance
+    return Bursts(share, sum(close) / len(close)) if share > 0 else Bursts()
 
 
 def _lemons(nodes_of_rows: list[str], nodes: int) -> Lemons:
@@ -219,8 +92,7 @@ def _lemons(nodes_of_rows: list[str], nodes: int) -> Lemons:
     total = sum(named.values())
     if total < 10:
         return Lemons()
-    mean = total / nodes
-    lemon = [n for n in named.values() if n >= 3 and _at_least(n, mean) < UNLIKELY]
+    lemon = [n for n in named.values() if n >= 3 and _at_least(n, total / nodes) < UNLIKELY]
     if not lemon or len(lemon) >= nodes:
         return Lemons()
     return Lemons(len(lemon) / nodes, min(sum(lemon) / total, 0.99))
@@ -228,5 +100,5 @@ def _lemons(nodes_of_rows: list[str], nodes: int) -> Lemons:
 
 def _at_least(n: int, mean: float) -> float:
     """P[Poisson(mean) >= n]."""
-    below = sum(math.exp(-mean + k * math.log(mean) - math.lgamma(k + 1)) for k in range(n))
+    below = math.fsum(math.exp(-mean + k * math.log(mean) - math.lgamma(k + 1)) for k in range(n))
     return max(0.0, 1.0 - below)

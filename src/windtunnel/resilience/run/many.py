@@ -205,7 +205,8 @@ class _Runs:
         away = np.asarray(self.table.away_ns[kind, spare])
         down = self.phases[rows].any(axis=1)
         self._lose(rows, keeps, down)
-        self.phases[rows] = self.table.phases[kind, spare]
+        # Of a recovery that is struck again, each phase takes the longer of what was left and what is new.
+        self.phases[rows] = np.maximum(self.phases[rows], self.table.phases[kind, spare])
         takes = (away > 0) & (units > 0)
         if self.policy.away == "from standbys":
             takes &= spare == 1

@@ -141,7 +141,9 @@ class Machine:
         return [At(now + self.saving.stall_ns - self.stalled_ns, Happens("stall ends"), TICK, "tick")]
 
     def _recover(self, now: int, phases: Phases) -> list[At[Happens] | Cancel]:
+        left = dict(self.phases)  # of a recovery that is struck again: each phase takes the longer of both
         parts = [(FIRST_PHASE + at, round(seconds * 1e9)) for at, seconds in enumerate(phases)]
+        parts = [(part, max(ns, left.get(part, 0))) for part, ns in parts]
         self.phases = [(part, ns) for part, ns in parts if ns > 0]
         return self._next(now)
 
