@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -45,119 +45,33 @@ def survive(
         Parameter(negative="", help="A time of a recovery, e.g. schedule=2min or load=90s; repeatable."),
     ] = (),
     storage: Annotated[
-        str | None, Parameter(help="Bandwidth of the
-        file
-       
-        system,
-      
-       
-       
-        e.g.
-     
-      
-       
-     
-      
-       
-     
-      
-       
-        2TB/s; loading is
-       
-        then
-       
-       
-       
-       
-       
-       
-       
-        computed (0.25
-       
-       
-       
-       
-       
-       
-       
-       
-       
-        GB/s
-       
-       
-       
-       
-       
-       
-       
-       
-       
-       
-        a
-      
-       
-      
-       
-      
-       
-      
-       
-     
-      
-       
-     
-      
-       
-     
-      
-       
-     
-      
-       
-     
-      
-       
-     
-      
-       
-     
-      
-       
-        GPU).")
-   
-    ] = None, step_time: Annotated[str | None, Parameter(help="Step time where
-    no model is given
-   
-
-
- 
-  
-   
-    (10s).")] = None, gpu_hour: Annotated[float | None, Parameter(help="Dollars for one GPU-hour; no money without it.")] = None, seeds: Annotated[int, Parameter(help="Runs to sample (200).")] = 200, seed:
-    Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] =
-   
-    0, spot: Annotated[
+        str | None,
+        Parameter(help="Bandwidth of the file system, e.g. 2TB/s; loading is computed with it (0.25 GB/s a GPU)."),
+    ] = None,
+    step_time: Annotated[str | None, Parameter(help="Step time where no model is given (10s).")] = None,
+    gpu_hour: Annotated[float | None, Parameter(help="Dollars for one GPU-hour; no money without it.")] = None,
+    seeds: Annotated[int, Parameter(help="Runs to sample (200).")] = 200,
+    seed: Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] = 0,
+    spot: Annotated[
         Path | None,
         Parameter(group=SPOT, help="CSV of spot machines: time_s,event,node or minute,added,removed."),
-    ]
-    = None, tables: Annotated[
+    ] = None,
+    tables: Annotated[
         Path | None,
         Parameter(group=SPOT, help="Folder with parcae_throughput.csv and parcae_constants.csv (the trace's)."),
-    ]
-    = None, forecast: Annotated[
-        str, Parameter(group=SPOT, help="What parcae knows: known (the future), persistence or trend (known).")
-    ]
-    = "known", look_ahead: Annotated[int | None, Parameter(group=SPOT, help="Minutes that parcae looks ahead (12).")]
-    = None, decisions_out: Annotated[
+    ] = None,
+    forecast: Annotated[
+        Literal["known", "persistence"],
+        Parameter(group=SPOT, help="What parcae knows: the future (known), or that nothing changes (persistence)."),
+    ] = "known",
+    look_ahead: Annotated[int | None, Parameter(group=SPOT, help="Minutes that parcae looks ahead (12).")] = None,
+    decisions_out: Annotated[
         Path | None, Parameter(group=SPOT, help="Write minute,d,p of the first policy here.")
-    ]
-    = None, failures_out: Annotated[Path | None, Parameter(help="Write the failure process as YAML here.")]
-    = None, report: Annotated[Path | None, Parameter(help="Write an HTML report here.")]
-    = None, json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")]
-    = False,
-
-) -> Non
-None None:
+    ] = None,
+    failures_out: Annotated[Path | None, Parameter(help="Write the failure process as YAML here.")] = None,
+    report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
+) -> None:
     """Say what failures cost a job at its scale, policy by policy: effective training time, where the rest goes,
     money.
 

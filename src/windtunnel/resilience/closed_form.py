@@ -2,8 +2,8 @@
 
 Interruptions are of two kinds. Those that read a checkpoint enter the renewal form of `ettr.py`. Those that keep the
 step
-under way cost their downtime and half a step:  1 / (1 + rate x (down + step / 2)). Machines away from the job are
-rate x time away of them (Little's law), and the job runs at the speed of so many.
+under way cost their downtime and half a step:  1 / (1 + rate x (down + step / 2)). Machines away from the job are a
+Poisson number with mean rate x time away, and the job runs at the mean speed over it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rates_of(process: FailureProcess, policy: Policy, job: Job, gpus: int, *, sp
         reading_time / reading if reading else 0.0,
         keeping,
         keeping_time / keeping if keeping else 0.0,
-        _between(policy.rate, away) * slowed,
+        _mean_rate(policy.rate, away) * slowed,
     )
 
 
@@ -74,6 +74,15 @@ def _mean_slow_s(policy: Policy, shortest: float, longest: float) -> float:
     return (cut - shortest) / span + cut * math.log(longest / cut) / span
 
 
-def _between(rate: Callable[[int], float], away: float) -> float:
-    low = math.floor(away)
-    return rate(low) + (away - low) * (rate(low + 1) - rate(low)) if away > low else rate(low)
+def _mean_rate(rate: Callable[[int], float], away: float) -> float:
+    """Speed with a Poisson number of parts away: they come at random and stay for a time (M/G/infinity)."""
+    if away <= 0:
+        return rate(0)
+    chance = math.exp(-away) if away < 700 else 0.0
+    mean = chance * rate(0)
+    total = chance
+    for units in range(1, math.ceil(away + 8 * math.sqrt(away)) + 8):
+        chance = math.exp(units * math.log(away) - away - math.lgamma(units + 1))
+        mean += chance * rate(units)
+        total += chance
+    return mean / total if total > 0 else 0.0

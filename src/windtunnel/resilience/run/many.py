@@ -77,7 +77,10 @@ def _counted(trace: FailureTrace, policy: Policy) -> I64:
     met = (trace.time_ns < trace.horizon_ns) & (trace.cause != SLOW)
     if policy.evicts:
         met &= ~trace.repeat
-    return np.stack([((trace.cause == cause) & met).sum(axis=1) for cause in range(n)], axis=1).reshape(trace.seeds, n)
+    counts = np.zeros((trace.seeds, n), np.int64)
+    for cause in range(n):
+        counts[:, cause] = ((trace.cause == cause) & met).sum(axis=1)
+    return counts
 
 
 class _Runs:
@@ -204,7 +207,7 @@ class _Runs:
         keeps = np.asarray(self.table.keeps_step[kind, spare])
         away = np.asarray(self.table.away_ns[kind, spare])
         down = self.phases[rows].any(axis=1)
-        self._lose(rows, keeps, down)
+        self._lose(rows, keeps, np.asarray(down))
         # Of a recovery that is struck again, each phase takes the longer of what was left and what is new.
         self.phases[rows] = np.maximum(self.phases[rows], self.table.phases[kind, spare])
         takes = (away > 0) & (units > 0)
