@@ -1,6 +1,7 @@
 """Spot machines: formulas read, costs to the millisecond, and recorded decisions of Parcae found again.
 
-EVENTS and the two rows of decisions are the first minutes of Parcae's own log of BERT (github JF-D/Parcae efedee7, MIT).
+EVENTS and the two rows of decisions are the first minutes of Parcae's own log of BERT (github JF-D/Parcae efedee7,
+MIT).
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def test_the_command_line_writes_decisions(trace: Path, tmp_path: Path, capsys: 
 
 
 def test_costs_to_the_millisecond(bert: SpotModel) -> None:
-    """By hand from the published constants: groups 35 + 1000 (D < 6), process 30, build 1123 at P = 3, rendezvous 6600."""
+    """By hand from the published constants: groups 35 + 1000 (D < 6), process 30, build 1123 at P = 3, rendezvous
+    6600.
+    """
     assert bert.restart_ms((2, 3), adding=False) == 35 + 1000 + 30 + 1123
     assert bert.restart_ms((2, 3), adding=True) == 35 + 1.5 * 1000 + 6600 + 30 + 1123
     assert bert.restart_ms((12, 2), adding=False) == 35 + 2000 + 30 + 1752
