@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windtunnel.capture.script.classes import digest
-from windtunnel.capture.script.folder import CapturedFolder, load_job
-from windtunnel.capture.script.program_file import read_program
-from windtunnel.capture.script.zygote import FOLDER_PREFIX, processes
+from windtunnel.capture.processes.fork_server import FOLDER_PREFIX, processes
+from windtunnel.programs.folder import CapturedFolder, load_job
+from windtunnel.programs.program_file import read_program
+from windtunnel.programs.rank_classes.equality import digest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
 
