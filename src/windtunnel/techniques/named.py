@@ -17,6 +17,7 @@ from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
 from windtunnel.units import parse_bytes, parse_count, parse_number
 
 AUTO = ("auto", "none", "")
+TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +133,9 @@ def _value(technique: str, name: str, word: str, hint: Any, metadata: Any) -> An
         return None
     kind = kinds[0]
     if kind is bool:
-        truth = {
-            "true": True,
-            "on": True,
-            "1": True,
-            "yes": True,
-            "false": False,
-            "off": False,
-            "0": False,
-            "no": False,
-        }
-        if word.lower() not in truth:
+        if word.lower() not in TRUE + FALSE:
             raise SpecError(shown, word, "give true or false")
-        return truth[word.lower()]
+        return word.lower() in TRUE
     if kind is str:
         choices = metadata.get("one_of", ())
         if choices and word not in choices:

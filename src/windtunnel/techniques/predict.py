@@ -26,6 +26,7 @@ from windtunnel.techniques.named import Named, asked, legal
 from windtunnel.techniques.offload.price import price_offload
 from windtunnel.techniques.priced import Drawn
 from windtunnel.techniques.prioritised_all_to_all import price as lina
+from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.techniques.sparse_gradients import price as sparse
 from windtunnel.training import Plan, predict
 
@@ -102,10 +103,7 @@ def explained(
         assert work.flat is not None, "rewritten from what was lowered"
         before, after = bare.seconds(), work.flat.seconds() + work.extra_s
         seconds = last.step_time_s * after / before
-        work.drawn = (
-            Drawn(bare.one, bare.played(), bare.lanes),
-            Drawn(work.flat.one, work.flat.played(), work.flat.lanes),
-        )
+        work.drawn = (_drawn(bare), _drawn(work.flat))
     # Per token, where a technique changes how many a step has.
     without = first.step_time_s * last.tokens_per_step / first.tokens_per_step
     if last.tokens_per_step != first.tokens_per_step:
@@ -173,7 +171,7 @@ def _task_level(work: _Work, one: Named, parameters: Any, last: Result) -> None:
         work.details[one.name] = {"averaging_s": averaging.averaging_s(step)}
 
 
-def _lina(work: _Work, step: FlatStep, parameters: lina.LinaPlan) -> None:
+def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
     """Packing lowers the plan anew; what was rewritten before is rewritten again there, so it must come first."""
     lina.checked(step, parameters)
     plan, packing = lina.packed_plan(work.model, work.cluster, work.plan, parameters, step)
@@ -184,13 +182,7 @@ def _lina(work: _Work, step: FlatStep, parameters: lina.LinaPlan) -> None:
             work.notes.append(f"packing {p} does not fit in device memory; packing 1 is kept")
             continue
         base = step if p == 1 else packed
-        if not any(task.role == "all_to_all" for task in base.one):
-            made, pieces = (
-                base.rewritten(lambda tasks: lina.in_pieces(tasks, parameters, 1), lina.lanes_of(parameters)),
-                1,
-            )
-        else:
-            made, pieces = lina.rewrite(base, parameters)
+        made, pieces = lina.rewrite(base, parameters)
         tried.append((made.seconds(), made, p, pieces))
     _, work.flat, p, pieces = min(tried, key=lambda one: one[0])
     before, after = lina.figures(step), lina.figures(work.flat)
@@ -219,3 +211,7 @@ def _bytes(step: FlatStep) -> float:
 def _needs_replicas(step: FlatStep, name: str) -> None:
     if not any(task.role == "reduce" for task in step.one):
         raise LayoutError(f"{name} with dp {step.layout.dp}: no gradients are reduced", "use more replicas")
+
+
+def _drawn(step: FlatStep) -> Drawn:
+    return Drawn(step.one, step.played(), step.lanes)

@@ -14,7 +14,7 @@ from windtunnel.techniques.flat.task import COMPUTE, Task
 
 
 def cut(tasks: Sequence[Task], pieces: Callable[[Task], int], launch_ns: int = 0) -> tuple[Task, ...]:
-    """The same tasks, each in as many pieces as `pieces` says (1: whole); `launch_ns` more for each piece of compute."""
+    """The same tasks, each in as many pieces as `pieces` says (1: whole); pieces of compute take `launch_ns` more."""
     made: list[Task] = []
     where: list[tuple[int, ...]] = []  # old index -> its pieces
     for task in tasks:

@@ -22,13 +22,13 @@ from windtunnel.model.operations import Transfer
 from windtunnel.techniques.flat.play import SHARED, Lane, Played, play
 from windtunnel.techniques.flat.task import COMPUTE, HOST_COPY, SCALE_OUT, SCALE_UP, Task, Tasks
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.pieces import Piece, pieces_of, tensors_of
+from windtunnel.training.lowering.model_chunks import Piece, pieces_of, tensors_of
+from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
+from windtunnel.training.lowering.step_shards import gathers_first, reduces_last
+from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.plan import Plan
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
-from windtunnel.training.router_load import parse_router_load
-from windtunnel.training.segments import Block, Phase, build_segment
-from windtunnel.training.state import optimizer_price
-from windtunnel.training.step_shards import gathers_first, reduces_last
+from windtunnel.training.workload.router_load import parse_router_load
 
 LANES: Mapping[str, Lane] = {SCALE_UP: SHARED, SCALE_OUT: SHARED}
 SHARDED = ("gather parameters", "reduce gradients", "reduce replicas")  # of ZeRO-2 and -3, put back with prefetching

@@ -1,9 +1,9 @@
 """Plays a list of tasks: lanes that run one task at a time, and links that concurrent transfers share.
 
-    serial lane   at most `servers` at once, of those that are ready the most urgent, then the earliest in the list
+    serial lane   at most `servers` at once; of those that are ready the most urgent, then the earliest in the list.
+                  What has begun is not taken off (NCCL's and gloo's collectives cannot be pre-empted), so its size
+                  bounds how long something urgent waits
     shared lane   all that are ready at once, each at 1 / (how many there are): fair sharing of one link
-    with `urgent_first` a task of urgency above 0 begins only while none of urgency 0 runs, and one at a time; what has
-    begun is not taken off (NCCL's and gloo's collectives cannot be pre-empted), so its size bounds the wait
 
 Compute beside a transfer takes 1 + `compute_slowdown` times as long. Integer nanoseconds; a task's end is rounded up.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from windtunnel.techniques.flat.task import COMPUTE, Task
+from windtunnel.techniques.flat.task import COMPUTE, SCALE_OUT, SCALE_UP, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,6 @@ class Lane:
 
     servers: int = 1
     shared: bool = False
-    urgent_first: bool = False
 
 
 SHARED = Lane(shared=True)
@@ -60,14 +59,9 @@ def play(tasks: Sequence[Task], lanes: Mapping[str, Lane], compute_slowdown: flo
         """Start what may start on a lane."""
         how, queue, busy = lanes.get(lane, serial), ready.get(lane, []), running.setdefault(lane, set())
         while queue:
-            urgency, number = queue[0]
-            if how.shared:
-                held = how.urgent_first and urgency > 0 and bool(busy)
-            else:
-                held = len(busy) >= how.servers
-            if held:
+            if not how.shared and len(busy) >= how.servers:
                 return
-            heappop(queue)
+            _, number = heappop(queue)
             busy.add(number)
             left[number] = float(tasks[number].work_ns)
             start[number] = now
@@ -81,7 +75,7 @@ def play(tasks: Sequence[Task], lanes: Mapping[str, Lane], compute_slowdown: flo
     for lane in {release(number) for number in range(n) if not waits[number]}:
         begin(lane, now)
     while left:
-        transfers = any(busy for lane, busy in running.items() if busy and lanes.get(lane, serial).shared)
+        transfers = any(running.get(lane) for lane in (SCALE_UP, SCALE_OUT))
         rates: dict[str, float] = {}
         for lane, busy in running.items():
             if busy:

@@ -16,7 +16,7 @@ class OffloadPlan:
         default=None, metadata={"help": "budget of device memory (the GPU's)", "unit": "bytes"}
     )
     host_threads: int = field(
-        default_factory=lambda: constants().host_threads_per_gpu,
+        default_factory=lambda: int(constants().host_threads_per_gpu),
         metadata={"help": "hardware threads of the host that update one GPU's layers"},
     )
     updaters: int = field(default=1, metadata={"help": "layers that are updated at once; they share the threads"})

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.hardware import Cluster
@@ -28,15 +29,14 @@ from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.training.plan import Plan
 
 PIECES = (1, 2, 4, 8)  # of an all-to-all and its experts
-URGENT_FIRST = {lane: Lane(shared=True, urgent_first=True) for lane in (SCALE_UP, SCALE_OUT)}
+ONE_BY_ONE = {lane: Lane() for lane in (SCALE_UP, SCALE_OUT)}  # the most urgent first
 
 
 def rewrite(step: FlatStep, asked: LinaPlan) -> tuple[FlatStep, int]:
     """The step with priorities and pieces, and in how many pieces experts run: those of the shortest step."""
-    counts = PIECES if asked.pipeline and asked.micro_op else (1,)
-    made = {
-        count: step.rewritten(lambda tasks, n=count: in_pieces(tasks, asked, n), lanes_of(asked)) for count in counts
-    }
+    exchanges = any(task.role == "all_to_all" for task in step.one)
+    counts = PIECES if asked.pipeline and asked.micro_op and exchanges else (1,)
+    made = {count: step.rewritten(partial(in_pieces, asked=asked, experts=count), lanes_of(asked)) for count in counts}
     best = min(counts, key=lambda count: made[count].seconds())
     return made[best], best
 
@@ -53,7 +53,7 @@ def checked(step: FlatStep, asked: LinaPlan) -> None:
 
 def lanes_of(asked: LinaPlan) -> dict[str, Lane]:
     """How links serve their transfers."""
-    return dict(URGENT_FIRST) if asked.priority else {}
+    return dict(ONE_BY_ONE) if asked.priority else {}
 
 
 def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Task, ...]:
