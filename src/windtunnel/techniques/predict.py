@@ -172,25 +172,27 @@ def _task_level(work: _Work, one: Named, parameters: Any, last: Result) -> None:
 
 
 def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
-    """Packing lowers the plan anew; what was rewritten before is rewritten again there, so it must come first."""
+    """Each packing that fits is lowered and rewritten; the shortest step is kept, the identity among them."""
     lina.checked(step, parameters)
-    plan, packing = lina.packed_plan(work.model, work.cluster, work.plan, parameters, step)
+    ep = work.plan.ep
+    wanted = [p for p in range(1, ep + 1) if ep % p == 0] if parameters.packing is None else [parameters.packing]
+    steps = {p: step if p == 1 else replace_ep(work, ep // p) for p in wanted}
     tried: list[tuple[float, FlatStep, int, int]] = []
-    for ep, p in {plan.ep: packing, **({work.plan.ep: 1} if parameters.packing is None else {})}.items():
-        packed = replace_ep(work, ep)
-        if p > 1 and parameters.packing is None and _too_large(work, ep):
-            work.notes.append(f"packing {p} does not fit in device memory; packing 1 is kept")
+    for p, base in steps.items():
+        if p > 1 and parameters.packing is None and _too_large(work, ep // p):
+            work.notes.append(f"packing {p} does not fit in device memory")
             continue
-        base = step if p == 1 else packed
         made, pieces = lina.rewrite(base, parameters)
         tried.append((made.seconds(), made, p, pieces))
     _, work.flat, p, pieces = min(tried, key=lambda one: one[0])
     before, after = lina.figures(step), lina.figures(work.flat)
     work.parameters["prioritised_all_to_all"] = {**asdict(parameters), "packing": p, "pieces": pieces}
-    details = {f"{name}_without": value for name, value in before.items()}
+    details: dict[str, Any] = {f"{name}_without": value for name, value in before.items()}
     details |= {f"{name}_with": value for name, value in after.items()}
     if after["all_to_all_backward_s"]:
         details["all_to_all_backward_gain"] = before["all_to_all_backward_s"] / after["all_to_all_backward_s"]
+    if parameters.packing is None:
+        details["packing_by_rule"] = lina.packing_by_rule(steps)
     work.details["prioritised_all_to_all"] = details
 
 

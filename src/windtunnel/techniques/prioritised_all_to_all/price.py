@@ -15,18 +15,15 @@ The rewrite is of one rank's tasks (`flat`); packing changes the plan and lowers
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.hardware import Cluster
-from windtunnel.model import Model
 from windtunnel.techniques.constants import constants
-from windtunnel.techniques.flat import FlatStep, Lane, Task, cut, lower_flat
+from windtunnel.techniques.flat import FlatStep, Lane, Task, cut
 from windtunnel.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing
 from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
-from windtunnel.training.plan import Plan
 
 PIECES = (1, 2, 4, 8)  # of an all-to-all and its experts
 ONE_BY_ONE = {lane: Lane() for lane in (SCALE_UP, SCALE_OUT)}  # the most urgent first
@@ -67,20 +64,9 @@ def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Tas
     return cut(tasks, pieces, round(constants().cut_launch_s * 1e9))
 
 
-def packed_plan(model: Model, cluster: Cluster, plan: Plan, asked: LinaPlan, step: FlatStep) -> tuple[Plan, int]:
-    """The plan with experts packed, and the packing."""
-    ep = plan.ep
-    if asked.packing is not None:
-        return plan.model_copy(update={"ep": ep // asked.packing}), asked.packing
-    steps = {1: step}
-
-    def at(p: int) -> FlatStep:
-        if p not in steps:
-            steps[p] = lower_flat(model, cluster, plan.model_copy(update={"ep": ep // p}))
-        return steps[p]
-
-    p = choose_packing(lambda p: work(at(p), "expert"), lambda p: work(at(p), "all_to_all"), ep)
-    return plan.model_copy(update={"ep": ep // p}), p
+def packing_by_rule(steps: Mapping[int, FlatStep]) -> int:
+    """The packing that Lina's rule stops at, of steps at each packing."""
+    return choose_packing(lambda p: work(steps[p], "expert"), lambda p: work(steps[p], "all_to_all"), max(steps))
 
 
 def work(step: FlatStep, role: str) -> float:
