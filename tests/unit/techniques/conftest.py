@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import socket
 import traceback
@@ -17,10 +18,10 @@ def _rank(function, rank, world, port, arguments, answers):
     try:
         torch.set_num_threads(1)
         where = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group(
-            "gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=40)
-        )
-        answers.put((rank, function(*arguments), None))
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=40))
+        answer = io.BytesIO()  # tensors as bytes: a queue would share their memory with a process that has ended
+        torch.save(function(*arguments), answer)
+        answers.put((rank, answer.getvalue(), None))
         dist.destroy_process_group()
     except BaseException:
         answers.put((rank, None, traceback.format_exc()))
@@ -28,7 +29,7 @@ def _rank(function, rank, world, port, arguments, answers):
 
 @pytest.fixture
 def on_ranks():
-    """`on_ranks(world, function, *arguments)`: what each rank returned, in rank order. Fails with what a rank raised."""
+    """`on_ranks(world, function, *arguments)`: what each rank returned, in order. Fails with what a rank raised."""
     started = []
 
     def run(world, function, *arguments):
@@ -44,12 +45,14 @@ def on_ranks():
         started.extend(processes)
         for process in processes:
             process.start()
-        found = sorted((answers.get(timeout=120) for _ in processes), key=lambda one: one[0])
+        found = sorted((answers.get(timeout=60) for _ in processes), key=lambda one: one[0])
         for process in processes:
             process.join(20)
         failures = [text for _, _, text in found if text]
         assert not failures, failures[0]
-        return [value for _, value, _ in found]
+        import torch
+
+        return [torch.load(io.BytesIO(value), weights_only=False) for _, value, _ in found]
 
     yield run
     for process in started:

@@ -13,7 +13,7 @@ import torch.distributed as dist  # noqa: E402
 from windtunnel.errors import SpecError  # noqa: E402
 from windtunnel.techniques import collective_partitioning as partitioning  # noqa: E402
 from windtunnel.techniques import megascale, prioritised_all_to_all  # noqa: E402
-from windtunnel.techniques.megascale.groups import messages, ordered  # noqa: E402
+from windtunnel.techniques.megascale.groups import arrivals, checked  # noqa: E402
 
 pytestmark = pytest.mark.extras
 
@@ -136,8 +136,7 @@ def test_one_order_on_all_ranks_and_right_sums_under_random_delays(on_ranks, pol
 
 def _one_fails():
     lane = prioritised_all_to_all.Communicator("leader")
-    wrong = torch.empty(3)  # not divisible by the ranks: the backend refuses it
-    failed = lane.all_to_all(wrong, torch.ones(3))
+    failed = lane.all_to_all(torch.empty(3), torch.ones(3), [1, 1], [1, 1])  # splits that do not sum up
     try:
         failed.wait(20)
     except RuntimeError:
@@ -189,30 +188,28 @@ def test_packing_changes_bytes_and_nothing_else(on_ranks) -> None:
         assert bytes_left[4] == bytes_left[0]
 
 
-def _groups(shuffled):
-    lists = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 1, 2, 3]]
-    if shuffled:
-        random.Random(dist.get_rank()).shuffle(lists)
-    made = megascale.make_groups(lists)
-    sums = {}
-    for members, group in sorted(made.items()):
+FAMILIES = [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]]
+
+
+def _groups():
+    random.seed(dist.get_rank())
+    time.sleep(random.random() * 0.1)
+    found = []
+    for group in megascale.make_groups(FAMILIES):
         x = torch.tensor([float(dist.get_rank())])
         dist.all_reduce(x, group=group)
-        sums[members] = float(x)
-    return sums
+        found.append(float(x))
+    return found
 
 
-def test_groups_made_in_one_order_work_however_they_are_listed(on_ranks) -> None:
-    for rank, sums in enumerate(on_ranks(4, _groups, True)):
-        assert len(sums) == 3
-        assert all(value == sum(members) and rank in members for members, value in sums.items())
+def test_groups_made_by_their_members_alone_work(on_ranks) -> None:
+    for rank, sums in enumerate(on_ranks(4, _groups)):
+        assert sums == [sum(next(one for one in family if rank in one)) for family in FAMILIES]
 
 
-def test_ordered_groups_need_fewer_messages() -> None:
-    lists = [[a, a + 1] for a in range(0, 64, 2)] + [list(range(place, 64, 2)) for place in range(2)]
-    assert messages(lists, 64, by_members=True) == 2 * 64
-    assert messages(lists, 64, by_members=False) == 34 * 64
-    with pytest.raises(SpecError, match="twice"):
-        ordered([[0, 1], [1, 0]], 2)
-    with pytest.raises(SpecError, match="from 0 to 1"):
-        ordered([[0, 2]], 2)
+def test_families_need_fewer_arrivals() -> None:
+    families = [[[a, a + 1] for a in range(0, 64, 2)], [list(range(place, 64, 2)) for place in range(2)]]
+    assert arrivals(families, 64, by_family=True) == 2 * 64
+    assert arrivals(families, 64, by_family=False) == 34 * 64
+    with pytest.raises(SpecError, match="each rank"):
+        checked([[[0, 1], [1, 2]]], 3)

@@ -1,10 +1,10 @@
 """Centauri-style partitioned collectives: pricing in `price`, the real ones in `partitioned`.
 
-    from windtunnel.techniques import collective_partitioning as partitioning
+from windtunnel.techniques import collective_partitioning as partitioning
 
-    summed = partitioning.all_reduce_by_group(gradient, inside, across)
-    y = partitioning.gather_then_matmul(shard, weight, group, pieces=4)
-    z = partitioning.matmul_then_scatter(x, weight, group, pieces=4)
+summed = partitioning.all_reduce_by_group(gradient, inside, across)
+y = partitioning.gather_then_matmul(shard, weight, group, pieces=4)
+z = partitioning.matmul_then_scatter(x, weight, group, pieces=4)
 """
 
 from __future__ import annotations

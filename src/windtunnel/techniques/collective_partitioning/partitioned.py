@@ -73,7 +73,7 @@ def gather_then_matmul(
     shard: torch.Tensor, weight: torch.Tensor, group: Any = None, pieces: int = 1
 ) -> torch.Tensor:  # fmt: skip
     """The rows of all ranks, in rank order, times `weight`. shard: [rows, k]; weight: [k, n]; out: [world rows, n]."""
-    return _GatherMatmul.apply(shard, weight, group, _divides(shard.shape[0], pieces))  # type: ignore[no-any-return]
+    return _GatherMatmul.apply(shard, weight, group, _divides(shard.shape[0], pieces))
 
 
 def matmul_then_scatter(
@@ -83,7 +83,7 @@ def matmul_then_scatter(
     world = dist.get_world_size(group)
     if x.shape[0] % world:
         raise SpecError("rows", x.shape[0], f"give a multiple of the {world} ranks")
-    return _MatmulScatter.apply(x, weight, group, _divides(x.shape[0] // world, pieces))  # type: ignore[no-any-return]
+    return _MatmulScatter.apply(x, weight, group, _divides(x.shape[0] // world, pieces))
 
 
 def _divides(rows: int, pieces: int) -> int:
@@ -125,7 +125,7 @@ def _matmul_scatter(x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: i
     return out.view(pieces * rows, -1)
 
 
-class _GatherMatmul(torch.autograd.Function):
+class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, shard: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int) -> torch.Tensor:
         out, whole = _gather_matmul(shard.detach(), weight.detach(), group, pieces)
@@ -140,7 +140,7 @@ class _GatherMatmul(torch.autograd.Function):
         return _matmul_scatter(gradient, weight.t(), ctx.group, ctx.pieces), whole.t() @ gradient, None, None
 
 
-class _MatmulScatter(torch.autograd.Function):
+class _MatmulScatter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int) -> torch.Tensor:
         ctx.save_for_backward(x, weight)

@@ -73,14 +73,13 @@ class LocalSGD:
             self.average()
         return over
 
-    @torch.no_grad()
     def average(self) -> None:
         """The mean of the weights over all ranks, on every rank the same bits."""
-        flat = torch.cat([parameter.reshape(-1) for parameter in self.parameters])
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         dist.all_reduce(flat, group=self.group)
         flat /= dist.get_world_size(self.group)
         self.bytes_sent += flat.numel() * flat.element_size()
         at = 0
         for parameter in self.parameters:
-            parameter.copy_(flat[at : at + parameter.numel()].view_as(parameter))
+            parameter.detach().copy_(flat[at : at + parameter.numel()].view_as(parameter))
             at += parameter.numel()

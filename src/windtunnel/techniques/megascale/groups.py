@@ -1,12 +1,15 @@
-"""Communicators made in one global order, each by its members alone (MegaScale, NSDI 2024, section 3.5).
+"""Communicators made family by family, each by its members alone (MegaScale, NSDI 2024, section 3.5).
 
-`torch.distributed.new_group` is a collective of *all* ranks, and each ends with a barrier of all: a job of n ranks with
-O(n) groups makes O(n) barriers of n ranks, O(n^2) messages. If every rank makes the groups that it is in, in the same
-global order, a barrier of the members is enough: every rank waits O(groups it is in) times, and all messages together
-are the sum of the groups' sizes, O(n) for the parallel groups of a layout. The order matters: two ranks that make two
-common groups in different orders wait for each other for ever.
+`torch.distributed.new_group` is a collective of *all* ranks that ends with a barrier of all: a job of n ranks with O(n)
+groups makes O(n) barriers of n ranks, O(n^2) arrivals. The groups of a layout come in families (tensor, pipeline, data
+parallel ...) that each hold every rank once. If all ranks go through the families in one order and make of each the
+group that they are in, a barrier of its members is enough: n arrivals a family, O(n) in all.
 
-    messages(all)     = groups x n          messages(ordered) = sum of the groups' sizes
+    arrivals(all) = groups x n          arrivals(by family) = families x n
+
+One order matters: two ranks that make two common groups in different orders wait for each other for ever. And it has
+to be families: PyTorch (2.13, `_hash_ranks_to_str`) names a group that its members make alone by its ranks *and by how
+many groups the rank has made so far*, so members that have made different numbers never meet.
 """
 
 from __future__ import annotations
@@ -19,35 +22,34 @@ import torch.distributed as dist
 
 from windtunnel.errors import SpecError
 
+Family = Sequence[Sequence[int]]
 
-def ordered(groups: Sequence[Sequence[int]], world: int) -> list[tuple[int, ...]]:
-    """The groups in the global order: by size, then by members. Raises SpecError on one that cannot be."""
+
+def checked(families: Sequence[Family], world: int) -> list[list[tuple[int, ...]]]:
+    """Families with sorted groups. Raises SpecError for one that does not hold each rank exactly once."""
     found = []
-    for ranks in groups:
-        members = tuple(sorted(ranks))
-        if not members or len(set(members)) != len(members) or members[0] < 0 or members[-1] >= world:
-            raise SpecError("group", list(ranks), f"give different ranks from 0 to {world - 1}")
-        found.append(members)
-    if len(set(found)) != len(found):
-        twice = next(one for one in found if found.count(one) > 1)
-        raise SpecError("group", list(twice), "is given twice: give each group once")
-    return sorted(found, key=lambda members: (len(members), members))
+    for family in families:
+        groups = sorted(tuple(sorted(ranks)) for ranks in family)
+        if sorted(rank for ranks in groups for rank in ranks) != list(range(world)):
+            raise SpecError("family", [list(ranks) for ranks in family], f"hold each rank of 0 to {world - 1} once")
+        found.append(groups)
+    return found
 
 
-def messages(groups: Sequence[Sequence[int]], world: int, *, by_members: bool) -> int:
+def arrivals(families: Sequence[Family], world: int, *, by_family: bool) -> int:
     """Arrivals at barriers over all ranks."""
-    return sum(len(ranks) for ranks in groups) if by_members else len(groups) * world
+    return len(families) * world if by_family else sum(len(family) for family in families) * world
 
 
 def make_groups(
-    groups: Sequence[Sequence[int]], *, backend: str | None = None, timeout_s: float | None = None
-) -> dict[tuple[int, ...], Any]:
-    """The process groups that this rank is in, by their members; every rank gives the same list, in any order."""
-    rank, made = dist.get_rank(), {}
+    families: Sequence[Family], *, backend: str | None = None, timeout_s: float | None = None
+) -> list[Any]:  # fmt: skip
+    """The process group that this rank is in, of each family. Every rank gives the same families in the same order."""
+    rank, made = dist.get_rank(), []
     limit = None if timeout_s is None else timedelta(seconds=timeout_s)
-    for members in ordered(groups, dist.get_world_size()):
-        if rank in members:
-            made[members] = dist.new_group(
-                list(members), timeout=limit, backend=backend, use_local_synchronization=True
-            )
+    for family in checked(families, dist.get_world_size()):
+        members = next(ranks for ranks in family if rank in ranks)
+        made.append(
+            dist.new_group(list(members), timeout=limit, backend=backend, use_local_synchronization=True)
+        )  # fmt: skip
     return made

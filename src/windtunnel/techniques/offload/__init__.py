@@ -1,11 +1,11 @@
 """A working window of layers on the device: pricing in `window` and `price`, the real twin in `windowed`.
 
-    from windtunnel.techniques import offload
+from windtunnel.techniques import offload
 
-    windowed = offload.apply(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-3), window="auto",
-                             device_memory="8 GiB")
-    loss(model(batch)).backward()
-    windowed.step()
+windowed = offload.apply(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-3), window="auto",
+                         device_memory="8 GiB")
+loss(model(batch)).backward()
+windowed.step()
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The last w layers, and all that is no layer, stay on the device. The others live
     before backward i   wait until i is here; ask for i - w          after backward i    gradients to the host, where
                                                                      *this layer* is updated in a worker; i goes
 
-A fetch waits for the update of its layer. So each layer sees the same parameters, gradients and optimizer steps as with
-everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the device.
+A fetch waits for the update of its layer. So each layer sees the same parameters, gradients and optimizer steps as
+with everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the device.
 
 Not yet run on a GPU.
 """
@@ -44,8 +44,8 @@ def apply(
     """Keep a window of the model's layers on the device.
 
     `optimizer` makes an optimizer of a list of parameters: one for each layer that is away, one for the rest. `layers`:
-    in the order in which they run; left out, the largest `nn.ModuleList` or `nn.Sequential`. `window`: layers that stay;
-    auto: as many as `device_memory` (bytes, or "8 GiB") holds with parameters, gradients and two moments each.
+    in the order in which they run; left out, the largest `nn.ModuleList` or `nn.Sequential`. `window`: layers that
+    stay; auto: as many as `device_memory` (bytes, or "8 GiB") holds with parameters, gradients and two moments each.
     `link_bytes_per_s` throttles copies, to try out a slower link. Raises SpecError.
     """
     found = list(layers) if layers is not None else _layers_of(model)
@@ -68,11 +68,11 @@ def predicted_peak(model: nn.Module, layers: Sequence[nn.Module], window: int) -
     """
     own = _owned(model, layers)
     sizes = [sum(p.numel() * p.element_size() for p in group) for group in own]
-    rest = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
+    rest: int = sum(p.numel() * p.element_size() for p in model.parameters()) - sum(sizes)
     away = len(layers) - window
-    stays = (2 + MOMENTS) * (rest + sum(sizes[away:]))
+    stays: int = (2 + MOMENTS) * (rest + sum(sizes[away:]))
     gone = sorted(sizes[:away], reverse=True)
-    moving = sum(gone[: window + 1]) + sum(gone[:2])
+    moving: int = sum(gone[: window + 1]) + sum(gone[:2])
     return stays + moving
 
 
@@ -325,7 +325,7 @@ def _owned(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[nn.Parame
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    lists: list[Any] = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     return list(max(lists, key=len)) if lists else []
 
 

@@ -1,11 +1,11 @@
 """Lina: pricing in `price`, packing and placement in `packing`, the real communicator in `communicator`.
 
-    from windtunnel.techniques import prioritised_all_to_all
+from windtunnel.techniques import prioritised_all_to_all
 
-    with prioritised_all_to_all.Communicator() as lane:
-        done = lane.all_to_all(received, sent)
-        reduced = lane.all_reduce(gradient)
-        done.wait()
+with prioritised_all_to_all.Communicator() as lane:
+    done = lane.all_to_all(received, sent)
+    reduced = lane.all_reduce(gradient)
+    done.wait()
 """
 
 from __future__ import annotations

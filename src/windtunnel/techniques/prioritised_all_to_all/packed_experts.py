@@ -1,4 +1,4 @@
-"""Experts packed onto fewer devices of a group: p experts on each rank, all-to-alls among E / p ranks, p copies of each.
+"""Experts packed onto devices: p experts on each rank, all-to-alls among E / p ranks, p copies of each expert.
 
 Ranks are in blocks of E / p neighbours that exchange tokens; ranks at the same place of each block hold the same
 experts, and sum their gradients. Outputs do not depend on p, bit by bit; gradients do in the order of their sums. All
@@ -18,7 +18,7 @@ from windtunnel.errors import SpecError
 Expert = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (tokens, weight) -> tokens
 
 
-class _Exchange(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):  # type: ignore[misc]
     """An all-to-all of rows, whose backward is the all-to-all back."""
 
     @staticmethod

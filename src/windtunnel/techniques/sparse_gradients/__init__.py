@@ -1,9 +1,9 @@
 """Threshold and sparse gradients: pricing in `price`, the DDP communication hook in `ddp_hook`.
 
-    from windtunnel.techniques import sparse_gradients
+from windtunnel.techniques import sparse_gradients
 
-    state = sparse_gradients.State(ddp.module, ratio=0.05)
-    ddp.register_comm_hook(state, sparse_gradients.hook)
+state = sparse_gradients.State(ddp.module, ratio=0.05)
+ddp.register_comm_hook(state, sparse_gradients.hook)
 """
 
 from __future__ import annotations

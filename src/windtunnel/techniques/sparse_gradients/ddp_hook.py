@@ -40,7 +40,7 @@ class State:
         if self.plan.chunk < 1:
             raise SpecError("chunk", self.plan.chunk, "give 1 element or more")
         self.group = group
-        self.names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self.names: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
         self.residual: dict[str, torch.Tensor] = {}
         self.velocity: dict[str, torch.Tensor] = {}
         self.log_tau: float | None = None
