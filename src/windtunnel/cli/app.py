@@ -21,6 +21,7 @@ from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
 from windtunnel.cli.survive import survive
+from windtunnel.cli.techniques import techniques
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
 from windtunnel.cli.whatif import whatif
@@ -42,7 +43,18 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, whatif, compare, explain, survive, validate, calibrate, *LAUNCHERS, version):
+    for verb in (
+        predict,
+        whatif,
+        compare,
+        explain,
+        techniques,
+        survive,
+        validate,
+        calibrate,
+        *LAUNCHERS,
+        version,
+    ):
         app.command(verb)
     return app
 
