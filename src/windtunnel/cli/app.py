@@ -16,6 +16,7 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
+from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
@@ -43,6 +44,9 @@ def build() -> App:
     )
     for verb in (predict, whatif, compare, explain, validate, calibrate, *LAUNCHERS, version):
         app.command(verb)
+    fleet = App(name="fleet", help="Many jobs on one cluster.")
+    fleet.command(flows)
+    app.command(fleet)
     return app
 
 
