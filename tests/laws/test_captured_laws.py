@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from handmade import Grid, Script, folded_job, job_of, names, torch_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "capture" / "script"))
-from handmade import Grid, Script, folded_job, job_of, names, torch_name
-
-from windtunnel.capture.script.job import CapturedJob, Family, moved_families, whole_job
-from windtunnel.capture.script.places import Pace
-from windtunnel.capture.script.pricing import op_pricer
-from windtunnel.capture.script.program import RankProgram
-from windtunnel.capture.script.to_graph import PricedJob, flops_and_traffic, priced_job
 from windtunnel.emulate.captured import predict_captured, price_captured
 from windtunnel.emulate.captured_step import class_names, replayed
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
+from windtunnel.programs.job import CapturedJob, Family, moved_families, whole_job
+from windtunnel.programs.lowering.lower import PricedJob, flops_and_traffic, priced_job
+from windtunnel.programs.lowering.placement import Pace
+from windtunnel.programs.lowering.pricing import op_pricer
+from windtunnel.programs.program import RankProgram
 
 SIZES = {"layers": 2, "micro_batches": 3, "rows": 256, "width": 512}
 

@@ -18,15 +18,15 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 from windtunnel.model import transformer
 from windtunnel.training import predict, read_plan
-from windtunnel.training.disturbances import cell_factors, parse_disturbances, placed
-from windtunnel.training.disturbed import DisturbedStep, disturb, replayed, uneven_fabric
+from windtunnel.training.disturbances.cells import cell_factors, parse_disturbances, placed
+from windtunnel.training.disturbances.op_noise import pass_factors
+from windtunnel.training.disturbances.planned import DisturbedStep, disturb, replayed, uneven_fabric
+from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.nics import step_sharing
-from windtunnel.training.op_noise import pass_factors
-from windtunnel.training.pieces import pieces_of
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import schedule
 
 MODEL = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=2048, name="small")

@@ -19,8 +19,8 @@ from windtunnel.errors import LayoutError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.fold import Folded, fold, refine
 from windtunnel.hardware import parse_cluster
+from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import NAMES
 
 

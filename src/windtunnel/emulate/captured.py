@@ -17,10 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.capture.script.fused_program import fused
-from windtunnel.capture.script.job import CapturedJob
-from windtunnel.capture.script.pricing import op_pricer
-from windtunnel.capture.script.to_graph import PricedJob, flops_and_traffic, priced_job
 from windtunnel.emulate.captured_disturbed import disturb_captured
 from windtunnel.emulate.captured_excerpt import captured_excerpt
 from windtunnel.emulate.captured_memory import CapturedMemory, memory_of_program
@@ -39,10 +35,14 @@ from windtunnel.emulate.captured_step import CapturedStep, Replayed, class_names
 from windtunnel.errors import InputFileError
 from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
 from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.programs.compiler.fused_program import fused
+from windtunnel.programs.job import CapturedJob
+from windtunnel.programs.lowering.lower import PricedJob, flops_and_traffic, priced_job
+from windtunnel.programs.lowering.pricing import op_pricer
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
-from windtunnel.training.disturbances import parse_disturbances
-from windtunnel.training.disturbed import with_waiting
-from windtunnel.training.keeping import outside_of_allocator
+from windtunnel.training.disturbances.cells import parse_disturbances
+from windtunnel.training.disturbances.planned import with_waiting
+from windtunnel.training.memory.saved_tensors import outside_of_allocator
 from windtunnel.training.predict import product_version
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def predict_captured(
 
 def names_captured(text: str | Path) -> bool:
     """Whether this names a captured folder: `captured`, or with its content hash as `reproduce` writes it."""
-    from windtunnel.capture.script.folder import is_captured
+    from windtunnel.programs.folder import is_captured
 
     return is_captured(Path(text)) or is_captured(Path(str(text).rpartition(HASH)[0] or " "))
 
@@ -112,7 +112,7 @@ def load(path: str | Path) -> CapturedJob:
 
     Raises InputFileError for a folder that is none, is damaged, or was captured anew.
     """
-    from windtunnel.capture.script.folder import is_captured, load_job
+    from windtunnel.programs.folder import is_captured, load_job
 
     folder, at, wanted = str(path).rpartition(HASH)
     if not at or is_captured(Path(path)):

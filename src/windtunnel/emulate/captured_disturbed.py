@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.script.to_graph import shown
 from windtunnel.emulate.captured_samples import sampled
 from windtunnel.emulate.captured_step import CapturedStep, Replayed, stage_of
 from windtunnel.engine import critical_path, exposed
+from windtunnel.programs.lowering.lower import shown
 from windtunnel.result import Blame, Disturbed, PathPart, RankClass, Samples, Waiting
-from windtunnel.training.blame import thinned
-from windtunnel.training.disturbances import SAMPLES, Disturbances
-from windtunnel.training.disturbed import beyond
+from windtunnel.training.disturbances.attribution import thinned
+from windtunnel.training.disturbances.cells import SAMPLES, Disturbances
+from windtunnel.training.disturbances.planned import beyond
 
 BLAMED_AT_MOST = 64  # disturbances whose own cost is worked out: two replays each
 SAMPLED_AT_MOST = 4  # disturbances whose cost is followed from sample to sample

@@ -11,9 +11,9 @@ import re
 
 import numpy as np
 
-from windtunnel.capture.script.program import Op
-from windtunnel.capture.script.to_graph import PricedJob
 from windtunnel.emulate.captured_step import Replayed
+from windtunnel.programs.lowering.lower import PricedJob
+from windtunnel.programs.program import Op
 from windtunnel.result import Interval
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.capture.script.to_graph import CapturedGraph
 from windtunnel.engine.sharing import Sharing
+from windtunnel.programs.lowering.lower import CapturedGraph
 
 PARTS = 1_000_000_000  # of a NIC: shares that differ by less are the same
 

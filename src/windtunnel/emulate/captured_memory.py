@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.script.program import MemoryEvent, Op, RankProgram
 from windtunnel.graph.allocator import replay_allocator
 from windtunnel.graph.allocator_settings import AllocatorSettings
+from windtunnel.programs.program import MemoryEvent, Op, RankProgram
 
 CATEGORIES = {
     "parameter": "parameters",

@@ -12,14 +12,14 @@ from math import prod
 
 import numpy as np
 
-from windtunnel.capture.script.op_shapes import attention_of, plain_name, product_of, tensor_elements
-from windtunnel.capture.script.pricing import DTYPES
-from windtunnel.capture.script.program import RankProgram
-from windtunnel.capture.script.to_graph import CapturedGraph, PricedJob, shown
 from windtunnel.cost.price import Source
 from windtunnel.emulate.captured_step import Replayed
 from windtunnel.engine import exposed
 from windtunnel.graph import OpKind
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, shown
+from windtunnel.programs.lowering.pricing import DTYPES
+from windtunnel.programs.op_shapes import attention_of, plain_name, product_of, tensor_elements
+from windtunnel.programs.program import RankProgram
 from windtunnel.result import Limit, StageReport
 from windtunnel.training.predict import DISTURBED, SLOWER, STRAGGLING, Z95
 from windtunnel.training.reading import PLAIN, sum_to

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.script.places import Pace
-from windtunnel.capture.script.to_graph import CapturedGraph, PricedJob
 from windtunnel.emulate.captured_step import CapturedStep, pace_of, replay_captured
 from windtunnel.errors import UserError
 from windtunnel.graph import OpKind
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
+from windtunnel.programs.lowering.placement import Pace
 from windtunnel.training.disturbance_words import Slow
 
 KEYS = {"jitter": 1, "pause": 2, "noise": 3}

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.script.places import Pace
-from windtunnel.capture.script.to_graph import CapturedGraph, PricedJob
 from windtunnel.emulate.captured_links import captured_sharing
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import SpecError
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
+from windtunnel.programs.lowering.placement import Pace
 from windtunnel.training.disturbance_words import Slow
-from windtunnel.training.disturbances import Disturbances, link_times
+from windtunnel.training.disturbances.cells import Disturbances, link_times
 
 HOT = ("gpu", "random", "thermal")
 REFUSED = {

@@ -11,6 +11,7 @@ import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware import Cluster
+from windtunnel.input_file import read_yaml
 from windtunnel.units import parse_time
 
 FORMS = {
@@ -97,7 +98,7 @@ def _entries(path: Path) -> list[str]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else "is no text in UTF-8"
         raise InputFileError(path, f"cannot be read: {problem}", "give a YAML list of disturbances") from None

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from windtunnel.engine import Timeline
 from windtunnel.result import Interval
+from windtunnel.training.lowering.step import STREAMS, Step
 from windtunnel.training.schedules import Kind
-from windtunnel.training.step import STREAMS, Step
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
 STEADY_SHARE = 0.15  # of the excerpt that must be left when the steady state begins

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.input_file import read_yaml
 
 Framework = Literal["megatron", "torchtitan", "fsdp", "nanotron", "pytorch"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
@@ -130,7 +131,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path)
     except OSError as error:
         raise InputFileError(path, error.strerror or "cannot be read", "give the path of a plan in YAML") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:

@@ -22,23 +22,23 @@ from windtunnel.engine import Timeline, exposed
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, StageReport
-from windtunnel.training.disturbances import parse_disturbances
-from windtunnel.training.disturbed import disturb, with_waiting
+from windtunnel.training.disturbances.cells import parse_disturbances
+from windtunnel.training.disturbances.planned import disturb, with_waiting
 from windtunnel.training.excerpt import excerpt_of
-from windtunnel.training.imbalance import busiest_experts, mean_document, packed, routed, with_router
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
-from windtunnel.training.memory import memory_of
-from windtunnel.training.pass_builder import owned
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.pass_builder import owned
+from windtunnel.training.lowering.simulated import Simulated, simulate
+from windtunnel.training.lowering.step import Step
+from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, sum_to
 from windtunnel.training.reproduce import reproduce
-from windtunnel.training.router_load import parse_router_load
 from windtunnel.training.schedules import check, schedule
-from windtunnel.training.sequence_lengths import read_lengths
-from windtunnel.training.simulated import Simulated, simulate
-from windtunnel.training.step import Step
+from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
+from windtunnel.training.workload.router_load import parse_router_load
+from windtunnel.training.workload.sequence_lengths import read_lengths
 
 BUBBLE = "pipeline bubble"
 STRAGGLING = "waiting for the slowest rank"

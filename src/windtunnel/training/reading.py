@@ -15,8 +15,8 @@ from windtunnel.errors import UserError
 from windtunnel.graph import OpKind
 from windtunnel.result import Limit, StageMemory
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
-from windtunnel.training.pass_builder import Segment
-from windtunnel.training.step import Step
+from windtunnel.training.lowering.pass_builder import Segment
+from windtunnel.training.lowering.step import Step
 
 WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5

@@ -12,14 +12,14 @@ from windtunnel.engine import Slowdown, replay
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import transformer
 from windtunnel.training import read_plan
-from windtunnel.training.blame import explain, path_parts, thinned
-from windtunnel.training.culprits import culprits_of
-from windtunnel.training.disturbances import cell_factors, parse_disturbances
+from windtunnel.training.disturbances.attribution import explain, path_parts, thinned
+from windtunnel.training.disturbances.cells import cell_factors, parse_disturbances
+from windtunnel.training.disturbances.pace_setters import culprits_of
+from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import schedule
 
 # Large enough that kernels, not their launches, take the time: launches do not slow down.
