@@ -21,6 +21,7 @@ from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
+from windtunnel.cli.serve import serve
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
 from windtunnel.cli.whatif import whatif
@@ -42,7 +43,7 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, whatif, compare, explain, validate, calibrate, *LAUNCHERS, version):
+    for verb in (predict, whatif, compare, explain, serve, validate, calibrate, *LAUNCHERS, version):
         app.command(verb)
     fleet = App(name="fleet", help="Many jobs on one cluster.")
     fleet.command(flows)
