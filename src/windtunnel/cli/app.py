@@ -16,10 +16,12 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
+from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
+from windtunnel.cli.serve import serve
 from windtunnel.cli.survive import survive
 from windtunnel.cli.techniques import techniques
 from windtunnel.cli.validate import validate
@@ -48,6 +50,7 @@ def build() -> App:
         whatif,
         compare,
         explain,
+        serve,
         techniques,
         survive,
         validate,
@@ -56,6 +59,9 @@ def build() -> App:
         version,
     ):
         app.command(verb)
+    fleet = App(name="fleet", help="Many jobs on one cluster.")
+    fleet.command(flows)
+    app.command(fleet)
     return app
 
 
