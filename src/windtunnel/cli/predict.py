@@ -163,4 +163,8 @@ def answered(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
     question = Question.asked(model, cluster, plan, flags.given(), set)
-    return question.answer_with(technique, **others) if technique else question.answer(**others)
+    if not technique:
+        return question.answer(**others)
+    from windtunnel.techniques import predict_with
+
+    return question.as_named(predict_with(question.model, question.cluster, question.plan, technique, **others))

@@ -75,15 +75,10 @@ class Question:
         """
         from windtunnel.training import predict
 
-        return self._as_named(predict(self.model, self.cluster, self.plan, **disturbances))
+        return self.as_named(predict(self.model, self.cluster, self.plan, **disturbances))
 
-    def answer_with(self, techniques: Sequence[str], **disturbances: Any) -> Result:
-        """As `answer`, with what the techniques (`NAME[:key=value,...]`) change."""
-        from windtunnel.techniques import predict_with
-
-        return self._as_named(predict_with(self.model, self.cluster, self.plan, techniques, **disturbances))
-
-    def _as_named(self, result: Result) -> Result:
+    def as_named(self, result: Result) -> Result:
+        """A result whose `reproduce` names model and cluster as they were named here."""
         words = shlex.split(result.reproduce)
         if words[:2] != ["windtunnel", "predict"] or "--cluster" not in words:
             return result
