@@ -24,6 +24,7 @@ from windtunnel.cli.run import run
 from windtunnel.cli.serve import serve
 from windtunnel.cli.survive import survive
 from windtunnel.cli.techniques import techniques
+from windtunnel.cli.ui import ui
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
 from windtunnel.cli.whatif import whatif
@@ -56,6 +57,7 @@ def build() -> App:
         validate,
         calibrate,
         *LAUNCHERS,
+        ui,
         version,
     ):
         app.command(verb)

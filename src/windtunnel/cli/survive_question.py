@@ -13,7 +13,7 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.units import parse_bandwidth, parse_count, parse_time
 
 if TYPE_CHECKING:
-    from windtunnel.cli.question import Question
+    from windtunnel.training.question import Question
     from windtunnel.hardware import Cluster
     from windtunnel.resilience import Asked
     from windtunnel.resilience.failures import FailureProcess
@@ -59,7 +59,7 @@ def asked_of(
     seed: int,
 ) -> Asked:
     """The question of `resilience.survive`. Raises UserError on the first mistake."""
-    from windtunnel.cli.question import Question, changed_cluster, settings_of
+    from windtunnel.training.question import Question, changed_cluster, settings_of
     from windtunnel.resilience import ADAM_BYTES_PER_PARAMETER, Asked, Checkpoint, published
 
     if model is None:
