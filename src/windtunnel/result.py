@@ -150,6 +150,19 @@ class Disturbed:
 
 
 @dataclass(frozen=True, slots=True)
+class TechniqueGain:
+    """What a technique brings to a step: predicted without it and with it."""
+
+    name: str  # several: joined by +, in the order in which they are applied
+    step_time_without_s: float
+    step_time_with_s: float
+    gain: float  # without / with
+    parameters: Mapping[str, Any]  # as chosen; of several techniques by their names
+    details: Mapping[str, Any] = field(default_factory=dict)  # what lies behind the gain; of several by their names
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StageReport:
     """How one rank class spends the step: `breakdown_ns` sums exactly to the step."""
 
@@ -196,6 +209,7 @@ class Result:
     disturbed: Disturbed | None = None
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
     class_names: tuple[str, ...] = ()  # of rank classes that are no stages of a pipeline, by their number
+    technique: TechniqueGain | None = None
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -259,6 +273,8 @@ class Result:
                     "waiting": tuple(Waiting(**one) for one in disturbed.get("waiting", ())),
                 }
             )
+        gained = parts.get("technique")
+        parts["technique"] = TechniqueGain(**{**gained, "notes": tuple(gained["notes"])}) if gained else None
         trouble = parts.get("infeasible")
         parts["infeasible"] = Infeasible(**{**trouble, "fixes": tuple(trouble["fixes"])}) if trouble else None
         return cls(**parts)

@@ -16,10 +16,14 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
+from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
+from windtunnel.cli.serve import serve
+from windtunnel.cli.survive import survive
+from windtunnel.cli.techniques import techniques
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
 from windtunnel.cli.whatif import whatif
@@ -41,8 +45,23 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, whatif, compare, explain, validate, calibrate, *LAUNCHERS, version):
+    for verb in (
+        predict,
+        whatif,
+        compare,
+        explain,
+        serve,
+        techniques,
+        survive,
+        validate,
+        calibrate,
+        *LAUNCHERS,
+        version,
+    ):
         app.command(verb)
+    fleet = App(name="fleet", help="Many jobs on one cluster.")
+    fleet.command(flows)
+    app.command(fleet)
     return app
 
 

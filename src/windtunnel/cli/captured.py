@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.question import changed_cluster, settings_of
 from windtunnel.errors import SpecError
+from windtunnel.training.question import changed_cluster, settings_of
 
 if TYPE_CHECKING:
     from windtunnel.result import Result

@@ -47,6 +47,14 @@ def predict(
         str | None,
         Parameter(help="CSV with length,count of the documents that sequences are packed from; no attention between."),
     ] = None,
+    technique: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="What it would bring: NAME[:key=value,...], e.g. lina or sparse_gradients:ratio=0.01; repeatable;"
+            " `windtunnel techniques` lists them.",
+        ),
+    ] = (),
     allocator: Annotated[
         str | None,
         Parameter(
@@ -89,6 +97,7 @@ def predict(
             slow=slow,
             router_load=router_load,
             lengths=lengths,
+            technique=technique,
             allocator=allocator,
             jitter=jitter,
             samples=samples,
@@ -132,14 +141,19 @@ def answered(
     plan: Path | None = None,
     flags: PlanFlags = PlanFlags(),
     set: Sequence[str] = (),
+    technique: Sequence[str] = (),
     allocator: str | None = None,
     **others: Any,
 ) -> Result:
     """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
     from windtunnel.cli.captured import answered_captured, is_captured_word
-    from windtunnel.cli.question import Question
+    from windtunnel.training.question import Question
 
     if is_captured_word(model):
+        if technique:
+            from windtunnel.errors import SpecError
+
+            raise SpecError("--technique", technique[0], "techniques rewrite the step of a plan: name a model instead")
         asked: dict[str, Any] = {"plan": plan, "flags": flags.given(), "set": set, "allocator": allocator}
         return answered_captured(model, cluster=cluster, **asked, **others)
     if allocator is not None:
@@ -148,4 +162,9 @@ def answered(
         raise SpecError(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
-    return Question.asked(model, cluster, plan, flags.given(), set).answer(**others)
+    question = Question.asked(model, cluster, plan, flags.given(), set)
+    if not technique:
+        return question.answer(**others)
+    from windtunnel.techniques import predict_with
+
+    return question.as_named(predict_with(question.model, question.cluster, question.plan, technique, **others))

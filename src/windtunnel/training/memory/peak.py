@@ -67,14 +67,7 @@ def memory_of(
 ) -> tuple[StageMemory, ...]:  # fmt: skip
     """Memory of every pipeline rank."""
     schedule = step.schedule
-    outside = outside_bytes(layout)
-    exact = _exact(layout) or keeping(layout.plan.framework).expandable
-    headroom = 0.0 if exact else float(memory_document()["headroom"])
-    capacity = layout.cluster.gpu.usable_memory_bytes - outside
-    loads = _loads(pieces, schedule)
-    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
-    allocated = [sum(categories.values()) for categories, _ in drafts]
-    reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
+    drafts, allocated, reserved, device = _sizes(layout, pieces, schedule)
     found = []
     for rank, (categories, walk) in enumerate(drafts):
         first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
@@ -87,12 +80,32 @@ def memory_of(
                 categories=categories,
                 peak_allocated_bytes=allocated[rank],
                 peak_reserved_bytes=reserved[rank],
-                device_bytes=int(reserved[rank] * (1.0 + headroom)) + outside,
+                device_bytes=device[rank],
                 peak_time_ns=int(times[walk.at]),
                 timeline=_thinned(times, walk.levels + static),
             )
         )
     return tuple(found)
+
+
+def peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+    """`device_bytes` of the fullest rank class: memory follows from the order of the passes, not from their times."""
+    return max(_sizes(layout, pieces, schedule)[3])
+
+
+def _sizes(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule
+) -> tuple[list[tuple[dict[str, int], _Walk]], list[int], list[int], list[int]]:
+    """Of every rank class: its peak by category, and what is allocated, reserved and on the device then."""
+    outside = outside_bytes(layout)
+    exact = _exact(layout) or keeping(layout.plan.framework).expandable
+    headroom = 0.0 if exact else float(memory_document()["headroom"])
+    capacity = layout.cluster.gpu.usable_memory_bytes - outside
+    loads = _loads(pieces, schedule)
+    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
+    allocated = [sum(categories.values()) for categories, _ in drafts]
+    reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
+    return drafts, allocated, reserved, [int(value * (1.0 + headroom)) + outside for value in reserved]
 
 
 def outside_bytes(layout: Layout) -> int:

@@ -75,7 +75,10 @@ class Question:
         """
         from windtunnel.training import predict
 
-        result = predict(self.model, self.cluster, self.plan, **disturbances)
+        return self.as_named(predict(self.model, self.cluster, self.plan, **disturbances))
+
+    def as_named(self, result: Result) -> Result:
+        """A result whose `reproduce` names model and cluster as they were named here."""
         words = shlex.split(result.reproduce)
         if words[:2] != ["windtunnel", "predict"] or "--cluster" not in words:
             return result
