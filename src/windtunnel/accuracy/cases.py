@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.accuracy import wording
 from windtunnel.accuracy.fabric import cluster_of
 from windtunnel.accuracy.nanotron import layers_per_stage
-from windtunnel.accuracy.table import Row
+from windtunnel.accuracy.table import SWITCHES, Row
 from windtunnel.accuracy.wording import UnreadableError
 from windtunnel.errors import LayoutError, UserError
 
@@ -174,6 +174,7 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         "etp": wording.expert_tensor_of(row),
     }
     fields.update(wording.fields_of_notes(row))
+    fields.update(_columns(row))
     layers = wording.offloaded_layers(row)
     if layers:
         fields["offload_activations"] = layers
@@ -189,6 +190,17 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
     if framework == "nanotron":
         fields["layers_per_stage"] = layers_per_stage(model, _int(row.pp))
     return fields, assumptions
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    """Plan fields that have a column of their own."""
+    stated: dict[str, Any] = {name: bool(getattr(row, name)) for name in SWITCHES if getattr(row, name) is not None}
+    stated |= {name: getattr(row, name) for name in ("schedule", "gradient_dtype") if getattr(row, name)}
+    if row.cp_kind:
+        stated["cp_kind"] = wording.context_kind_of(row.cp_kind)
+    if row.bucket_parameters is not None:
+        stated["bucket_parameters"] = row.bucket_parameters
+    return stated
 
 
 def _check_batch(row: Row) -> None:

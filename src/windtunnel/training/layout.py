@@ -54,6 +54,12 @@ class Layout:
         return self.plan.global_batch * self.plan.seq_len
 
     @property
+    def message_parameters(self) -> float:
+        """Parameters in one gradient or parameter message, as the plan or its framework cuts them."""
+        habit = max(self.habits.message_parameters, self.habits.message_per_replica * self.dp * self.plan.cp)
+        return float(self.plan.bucket_parameters or habit)
+
+    @property
     def sums_norms(self) -> bool:
         """Whether tensor-parallel ranks have gradients of norms, each from its own tokens, to sum up."""
         return bool(self.plan.sequence_parallel) and self.plan.tp > 1
@@ -129,7 +135,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         raise LayoutError(
             f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
         )
-    unit = 128 * plan.tp if plan.framework == "megatron" else plan.tp
+    unit = 128 * plan.tp if plan.framework in ("megatron", "megatron-deepspeed") else plan.tp
     if plan.offload_activations and plan.recompute_layers != 0:
         raise LayoutError(
             f"offload_activations {plan.offload_activations} with recompute {plan.recompute}",
@@ -164,6 +170,7 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "overlap_grad_reduce": habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce,
         "overlap_param_gather": habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
+        "overlap_tp_backward": habits.overlap_tp_backward and many,
         "overlap_p2p": habits.overlap_p2p_interleaved
         and plan.virtual_stages > 1
         and software(plan.release).overlap_p2p,
@@ -197,7 +204,7 @@ def _said(
     if not changes.get("account_for_embedding"):
         idle |= {"account_for_embedding"}
     if asked.tp == 1:
-        idle |= {"sequence_parallel", "overlap_tp"}
+        idle |= {"sequence_parallel", "overlap_tp", "overlap_tp_backward"}
     if asked.pp == 1:
         idle |= {"overlap_p2p"}
     shown = {field: value for field, value in changes.items() if field not in idle}

@@ -207,10 +207,10 @@ class _Assembly:
 
     def _uses(
         self, rank: int, template: Template, counts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float64], tuple[Traffic, ...]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.uint8], NDArray[np.float64], tuple[Traffic, ...]]:
         """Time, category, interference class and share of the NIC of each use on this rank."""
         n = len(template.uses)
-        taken, categories = np.zeros(n, np.int64), np.zeros(n, np.uint8)
+        taken, categories = np.zeros(n, np.int64), np.zeros(n, np.uint16)
         classes, shares = np.zeros(n, np.uint8), np.zeros(n)
         traffic = []
         for number, use in enumerate(template.uses):
@@ -321,7 +321,7 @@ class _Assembly:
 @dataclass(frozen=True, eq=False)
 class _Part:
     duration: NDArray[np.int64]
-    category: NDArray[np.uint8]
+    category: NDArray[np.uint16]
     interference: NDArray[np.uint8]
     nic_share: NDArray[np.float64]
     key: NDArray[np.int64]

@@ -140,6 +140,11 @@ class _Gathers:
         if not self._reduce:
             return
         summed = self._sum_norms(self._reduced[number])
+        if self._build.pricer.layout.shard_group == 1 and self._replicas > 1:
+            whole = sum(block.dense_parameters for block in self._reduced[number]) * self._gradient_bytes
+            if whole:
+                op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", whole), after=summed)
+                self._build.pending += [] if self._overlap_reduce else [op]
         for parameters, group in self._shared(self._reduced[number]):
             size = parameters * self._gradient_bytes
             op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size), after=summed)
@@ -338,7 +343,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
     if cast is not None:
         build.compute(f"{name} cast", cast, "memory-bound")
     regathered: list[int] = []
-    beside = plan.overlap_tp or plan.framework in ("megatron", "nanotron")  # collectives run beside the other GEMM
+    beside = plan.overlap_tp or plan.overlap_tp_backward  # collectives run beside the other GEMM
     if op.regather is not None and weights and not keeping(plan.framework).keeps_all_inputs:
         regathered = [build.transfer(f"{name} regather", op.regather)]
         if not beside:
