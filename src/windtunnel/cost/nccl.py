@@ -77,6 +77,7 @@ class Fabric(NamedTuple):
     nic_latency_s: float
     bulk_s: float
     bulk_nvls_s: float
+    tree_of_two: float  # how often a message leaves each of two nodes in a tree
     measured_up: bool  # False: no measurement of this generation on this link class
     measured_net: bool
 
@@ -147,6 +148,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         nic_latency_s=links.net_latency_s,
         bulk_s=net["bulk_us"] * 1e-6,
         bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
+        tree_of_two=net.get("tree_of_two", 1.0),
         measured_up=known,
         measured_net=links.net_protocol in nets and links.net_protocol != "generic",
     )
@@ -206,7 +208,8 @@ def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[
 
 def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
     k, m, share = shape.k, shape.m, max(shape.nic_share, shape.ring_uplink)
-    wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / k
+    crossings = fabric.tree_of_two if m == 2 else _crossings(m)
+    wire = bytes_total * crossings * fabric.nic_seconds_per_byte * share / k
     bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k)
     mesh = _mesh(k, fabric)
     found = []

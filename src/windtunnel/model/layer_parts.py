@@ -111,7 +111,7 @@ def activate(name: str, part: str, rows: float, width: float, block: FeedForward
         "memory",
         forward_bytes=chain * elements * ((inputs + 1) * w + extra),
         backward_bytes=chain * elements * ((2 * inputs + 1) * w + 2 * extra),
-        saved_bytes=elements * (inputs * w + extra / 2),
+        saved_bytes=elements * (inputs * (shard.activation_input_bytes or w) + extra / 2),
         output_bytes=elements * w,
         kernels=1 if shard.fused or not block.gated else 2,
         timed=Timed("swiglu" if block.gated else "gelu", rows, width),

@@ -85,7 +85,8 @@ class Layout:
         plan = self.plan.model_copy(update={"global_batch": 1, "dp": None})
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
         sharded = (self.shard_group, self.replicas, self.dp) if (self.plan.zero_stage or 0) >= 2 else ()
-        return (plan, links, self.etp, self.vocab_padded, sharded)
+        placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
+        return (plan, links, self.etp, self.vocab_padded, sharded, placed)
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
@@ -174,7 +175,8 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "overlap_p2p": habits.overlap_p2p_interleaved
         and plan.virtual_stages > 1
         and software(plan.release).overlap_p2p,
-        "overlap_ep": False,
+        # DualPipe is there to run one micro-batch's dispatch under another's computation (DeepSeek-V3, 3.2.1).
+        "overlap_ep": plan.schedule in ("dualpipe", "dualpipe-v"),
         "cuda_graphs": False,
         "compile": habits.compile,
         "fp8_parameters": False,

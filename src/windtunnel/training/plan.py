@@ -62,6 +62,9 @@ class Plan(BaseModel):
     seq_len: Annotated[int, Field(ge=1, le=2**27)] = Field(description="tokens per sequence")
 
     precision: Precision = Field(default="bf16", description="format of the linear layers' GEMMs")
+    fp8_activation_input: bool = Field(
+        default=False, description="keep the input of the activation function in fp8 for the backward pass"
+    )
     fp8_parameters: bool | None = Field(default=None, description="keep and gather parameters in the GEMM format")
     gradient_dtype: Literal["fp32", "bf16"] | None = Field(
         default=None, description="format of accumulation and reduction"
@@ -101,7 +104,8 @@ class Plan(BaseModel):
     def recompute_parts(self) -> frozenset[str]:
         """Named parts of selective recomputation; empty for none and full."""
         kind, _, parts = self.recompute.partition(":")
-        return frozenset(parts.split(",")) if kind == "selective" else frozenset()
+        named = frozenset(parts.split(",")) if kind == "selective" else frozenset()
+        return named | {"mla_up_proj"} if "attention" in named else named
 
     @property
     def recompute_layers(self) -> int | None:

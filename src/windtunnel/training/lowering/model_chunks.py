@@ -9,7 +9,7 @@ from typing import Literal
 from windtunnel.cost.training import software
 from windtunnel.model import Layer
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
-from windtunnel.model.operations import Operation, Shard
+from windtunnel.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.model.plain_operations import (
     plain_embedding_operations,
     plain_head_operations,
@@ -49,7 +49,7 @@ class Piece:
 
 def shard_of(layout: Layout) -> Shard:
     """The shard that every rank of the layout holds."""
-    plan = layout.plan
+    plan, release = layout.plan, software(layout.plan.release)
     return Shard(
         batch=plan.micro_batch,
         seq_len=plan.seq_len,
@@ -58,6 +58,7 @@ def shard_of(layout: Layout) -> Shard:
         tp=plan.tp,
         sequence_parallel=bool(plan.sequence_parallel),
         ep=plan.ep,
+        ep_domains=layout.group("ep").domains,
         etp=layout.etp,
         precision=plan.precision,
         fused=bool(plan.compile),
@@ -65,6 +66,10 @@ def shard_of(layout: Layout) -> Shard:
         activation_bytes=4 if plan.precision == "fp32" else 2,
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
+        deduplicates=release.deduplicates,
+        low_precision_dispatch=layout.schedule in ("dualpipe", "dualpipe-v") and plan.precision in CAST_BYTES,
+        activation_input_bytes=1 if plan.fp8_activation_input else 0,
+        fused_mla=release.fused_mla and bool(plan.compile),
         # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
         fused_groups=plan.precision != "fp32"
         or layout.cluster.gpu.generation == "cpu"

@@ -130,7 +130,7 @@ def _hops(
     if not sent.any():
         return durations, categories
     gpus = build.layout.cluster.n_gpus // schedule.stages
-    domain = build.layout.cluster.scale_up_domain
+    domain = build.layout.cluster.used_per_domain
     far = _apart(schedule.rank.astype(np.int64), receiver, gpus, domain)
     again = FREE  # what was cut for the way is put together where it arrives
     if build.layout.habits.scatters_sends and build.plan.tp > 1 and not build.plan.sequence_parallel:
