@@ -85,10 +85,12 @@ def framework_of(row: Row) -> str:
     name = row.framework.lower()
     if not name:
         return "megatron"
-    found = next((framework for word, framework in FRAMEWORKS if word in name), None)
-    if found is None:
-        return "megatron"  # and `cases` says so
-    return found
+    return next((framework for word, framework in FRAMEWORKS if word in name), "megatron")
+
+
+def is_known_framework(row: Row) -> bool:
+    """Whether a rule names the row's framework; otherwise it is taken as a plan's default."""
+    return any(word in row.framework.lower() for word, _ in FRAMEWORKS)
 
 
 def family_of(row: Row) -> str:
@@ -118,12 +120,13 @@ def precision_of(row: Row) -> str:
 def attention_of(row: Row) -> str:
     """Fused unless the row says unfused; which fused kernel follows from who ran it, and when.
 
-    llm-foundry's benchmark ran the first Triton kernel (its `attn_impl: triton`); torchtitan ran PyTorch's SDPA, which
+    Composer's own models ran the first Triton kernel (`attn_impl: triton`, their default to 2024);
+    torchtitan ran PyTorch's SDPA, which
     in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's.
     """
     if row.attention_impl.lower().startswith("unfused"):
         return "unfused"
-    if "llm-foundry" in row.source.lower():
+    if "composer" in row.framework.lower():
         return "triton"
     return "flash2" if "sdpa" in row.attention_impl.lower() else "flash"
 

@@ -29,10 +29,18 @@ class PlanFlags:
 
     framework: Annotated[
         Literal[
-            "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
-            "megatron-deepspeed", "deepspeed", "internevo", "colossalai", "maxtext",
+            "megatron",
+            "torchtitan",
+            "fsdp",
+            "nanotron",
+            "pytorch",
+            "megatron-deepspeed",
+            "deepspeed",
+            "internevo",
+            "colossalai",
+            "maxtext",
         ]
-        | None,  # fmt: skip
+        | None,
         _flag(LAYOUT, "Whose habits fill what the plan leaves open (megatron)."),
     ] = None
     release: Annotated[str | None, _flag(LAYOUT, "Software release, a calibration key, e.g. mlperf-v4.1.")] = None
@@ -70,9 +78,9 @@ class PlanFlags:
         Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"] | None,
         _flag(NUMBERS, "Format of the linear layers' GEMMs (bf16)."),
     ] = None
-    fp8_activation_input: Annotated[
-        bool | None, _flag(MEMORY, "Keep the input of the activation function in fp8.")
-    ] = None
+    fp8_activation_input: Annotated[bool | None, _flag(MEMORY, "Keep the input of the activation function in fp8.")] = (
+        None
+    )
     fp8_parameters: Annotated[bool | None, _flag(NUMBERS, "Keep and gather parameters in the GEMM format.")] = None
     gradient_dtype: Annotated[
         Literal["fp32", "bf16"] | None, _flag(NUMBERS, "Gradient accumulation and reduction format.")

@@ -67,7 +67,7 @@ class Group:
 
 
 def group_of(size: int, stride: int, cluster: Cluster) -> Group:
-    """The ranks r, r + stride, ..., `size` of them, where they lie when ranks follow GPUs: the worst of all such groups.
+    """The ranks r, r + stride, ..., `size` of them, where they lie when ranks follow GPUs: the worst of such groups.
 
     Groups of a kind fill the cluster block by block. Where blocks and domains do not nest, some group lies across a
     border that others do not touch; all of them wait for it.

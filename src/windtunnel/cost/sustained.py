@@ -16,9 +16,7 @@ THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything i
 SMOOTH = 8
 
 
-def sustained_gemm(
-    kernels: KernelCosts, training: TrainingCosts, m: int, n: int, k: int, dtype: str
-) -> Price:
+def sustained_gemm(kernels: KernelCosts, training: TrainingCosts, m: int, n: int, k: int, dtype: str) -> Price:
     """One product.
 
     The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look slower
@@ -43,7 +41,9 @@ def sustained_grouped_gemm(
 ) -> Price:
     """Products of experts, `m` rows each on average."""
     price = kernels.grouped_gemm(int(groups), m, max(1, round(n)), max(1, round(k)), dtype)
-    return _level_off(kernels, training, price, 2.0 * groups * m * n * k, dtype).scaled(training.sustained.grouped)
+    return _level_off(kernels, training, price, 2.0 * groups * m * n * k, dtype).fitted(
+        training.sustained.grouped, training.uncertainty["gemm_moe"]
+    )
 
 
 def _level_off(
@@ -56,4 +56,4 @@ def _level_off(
         return price
     limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops(dtype))
     together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
-    return price.scaled(together / price.seconds)
+    return price.fitted(together / price.seconds, training.uncertainty["gemm"])

@@ -96,7 +96,9 @@ def training_document() -> dict[str, Any]:
 class Software:
     """Habits of a software release, where they are not today's."""
 
-    deduplicates: bool = True  # expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP)
+    deduplicates: bool = (
+        True  # expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP)
+    )
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
@@ -171,6 +173,7 @@ def calibrated_training_costs(generation: str, calibration: Calibration) -> Trai
     by_out = overlap.get("gemm_by_sms_8", base.compute_by_scale_out if copying is None else copying)
     return replace(
         base,
+        measured=True,
         sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
         launch_s=base.launch_s if eager is None else {**dict.fromkeys(base.launch_s, eager), "pytorch": eager},
         graph_launch_s=host.get("launch_graph_s", base.graph_launch_s),

@@ -8,9 +8,6 @@ from windtunnel.model.architecture import FeedForward, Model
 from windtunnel.model.layer_parts import activate, transferred
 from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed, Transfer
 
-# Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, and quantised one by one.
-EXPERT_LAUNCHES, EXPERT_LAUNCHES_LOW = 6, 14
-
 
 def expert_operations(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
     """Router, dispatch, experts, combine; this rank's experts get `load` times the mean number of tokens."""
@@ -64,7 +61,7 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         output_bytes=arrived * h * w,
         kernels=2,
     )
-    # Probabilities are multiplied in behind the activation, so that what comes back need not be kept; once they were here.
+    # Probabilities are multiplied in behind the activation, so what comes back is not kept; once it had to be.
     unpermute = Operation(
         "unpermute",
         "moe_permute",
@@ -123,5 +120,5 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
         output_bytes=groups * m * n * shard.activation_bytes,
         weight_elements=groups * n * k,
         low_precision=low,
-        kernels=groups * (EXPERT_LAUNCHES_LOW if low else EXPERT_LAUNCHES),
+        kernels=round(groups * (shard.expert_launches_low if low else shard.expert_launches)),
     )

@@ -93,6 +93,10 @@ class Shard:
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
     fused_norms: bool = False  # RMSNorm is one kernel also where nothing else is fused
     deduplicates: bool = True  # a token goes once to each rank that has experts for it, however many
+    # Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, each quantised first.
+    expert_launches: float = 6.0
+    expert_launches_low: float = 14.0
+    chained_passes: float = 10.0  # of experts' activations with bias, clamp and gate over those of plain SwiGLU
     low_precision_dispatch: bool = False  # tokens go to their experts in fp8
     activation_input_bytes: int = 0  # per element, kept in another format than it has; 0 = as it is
     fused_mla: bool = True  # latent attention's rotary embedding and concatenation in one kernel

@@ -2,9 +2,9 @@
 
 Sources: Megatron-Core argument defaults and NeMo / Megatron-Bridge performance recipes (2024-2026), torchtitan
 `train_configs`, PyTorch FSDP documentation and MosaicML Composer, nanotron's benchmark script of the Ultra-Scale
-Playbook (2025); Megatron-DeepSpeed and DeepSpeed (`runtime/config.py`, `runtime/pipe/engine.py`, 2022-2025), InternEvo's
-and ColossalAI's documentation (2024), MaxText's `base.yml` (2025); PyTorch 2.13 itself for "pytorch": a script of one process per rank, eager, foreach AdamW, nothing
-sharded, overlapped or clipped.
+Playbook (2025); Megatron-DeepSpeed and DeepSpeed (`runtime/config.py`, `runtime/pipe/engine.py`, 2022-2025),
+InternEvo's and ColossalAI's documentation (2024), MaxText's `base.yml` (2025); PyTorch 2.13 itself for "pytorch": a
+script of one process per rank, eager, foreach AdamW, nothing sharded, overlapped or clipped.
 """
 
 from __future__ import annotations
@@ -245,7 +245,6 @@ HABITS |= {
         measured=False,
     ),
 }
-
 
 
 def check_plain(plan: Plan) -> None:

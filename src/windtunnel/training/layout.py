@@ -121,6 +121,8 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
     _check_model(plan, model, etp, dp, experts)
     _check_precision(plan, cluster)
+    if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
+        plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
     _check_schedule(schedule, plan, micro_batches)

@@ -33,7 +33,7 @@ from windtunnel.training.lowering.step import Step
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, sum_to
+from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, sum_to, unmeasured_of
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
@@ -187,7 +187,7 @@ def _result(
         provenance=provenance,
         limits=limits_of(layout, breakdown, total, step),
         defaults=layout.defaults,
-        warnings=_warnings(layout, provenance),
+        warnings=_warnings(layout, pricer, provenance),
         reproduce=command,
         n_gpus=n,
         n_classes=step.schedule.stages,
@@ -263,6 +263,8 @@ def _band(layout: Layout, pricer: Pricer, step: Step, breakdown: Mapping[str, in
     known = pricer.training.uncertainty
     moe = any(layer.feed_forward.kind == "moe" for layer in layout.model.layers)
     variance = known["software"] ** 2
+    if not (pricer.training.measured and layout.habits.measured):
+        variance += known["unmeasured"] ** 2
     total = sum(breakdown.values())
     for name, nanoseconds in breakdown.items():
         key = "exposed" if name.startswith("exposed") else "gemm_moe" if name == "gemm" and moe else name
@@ -302,8 +304,8 @@ def _traffic(step: Step) -> dict[str, int]:
     return {key: int(value) for key, value in sorted(total.items())}
 
 
-def _warnings(layout: Layout, provenance: Mapping[str, float]) -> tuple[str, ...]:
-    warnings = []
+def _warnings(layout: Layout, pricer: Pricer, provenance: Mapping[str, float]) -> tuple[str, ...]:
+    warnings = list(unmeasured_of(layout, pricer))
     if provenance["roofline"] > 0.1:
         warnings.append(
             f"{provenance['roofline']:.0%} of busy time is priced by roofline: no measured kernels for it on"

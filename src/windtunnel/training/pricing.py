@@ -98,6 +98,7 @@ class Pricer:
             training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
         )
         self.on_cpu = calibration is not None and calibration.kind == "cpu"
+        self._sigma = self.training.uncertainty
         self._host = {} if calibration is None else calibration.host
         self._transfers: dict[tuple[Transfer, float], tuple[Price, str]] = {}
         plan = layout.plan
@@ -109,9 +110,9 @@ class Pricer:
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_nodes) / speed
         self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
-        if calibration is not None:
-            if plan.compile and host.compiled_launch_s is not None and not plan.cuda_graphs:
-                self.launch_s = host.compiled_launch_s
+        compiled = calibration is not None and plan.compile and not plan.cuda_graphs
+        if compiled and host.compiled_launch_s is not None:
+            self.launch_s = host.compiled_launch_s
         self.unmeasured_launch_s = 0.0
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
@@ -211,7 +212,9 @@ class Pricer:
             seconds = self.calibrated.copy(bytes_total / 2.0).seconds if bytes_total >= 2.0 else 0.0
             low, high = NOT_MEASURED
             return Price(seconds, seconds * low, seconds * high, Source.ROOFLINE) if seconds else FREE
-        return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory)
+        return self.kernels.memory_bound(bytes_total).fitted(
+            self.training.sustained.memory, self._sigma["memory-bound"]
+        )
 
     def copied(self, bytes_total: float) -> Price:
         """A plain copy of so many bytes: read and written, and nothing that a real element-wise kernel adds to that."""
@@ -246,7 +249,8 @@ class Pricer:
             price = collective(transfer.kind, int(transfer.bytes_total * skew), group, self.layout.cluster)
             if transfer.kind == "all_to_all" and transfer.group == "ep":
                 sustained = self.training.sustained
-                price = price.scaled(sustained.dispatch_across if tier(group) == "scale_out" else sustained.dispatch)
+                factor = sustained.dispatch_across if tier(group) == "scale_out" else sustained.dispatch
+                price = price.fitted(factor, self._sigma["exposed"])
             known = self._transfers[transfer, skew] = (price, tier(group))
         return known
 
@@ -265,7 +269,9 @@ class Pricer:
         group = self.layout.group("pp far" if far else "pp")
         price = collective("send_recv", int(bytes_total), group, self.layout.cluster)
         across = tier(group)
-        return price.scaled(self.training.sustained.p2p) if across == "scale_out" else price, across
+        return price.fitted(
+            self.training.sustained.p2p, self._sigma["exposed"]
+        ) if across == "scale_out" else price, across
 
     def _measured_gemm(self, op: Operation, role: str) -> Price:
         assert self.calibrated is not None
@@ -368,4 +374,4 @@ class Pricer:
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":
             factor *= self.training.sustained.attention_flash2
-        return price.scaled(factor / cp * exact)
+        return price.fitted(factor, self._sigma["attention"]).scaled(exact / cp)

@@ -17,6 +17,7 @@ from windtunnel.result import Limit, StageMemory
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.step import Step
+from windtunnel.training.pricing import Pricer
 
 WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5
@@ -36,6 +37,15 @@ def sum_to(parts: Mapping[str, int], total: int) -> dict[str, int]:
     for name in sorted(scaled, key=lambda name: (-scaled[name][1], name))[:left]:
         result[name] += 1
     return result
+
+
+def unmeasured_of(layout: Layout, pricer: Pricer) -> Iterator[str]:
+    """What no published run stands behind, so that the band is wider."""
+    gpu, habits = layout.cluster.gpu, layout.habits
+    if not pricer.training.measured:
+        yield f"no training run on a GPU of generation {gpu.generation} informed the constants: the band is wider"
+    if not habits.measured:
+        yield f"no run with {habits.title} informed the constants: its habits are as documented, the band is wider"
 
 
 def limits_of(layout: Layout, breakdown_ns: Mapping[str, int], total_ns: int, step: Step) -> tuple[Limit, ...]:

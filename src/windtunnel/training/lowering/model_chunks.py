@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from windtunnel.cost.training import software
+from windtunnel.cost.training import software, training_document
 from windtunnel.model import Layer
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import CAST_BYTES, Operation, Shard
@@ -67,6 +67,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
         deduplicates=release.deduplicates,
+        **training_document()["experts"],
         low_precision_dispatch=layout.schedule in ("dualpipe", "dualpipe-v") and plan.precision in CAST_BYTES,
         activation_input_bytes=1 if plan.fp8_activation_input else 0,
         fused_mla=release.fused_mla and bool(plan.compile),

@@ -22,8 +22,8 @@ from windtunnel.training.lowering.pass_builder import PassBuilder, Segment
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 
-# A ring works on pieces: each step copies its part of the queries, and adds its output to the others' in fp32; going back
-# it cuts output and gradient alike and adds up the queries' gradient. Bytes per element of the queries and ring step
+# A ring works on pieces: each step copies its part of the queries, and adds its output to the others' in fp32; going
+# back it cuts output and gradient alike and adds up the queries' gradient. Bytes per element of the queries and step
 # (TransformerEngine `context_parallel.py`: slices 4, correction 14; three slices 12, sum 12).
 RING_FORWARD, RING_BACKWARD = 18.0, 24.0
 # Per-op checkpointing keeps every second matrix product: of a Llama layer's seven it repeats key, output and up,

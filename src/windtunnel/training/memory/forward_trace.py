@@ -288,7 +288,9 @@ class ForwardTape:
             return
         if self.branches:  # rotary embedding, norms of queries and keys, exchange of heads
             size = sum(w.size[slot] for slot in self.branches)
-            out = w.new(op.output_bytes if op.part == "mla_up_proj" else size)  # the one rotary key becomes every head's
+            out = w.new(
+                op.output_bytes if op.part == "mla_up_proj" else size
+            )  # the one rotary key becomes every head's
             w.drop(*self.branches)
             self.branches = [out]
             self._step(op, size, [])
