@@ -62,7 +62,7 @@ class TrainingCosts:
     hidden_across: float  # of an expert all-to-all across domains that a framework overlaps with computation
     jitter: float
     measured: bool  # whether training runs on such a GPU informed them
-    uncertainty: Mapping[str, float]  # relative standard deviation by part of a step
+    uncertainty: dict[str, float]  # relative standard deviation by part of a step
     compiled_launch_s: float | None = None  # one kernel from torch.compile's code; None: not known
     compiled_call_s: float = 0.0  # one call of a compiled graph: guards, autograd's wrapper
 

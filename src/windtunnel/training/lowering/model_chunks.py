@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from windtunnel.cost.device_memory import memory_document
 from windtunnel.cost.training import software, training_document
 from windtunnel.model import Layer
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
@@ -15,14 +16,14 @@ from windtunnel.model.plain_operations import (
     plain_head_operations,
     plain_layer_operations,
 )
-from windtunnel.training.layout import Layout
+from windtunnel.training.layout import DUAL_PIPES, Layout
 from windtunnel.training.lowering.pass_lowering import Block
 from windtunnel.training.memory.allocations import Passes
 from windtunnel.training.memory.eager.autograd import Style
 from windtunnel.training.memory.eager.trace import write_plain
 from windtunnel.training.memory.forward_trace import Tape, write
 from windtunnel.training.memory.pass_trace import Stringing, Unit, string_together
-from windtunnel.training.memory.saved_tensors import Keeping, keeping, memory_document
+from windtunnel.training.memory.saved_tensors import Keeping, keeping
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import SPLIT
 from windtunnel.training.workload.router_load import RouterLoad, rank_loads_of
@@ -68,7 +69,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_norms=_fused_norms(layout),
         deduplicates=release.deduplicates,
         **training_document()["experts"],
-        low_precision_dispatch=layout.schedule in ("dualpipe", "dualpipe-v") and plan.precision in CAST_BYTES,
+        low_precision_dispatch=layout.schedule in DUAL_PIPES and plan.precision in CAST_BYTES,
         activation_input_bytes=1 if plan.fp8_activation_input else 0,
         fused_mla=release.fused_mla and bool(plan.compile),
         # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.

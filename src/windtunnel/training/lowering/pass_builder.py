@@ -13,7 +13,8 @@ from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
 from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
-from windtunnel.training.nics import pass_sharing
+from windtunnel.step.nic_sharing import pass_sharing
+from windtunnel.training.layout import DUAL_PIPES
 from windtunnel.training.pricing import Pricer, nanoseconds
 
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
@@ -138,7 +139,7 @@ class PassBuilder:
         if not layout.plan.overlap_ep or transfer.group != "ep":
             return 0.0
         inside = self.pricer.transfer(transfer)[1] == "scale_up"
-        return 1.0 if inside or layout.schedule in ("dualpipe", "dualpipe-v") else self.pricer.training.hidden_across
+        return 1.0 if inside or layout.schedule in DUAL_PIPES else self.pricer.training.hidden_across
 
     def copy(self, name: str, bytes_total: float) -> int:
         """A copy between host and device on its own stream."""
