@@ -193,7 +193,7 @@ class Fit:
     def slopes_of(self, index: int, parts: dict[str, float]) -> None:
         """How a run's log error moves per grain of each constant, from what its step is made of.
 
-        A part that a constant makes longer in proportion makes the step longer by its share; bubbles grow with the rest.
+        What a constant makes longer in proportion makes the step longer by its share; bubbles grow with the rest.
         """
         case, bubble = self.runs[index].case, parts.get("pipeline bubble", 0.0)
         for number, constant in enumerate(CONSTANTS):

@@ -196,6 +196,10 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
             fields["etp"] = int(found[1])
         elif found := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
             fields["shard_group"] = int(found[1])
+        elif note == "bf16 optimizer moments":
+            fields["optimizer_dtype"] = "bf16"
+        elif note == "activation inputs in fp8":
+            fields["fp8_activation_input"] = True
         elif "nothing overlaps" in note or "no overlap at all" in note:
             fields |= dict.fromkeys(NO_OVERLAP, False)
         elif "sharding degree not stated" in note:
