@@ -87,10 +87,11 @@ def _generation(name: str, dtypes: dict[str, float | str], other: str) -> list[C
     factors = {"attention": (0.8, 2.0, 0.05), "memory": (0.8, 2.0, 0.05)}
     if name != "ampere":  # no run with experts
         # No faster than the wire, and than one kernel for all experts.
-        factors |= {"grouped": (1.0, 2.0, 0.05), "dispatch": (1.0, 3.0, 0.05), "dispatch_across": (1.0, 3.0, 0.05)}
-    return shares + [
-        Constant(f"{at}.{part}", *bounds, f"generations.{other}.{part}") for part, bounds in factors.items()
-    ]
+        factors |= {"grouped": (1.0, 2.0, 0.05), "dispatch": (1.0, 3.0, 0.05)}
+    found = [Constant(f"{at}.{part}", *bounds, f"generations.{other}.{part}") for part, bounds in factors.items()]
+    if name != "ampere":  # without any run across nodes, what it takes inside one
+        found.append(Constant(f"{at}.dispatch_across", 1.0, 3.0, 0.05, f"{at}.dispatch"))
+    return shares + found
 
 
 # Priors of the attention kernels: FlashAttention-2 is 1.3 to 1.5 times as fast as Triton's on A100 (Dao 2023), and
