@@ -23,6 +23,7 @@ from windtunnel.cli.run import run
 from windtunnel.cli.survive import survive
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
+from windtunnel.cli.watch import watch
 from windtunnel.cli.whatif import whatif
 from windtunnel.errors import UserError
 
@@ -42,7 +43,7 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, whatif, compare, explain, survive, validate, calibrate, *LAUNCHERS, version):
+    for verb in (predict, whatif, compare, explain, survive, watch, validate, calibrate, *LAUNCHERS, version):
         app.command(verb)
     return app
 
