@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
+    from windtunnel.survive.question import survive
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -55,6 +56,7 @@ _HOME = {
     "read_plan": ("training", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
+    "survive": ("survive.question", "survive"),
 }
 __all__ = [
     "Cluster",
@@ -75,6 +77,7 @@ __all__ = [
     "read_plan",
     "run_validation",
     "save_result",
+    "survive",
 ]
 
 

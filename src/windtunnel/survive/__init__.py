@@ -2,12 +2,16 @@
 
     from windtunnel.survive import train        in the script: the loop that goes on
 
-The study of what failures cost at any scale is `windtunnel.survive(...)` and `windtunnel survive`.
+    windtunnel.survive(model, cluster, plan)    what failures cost at any scale: the study, as `windtunnel survive`
+
+This package is also the public name of the study, so it can be called.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,3 +27,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+class _Callable(ModuleType):
+    """`windtunnel.survive(...)` is the study; Python binds the name of a package that is imported to the package."""
+
+    def __call__(self, *args: Any, **asked: Any) -> Any:
+        return import_module(f"{__name__}.question").survive(*args, **asked)
+
+
+sys.modules[__name__].__class__ = _Callable

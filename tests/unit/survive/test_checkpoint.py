@@ -60,7 +60,8 @@ def test_killed_at_a_byte_the_last_complete_one_restores(tmp_path: Path) -> None
     died = 0
     for byte in (0, sizes[0] - 1, sizes[-1] // 3, sizes[-1] - 1, sizes[-1] + 1):
         folder = tmp_path / str(byte)
-        script = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{CHILD.format(tests=str(Path(__file__).parent))}"
+        here = str(Path(__file__).parent)
+        script = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{CHILD.format(tests=here)}"
         done = subprocess.run(
             [sys.executable, "-c", script, str(folder), str(byte)], capture_output=True, text=True, env={**os.environ}
         )
@@ -165,21 +166,14 @@ dist.destroy_process_group()
 """
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
 def ranks(world: int, what: str, folder: Path) -> str:
     script = folder / "rank.py"
     script.write_text(RANK)
     with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(world),
-            str(script),
-            what,
-        ]
-        + [str(folder / "saved")],
+        [*TORCHRUN, "--nproc-per-node", str(world), str(script), what, str(folder / "saved")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -193,7 +187,7 @@ def ranks(world: int, what: str, folder: Path) -> str:
 def test_resharding_restores_equal_weights_and_is_asked_for(tmp_path: Path) -> None:
     saved = ranks(2, "save", tmp_path)
     assert ranks(3, "reshard", tmp_path).split()[0] == "SUM"
-    # Sums over shards of other sizes have another order; in double precision of single-precision data they agree closely.
+    # Sums over shards of other sizes have another order; in double precision they agree closely.
     numbers = [[float.fromhex(word) for word in line.split()[1:]] for line in (saved, ranks(3, "reshard", tmp_path))]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-12)
     refused = ranks(3, "restore", tmp_path)
