@@ -26,19 +26,31 @@ def watch(
     """
     import time
 
-    from windtunnel.cli.output import note, print_json, stdout
-    from windtunnel.report.survival.watching import print_verdict, write_verdict
     from windtunnel.survive.watch.log import read_logs
     from windtunnel.survive.watch.verdict import verdict
     from windtunnel.units import parse_time
 
     patience_s = parse_time(patience, "--patience")
-    while True:
+    while follow:
         views = read_logs(folder)
-        found = verdict(views, time.time(), patience_s)
-        if found.culprits or not follow or all(view.ended for view in views):
+        if verdict(views, time.time(), patience_s).culprits or all(view.ended for view in views):
             break
         time.sleep(1.0)
+    told(folder, patience_s, report=report, json=json)
+
+
+def told(folder: Path, patience_s: float, *, report: Path | None, json: bool, as_of_last_beat: bool = False) -> None:
+    """Read the logs and say who is to blame, now or, for a job that is over, as of its last beat."""
+    import time
+
+    from windtunnel.cli.output import note, print_json, stdout
+    from windtunnel.report.survival.watching import print_verdict, write_verdict
+    from windtunnel.survive.watch.log import read_logs
+    from windtunnel.survive.watch.verdict import verdict
+
+    views = read_logs(folder)
+    now_s = max((view.beat_s for view in views), default=0.0) if as_of_last_beat else time.time()
+    found = verdict(views, now_s, patience_s)
     if report is not None:
         write_verdict(found, report)
         note(f"wrote {report}")

@@ -133,6 +133,9 @@ def test_watch_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "rank 2 takes" in capsys.readouterr().out
     assert "rank 2 takes" in (tmp_path / "heat.html").read_text()
     assert main(["watch", str(tmp_path / "nowhere")]) == 2
+    capsys.readouterr()
+    assert main(["explain", str(tmp_path), "--silent", "--json"]) == 0
+    assert '"rank": 2' in capsys.readouterr().out
 
 
 def test_a_cut_off_log_is_one_clear_error(tmp_path: Path) -> None:
