@@ -66,11 +66,10 @@ class Journal:
             self.blocked_s.append(seen.blocked)
             self.last = seen
         if self._watch is not None:
-            self._watch.mark()
+            self._watch.mark(self.optimizers)
             self.profiled.append(len(self.step_s) - 1)
-            if len(self.profiled) < MEMORY_STEPS:
-                return False
-            self.stop_watch()
+            if len(self.profiled) == MEMORY_STEPS:
+                self.stop_watch()
             return True
         if number == MEMORY_STEP and self.task["memory"] and not self.profiled:
             return self._start_watch()
@@ -86,7 +85,7 @@ class Journal:
 
         watch = MemoryWatch()
         if watch.start(self.optimizers):
-            watch.mark()
+            watch.mark(self.optimizers)
             self._watch = watch
         else:
             self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
@@ -200,11 +199,11 @@ def _on_cpu(
 def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
     """Stream-ordered. Not yet run on a GPU."""
     from windtunnel.capture.virtual_world import work
+    from windtunnel.cost.device_memory import memory_document
     from windtunnel.emulate.cuda_device import TorchCuda
     from windtunnel.emulate.hold import Holding
     from windtunnel.emulate.listen import optimizer_hooks
     from windtunnel.emulate.run import NOT_RUN_ON_GPU
-    from windtunnel.training.memory.saved_tensors import memory_document
 
     conductor = journal.conductor = _conductor(task, launch)
 
