@@ -27,6 +27,7 @@ from windtunnel.cli.techniques import techniques
 from windtunnel.cli.ui import ui
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
+from windtunnel.cli.watch import watch
 from windtunnel.cli.whatif import whatif
 from windtunnel.errors import UserError
 
@@ -54,6 +55,7 @@ def build() -> App:
         serve,
         techniques,
         survive,
+        watch,
         validate,
         calibrate,
         *LAUNCHERS,
