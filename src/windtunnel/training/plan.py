@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError, remedy_of
 from windtunnel.input_file import read_yaml
 
 Framework = Literal["megatron", "torchtitan", "fsdp", "nanotron", "pytorch"]
@@ -148,8 +148,7 @@ def _spec_error(error: ValidationError, where: str | None) -> SpecError | Unknow
         return UnknownNameError("plan field", name, Plan.model_fields, remedy=f"(in {where})" if where else None)
     if first["type"] == "missing":
         return SpecError(name, None, "the plan needs it", where)
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return SpecError(name, first["input"], message, where)
+    return SpecError(name, first["input"], remedy_of(first), where)
 
 
 def _check_recompute(text: str, where: str | None) -> None:
