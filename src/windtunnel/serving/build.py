@@ -71,13 +71,13 @@ def engine_of(
     blocks = of_rank * deployment.attn_dp
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
-    drafted = (deployment.speculative_tokens, deployment.acceptance)
     times = StepTimes(
         own,
         used,
         model.n_layers / deployment.pp,
         deployment.attn_dp,
-        drafted,
+        (deployment.speculative_tokens, deployment.acceptance),
+        2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
         deployment.weights not in ("bf16", "fp16"),
     )
     return Engine(

@@ -58,6 +58,7 @@ class Profile:
     sequence_s: float = 0.0
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
+    collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     attention_factor: float = 1.0

@@ -78,6 +78,7 @@ class StepTimes:
     layers: float  # of one stage
     ranks: int = 1  # attention ranks of the replica
     speculative: tuple[int, float] = (0, 0.0)  # tokens drafted per step, acceptance
+    sums: float = 0.0  # sums over tensor-parallel ranks in one stage
     quantised: bool = False  # whether dense weights have fewer than 16 bits
     _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
     _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
@@ -124,7 +125,7 @@ class StepTimes:
         gpu += attention * profile.prefill_attention_factor
         gpu += self.over("head", max(1.0, (decoding + finishing) / ranks))
         layers = stages * self.layers
-        gpu += layers * profile.layer_gap_s
+        gpu += layers * profile.layer_gap_s + stages * self.sums * profile.collective_gap_s
         host = profile.step_s + profile.sequence_s * (decoding + len(chunks)) / ranks
         launched = layers * profile.eager_layer_s
         return max(1, round(TICKS_PER_S * (max(gpu, launched) + profile.mixed_step_s + self._exposed(host, gpu))))
@@ -153,7 +154,7 @@ class StepTimes:
         fixed += self.over("group", padded * ranks) * profile.expert_factor
         fixed = stages * fixed + self.over("head", of_rank * (1 + drafted))
         layers = stages * self.layers
-        fixed += layers * profile.layer_gap_s
+        fixed += layers * profile.layer_gap_s + stages * self.sums * profile.collective_gap_s
         host = profile.step_s + profile.sequence_s * -(-sequences // ranks)
         if not captured:
             fixed = max(fixed, layers * profile.eager_layer_s)
