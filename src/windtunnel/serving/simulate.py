@@ -70,8 +70,17 @@ def simulate(
     people = client_of(workload) if client is None else client
     sent: list[Sequence] = []
     refused: list[Rejected] = []
-    if len(servers) == 1 and workload.concurrency is None and client is None and until_ns is None:
-        _one_server(servers[0], people.start(), prompts, outputs, names, longest, sent, refused)
+    alone = len(servers) == 1 or getattr(router, "in_turn", False)  # what one replica gets depends on no other
+    if alone and workload.concurrency is None and client is None and until_ns is None:
+        taken = []
+        for pair in people.start():
+            index = pair[1]
+            if longest is not None and prompts[index] + outputs[index] > longest:
+                refused.append(_refusal(index, prompts[index], outputs[index], longest))
+            else:
+                taken.append(pair)
+        for place, server in enumerate(servers):
+            _one_server(server, taken[place :: len(servers)], prompts, outputs, names, sent)
         return sent, refused
     begin = deque(people.start())  # in the order of time
     follow: list[tuple[int, int]] = []  # a heap: what answers bring about
@@ -105,7 +114,7 @@ def simulate(
             break
         prompt, output = prompts[index], outputs[index]
         if longest is not None and prompt + output > longest:
-            refused.append(Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit"))
+            refused.append(_refusal(index, prompt, output, longest))
             for at, following in people.answered(index, now_ns):
                 heappush(follow, (at, following))
             continue
@@ -120,25 +129,23 @@ def simulate(
     return sent, refused
 
 
+def _refusal(index: int, prompt: int, output: int, longest: int) -> Rejected:
+    return Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit")
+
+
 def _one_server(
     server: Server,
     arrivals: Listed[tuple[int, int]],
     prompts: list[int],
     outputs: list[int],
     names: list[tuple[int, ...]] | None,
-    longest: int | None,
     sent: list[Sequence],
-    refused: list[Rejected],
 ) -> None:
     """The same loop for arrivals that are known and one server: no heap is needed."""
     for now_ns, index in arrivals:
         while server.next_ns <= now_ns:
             server.advance()
-        prompt, output = prompts[index], outputs[index]
-        if longest is not None and prompt + output > longest:
-            refused.append(Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit"))
-            continue
-        one = Sequence(index, prompt, output, now_ns, names[index] if names is not None else ())
+        one = Sequence(index, prompts[index], outputs[index], now_ns, names[index] if names is not None else ())
         sent.append(one)
         server.submit(one, now_ns)
     while server.next_ns < NEVER:
