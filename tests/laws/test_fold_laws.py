@@ -18,9 +18,10 @@ from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import LayoutError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.fold import Folded, fold, refine
+from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
+from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import NAMES
 
 
@@ -115,7 +116,7 @@ def cases(draw: st.DrawFn, disturbed: bool | None = None) -> Case:
             label=f"op {op}",
         )
     graph = b.build(multiplicity=[1] * len(coordinate))
-    graph.validate()
+    validate(graph)
     factor = rng.choice([0.0, 0.25, 1.7], size=(kinds, kinds))
     factor[0] = factor[:, 0] = 0.0
     shares = np.array([ops[op]["share"] for op in order], np.uint8)
@@ -203,7 +204,7 @@ def naive_fold(graph: Graph, duration: np.ndarray, shares: np.ndarray) -> list[i
 @given(cases())
 def test_folded_equals_unfolded_and_nothing_coarser_exists(case: Case) -> None:
     folded = fold(case.graph, case.duration, case.slowdown.kind_class)
-    folded.graph.validate()
+    validate(folded.graph)
     check_equal(case.graph, case.duration, case.slowdown, folded)
     assert folded.class_of.tolist() == naive_fold(case.graph, case.duration, case.slowdown.kind_class)
     assert folded.graph.multiplicity.tolist() == np.bincount(folded.class_of).tolist()
@@ -367,11 +368,11 @@ def check_layout(one: Taken, rng: np.random.Generator) -> None:
     pricer = Pricer(one.layout)
     parts = (one.step, one.layout, one.pieces, pricer, compute, links)
     naive, replicas = unfold(*parts, fold=False), unfold(*parts, fold=True)
-    folded = fold(naive.graph, naive.duration_ns, naive.interference)
-    slowdown = Slowdown(naive.interference, np.array(pricer.training.slowdown_factors()))
-    check_equal(naive.graph, naive.duration_ns, slowdown, folded)
-    assert folded.graph.n_programs <= replicas.graph.n_programs
-    assert folded.graph.multiplicity.sum() == naive.graph.multiplicity.sum() == one.layout.cluster.n_gpus
+    folded = fold(naive.step.graph, naive.step.duration_ns, naive.step.interference)
+    slowdown = Slowdown(naive.step.interference, np.array(pricer.training.slowdown_factors()))
+    check_equal(naive.step.graph, naive.step.duration_ns, slowdown, folded)
+    assert folded.graph.n_programs <= replicas.step.graph.n_programs
+    assert folded.graph.multiplicity.sum() == naive.step.graph.multiplicity.sum() == one.layout.cluster.n_gpus
 
 
 @pytest.mark.slow

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from windtunnel.engine import Slowdown, Timeline, replay
+from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.training import read_plan
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.step import STREAMS, LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import NAMES, Kind, schedule
-from windtunnel.training.step import STREAMS, Step
 
 MODEL = load_model("llama-3-8b").with_changes(layers=8)
 
@@ -26,7 +27,7 @@ MODEL = load_model("llama-3-8b").with_changes(layers=8)
 class Lowered:
     """A step, replayed."""
 
-    step: Step
+    step: LoweredStep
     timeline: Timeline
 
     def ops(self, label: str, rank: int | None = None) -> list[int]:
@@ -40,7 +41,7 @@ def lowered(model: Any = MODEL, cluster: str = "h100-sxm:16", **plan: Any) -> Lo
     pricer = Pricer(layout)
     chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
     step = lower(layout, pieces_of(layout), chosen, pricer)
-    step.graph.validate()
+    validate(step.graph)
     slowdown = Slowdown(step.interference, np.array(pricer.training.slowdown_factors()))
     return Lowered(step, replay(step.graph, step.duration_ns, slowdown))
 
