@@ -13,7 +13,7 @@ chunks; these are all-reduced, packed. What is not sent stays as residual: sent 
 Residuals belong to parameters, not to buckets, which DDP builds anew after its first step.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: DistributedDataParallel reads the hook's annotations as objects.
 
 import math
 from collections.abc import Mapping
