@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -31,8 +30,9 @@ from windtunnel.techniques.offload.window import LayerTimes, timeline
 
 LINK, MIB = "scale_out", 1 << 20
 LAYERS = 5
-# (compute s, all-to-all MiB, all-reduce MiB a layer)
-LINA = [(0.06, 1.0, 3.0), (0.06, 2.0, 2.0), (0.12, 1.0, 3.0), (0.03, 1.0, 2.0), (0.12, 2.0, 4.0), (0.08, 0.5, 2.0)]
+# (compute s of each layer but the middle one, of that, all-to-all MiB, all-reduce MiB a layer)
+LINA = [(0.02, 0.4, 2.0, 2.0), (0.02, 0.4, 1.0, 3.0), (0.02, 0.3, 2.0, 3.0), (0.1, 0.1, 1.0, 2.0), (0.01, 0.5, 3.0, 3.0),
+        (0.03, 0.2, 0.5, 2.0)]  # fmt: skip
 # (compute s, MiB a layer, ratio)
 SPARSE = [(0.03, 2.0, 0.05), (0.03, 2.0, 0.25), (0.10, 2.0, 0.05), (0.03, 4.0, 0.10), (0.01, 1.0, 0.02), (0.03, 1.0, 0.5)]
 # (which, pieces, compute s)
@@ -60,22 +60,37 @@ class Line:
         return Task(name, LINK, whole, after, name, urgency, size, ns(self.latency))
 
 
-def predict_lina(lines: dict[str, Line], compute: float, exchange: float, reduce: float) -> tuple[float, float]:
+def computes_of(short: float, long: float) -> list[float]:
+    """Seconds of compute before each layer's all-to-all."""
+    return [long if layer == LAYERS // 2 else short for layer in range(LAYERS)]
+
+
+def order_of(lines: dict[str, Line], *arguments: float) -> str:
+    """The static order that the simulator emits: a for an all-to-all, r for a piece of an all-reduce."""
+    made = _lina_tasks(lines, *arguments)[1]
+    played = play(made, {LINK: Lane()})
+    begins = sorted((played.start_ns[n], n) for n, task in enumerate(made) if task.lane == LINK)
+    return "".join("a" if made[n].role == "all_to_all" else "r" for _, n in begins)
+
+
+def predict_lina(lines: dict[str, Line], *arguments: float) -> tuple[float, float]:
+    whole, made = _lina_tasks(lines, *arguments)
+    without = play(whole, {LINK: SHARED}).makespan_ns
+    return without / 1e9, play(made, {LINK: Lane()}).makespan_ns / 1e9
+
+
+def _lina_tasks(
+    lines: dict[str, Line], short: float, long: float, exchange: float, reduce: float
+) -> tuple[list[Task], tuple[Task, ...]]:
     tasks: list[Task] = []
     last: tuple[int, ...] = ()
-    for _ in range(LAYERS):
+    for compute in computes_of(short, long):
         tasks.append(Task("compute", "compute", ns(compute), last))
         tasks.append(lines["all_to_all"].task("all_to_all", exchange * MIB, len(tasks) - 1))
         last = (len(tasks) - 1,)
         tasks.append(lines["all_reduce"].task("reduce", reduce * MIB, *last, urgency=1))
-    without = play(tasks, {LINK: SHARED}).makespan_ns
     pieces = round(reduce * MIB / MICRO)
-    control = lines["broadcast"].latency
-    made = [
-        Task(t.name, t.lane, t.work_ns + (ns(control) if t.lane == LINK else 0), t.after, t.role, t.urgency)
-        for t in cut(tasks, lambda task: pieces if task.role == "reduce" else 1)
-    ]
-    return without / 1e9, play(made, {LINK: Lane()}).makespan_ns / 1e9
+    return tasks, cut(tasks, lambda task: pieces if task.role == "reduce" else 1)
 
 
 def predict_sparse(lines: dict[str, Line], compute: float, size: float, ratio: float) -> tuple[float, float]:
@@ -183,7 +198,8 @@ def rank_main(asked: argparse.Namespace) -> None:
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=300))
     import real_runs
 
-    alone = real_runs.alone()
+    alone = real_runs.alone()  # the same on both ranks: each time is that of the slower
+    lines = {name: Line(points) for name, points in alone.items()}
     runs = []
     for name, configurations in (
         ("lina", LINA), ("sparse", SPARSE), ("partition", PARTITION), ("local", LOCAL), ("offload", OFFLOAD),
@@ -191,7 +207,9 @@ def rank_main(asked: argparse.Namespace) -> None:
         if asked.only and name != asked.only:
             continue
         for arguments in configurations:
-            runs.append({"name": name, "arguments": list(arguments), **getattr(real_runs, name)(asked.rounds, *arguments)})
+            more = (order_of(lines, *arguments),) if name == "lina" else ()
+            found = getattr(real_runs, name)(asked.rounds, *more, *arguments)
+            runs.append({"name": name, "arguments": list(arguments), **found})
             dist.barrier()
     if rank == 0:
         asked.answers.write_text(json.dumps({"alone": alone, "runs": runs}))
@@ -211,4 +229,3 @@ def paired(rounds: int, without: Callable[[], float], after: Callable[[], float]
 
 if __name__ == "__main__":
     main()
-    time.sleep(0)

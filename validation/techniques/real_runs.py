@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from predicted_and_run import COLUMNS, LAYERS, MIB, MICRO, ROWS, paired
+from predicted_and_run import COLUMNS, LAYERS, MIB, MICRO, ROWS, computes_of, paired
 from torch import nn
 
 from windtunnel.techniques import offload as window_offload
@@ -55,7 +55,7 @@ def alone() -> dict[str, list[tuple[float, float]]]:
             whole = torch.zeros_like(stacked)
             whole[keep] = packed / 2
             flat.copy_(whole.view(-1))
-            kept.masked_fill_(keep.repeat_interleave(256), 0.0)
+            kept.masked_fill_(keep[:, None].expand(-1, 256).reshape(-1), 0.0)
 
         return run
 
@@ -89,17 +89,17 @@ def alone() -> dict[str, list[tuple[float, float]]]:
     }
 
 
-def lina(rounds: int, compute_s: float, exchange: float, reduce: float) -> dict:
-    """All-to-all beside all-reduce, both in flight, against the leader's order."""
+def lina(rounds: int, order: str, short_s: float, long_s: float, exchange: float, reduce: float) -> dict:
+    """All-to-all beside all-reduce, both in flight, against the order that the simulator gives."""
+    computes = computes_of(short_s, long_s)
     source = torch.ones(int(exchange * MIB) // 4)
     received = torch.empty_like(source)
     gradients = [torch.ones(int(reduce * MIB) // 4) for _ in range(LAYERS)]
-    reduces = dist.new_group()
-    lane = prioritised_all_to_all.Communicator("leader", micro_op_bytes=MICRO)
+    reduces, groups = dist.new_group(), tuple(dist.new_group() for _ in range(3))
 
     def fifo() -> None:
         works = []
-        for gradient in gradients:
+        for compute_s, gradient in zip(computes, gradients, strict=True):
             time.sleep(compute_s)
             dist.all_to_all_single(received, source)
             works.append(dist.all_reduce(gradient, group=reduces, async_op=True))
@@ -108,16 +108,16 @@ def lina(rounds: int, compute_s: float, exchange: float, reduce: float) -> dict:
 
     def first() -> None:
         works = []
-        for gradient in gradients:
+        lane = prioritised_all_to_all.Communicator("static", order=order, micro_op_bytes=MICRO, groups=groups)
+        for compute_s, gradient in zip(computes, gradients, strict=True):
             time.sleep(compute_s)
             lane.all_to_all(received, source).wait()
             works.append(lane.all_reduce(gradient))
         for work in works:
             work.wait()
+        lane.close()
 
-    found = paired(rounds, lambda: timed(fifo), lambda: timed(first))
-    lane.close()
-    return found
+    return paired(rounds, lambda: timed(fifo), lambda: timed(first))
 
 
 class _Slow(torch.autograd.Function):
@@ -249,10 +249,11 @@ def offload(rounds: int, window: int, bytes_per_s: float) -> dict:
 
     def windowed() -> float:
         begin = time.perf_counter()
-        for _ in range(2):
+        for _ in range(3):
             model(x).mean().backward()
             run.step()
-        return (time.perf_counter() - begin) / 2
+        run.wait()  # the last step's updates are part of it
+        return (time.perf_counter() - begin) / 3
 
     found = paired(rounds, resident, windowed)
     stay = statistics.median(found["without"]) / OFFLOADED

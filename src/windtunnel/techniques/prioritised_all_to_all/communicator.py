@@ -58,12 +58,13 @@ class Communicator:
     """Takes operations and executes them in an order that is the same on all ranks.
 
     `order`: for the static policies, letters a and r. `micro_op_bytes`: an all-reduce is cut into pieces of so many.
-    `wait_most_s`: of the adaptive policy, how long an all-to-all may wait. All ranks of `group` make one, alike.
+    `wait_most_s`: of the adaptive policy, how long an all-to-all may wait. All ranks of `group` make one, alike; that
+    makes three process groups, unless `groups` has them from before: for all-to-alls, all-reduces and decisions (gloo).
     """
 
     def __init__(
         self, policy: Policy = "leader", *, order: Sequence[str] | str = "", micro_op_bytes: int = 30_000_000,
-        wait_most_s: float = 0.01, group: Any = None, timeout_s: float = 600.0,
+        wait_most_s: float = 0.01, group: Any = None, groups: Sequence[Any] | None = None, timeout_s: float = 600.0,
     ) -> None:  # fmt: skip
         if policy not in ("static", "leader", "adaptive"):
             raise SpecError("policy", policy, "give static, leader or adaptive")
@@ -78,8 +79,10 @@ class Communicator:
         self.policy, self.micro_op_bytes, self.wait_most_s = policy, micro_op_bytes, wait_most_s
         self.timeout_s = timeout_s
         # A group each: on one, the transfers of two kinds would queue behind each other in the backend.
-        self._groups = {kind: dist.new_group(ranks) for kind in (ALL_TO_ALL, ALL_REDUCE)}
-        self._control = dist.new_group(ranks, backend="gloo")
+        exchange, reduce, self._control = groups or (
+            dist.new_group(ranks), dist.new_group(ranks), dist.new_group(ranks, backend="gloo")
+        )  # fmt: skip
+        self._groups = {ALL_TO_ALL: exchange, ALL_REDUCE: reduce}
         self._leads = dist.get_rank(self._control) == 0
         self._leader = dist.get_global_rank(self._control, 0)
         self._queues: dict[int, deque[Operation]] = {ALL_TO_ALL: deque(), ALL_REDUCE: deque()}
