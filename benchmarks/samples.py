@@ -63,9 +63,9 @@ def sampling(gpus: int) -> dict[str, float]:
     ones = np.ones((layout.dp, layout.plan.pp))
     naive = unfold(step, layout, pieces, pricer, ones, ones, fold=False)
     one, many = best(lambda: run(1)), best(lambda: run(MANY))
-    fixed = best(lambda: replay(naive.graph, naive.duration_ns))
+    fixed = best(lambda: replay(naive.step.graph, naive.step.duration_ns))
     return {
-        "ops of all replicas": naive.graph.n_ops,
+        "ops of all replicas": naive.step.graph.n_ops,
         "one sample s": one,
         f"{MANY} samples s": many,
         "ratio": many / one,

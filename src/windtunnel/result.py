@@ -10,9 +10,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 SCHEMA = "windtunnel.result/1"
+
+
+@lru_cache(maxsize=1)
+def product_version() -> str:
+    """Of the installed package, for what a result was made by."""
+    try:
+        return version("windtunnel")
+    except PackageNotFoundError:  # run from a source tree that nobody installed
+        return "not installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +139,8 @@ class Disturbed:
     undisturbed_step_time_ns: int
     gpus_lost: float  # how many GPUs' worth of the step is lost
     programs: int  # rank classes that were simulated
-    replica_classes: tuple[int, ...]  # replicas in each class; they sum to the data-parallel degree
+    # Replicas in each class that was simulated, which sum to the data-parallel degree; of a captured job, ranks.
+    replica_classes: tuple[int, ...]
     blame: tuple[Blame, ...]  # costliest first
     samples: Samples | None = None
     rank_classes: tuple[RankClass, ...] = ()

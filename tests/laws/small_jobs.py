@@ -17,7 +17,7 @@ from windtunnel.training import read_plan
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import NAMES, schedule
 
@@ -138,7 +138,7 @@ class Taken:
 
     layout: Layout
     pieces: tuple[Piece, ...]
-    step: Step
+    step: LoweredStep
     timeline: Timeline
 
     @property

@@ -19,7 +19,7 @@ from windtunnel.training import read_plan
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import schedule
@@ -42,7 +42,7 @@ class Taken:
 
     layout: Layout
     pieces: tuple[Piece, ...]
-    step: Step
+    step: LoweredStep
     pricer: Pricer
     makespan_ns: int
     memory: tuple[StageMemory, ...]
@@ -63,7 +63,7 @@ class Taken:
         return [segment.traffic_bytes for segment in self.step.segments]
 
 
-def replay_of(graph: Graph, durations: np.ndarray, step: Step, pricer: Pricer) -> int:
+def replay_of(graph: Graph, durations: np.ndarray, step: LoweredStep, pricer: Pricer) -> int:
     factors = np.array(pricer.training.slowdown_factors())
     return replay(graph, durations, Slowdown(step.interference, factors)).makespan_ns
 

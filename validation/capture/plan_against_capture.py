@@ -33,11 +33,11 @@ import numpy as np
 
 from windtunnel.capture.arguments import parse_launch
 from windtunnel.capture.launch import Options, capture
-from windtunnel.emulate.captured import load, predict_captured
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.op_shapes import attention_of
+from windtunnel.programs.predict import load, predict_captured
 from windtunnel.result import Result
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering.model_chunks import pieces_of

@@ -70,9 +70,10 @@ def predict(
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
-    check: Annotated[bool, Parameter(negative="", help="Exit with status 3 if the job is infeasible.")] = False,
 ) -> int:
     """Predict one training step: how long, where the time goes, whether it fits, and how sure that is.
+
+    The exit status is 3 for a job that does not fit in memory.
 
     Parameters
     ----------
@@ -82,6 +83,10 @@ def predict(
     """
     from windtunnel.cli.output import note, print_json, stdout, working
 
+    if report is not None and trace is not None and report.absolute() == trace.absolute():
+        from windtunnel.errors import SpecError
+
+        raise SpecError("--trace", str(trace), "is the file of --report too; give each a name of its own")
     with working("predicting"):
         result = answered(
             model,
@@ -125,7 +130,7 @@ def predict(
         note("--samples changes nothing: nothing is random; add --jitter, --lengths, or --slow with noise or a pause")
     for path in written:
         note(f"wrote {path}")
-    return INFEASIBLE if check and result.status == "infeasible" else 0
+    return INFEASIBLE if result.status == "infeasible" else 0
 
 
 def answered(
@@ -142,7 +147,7 @@ def answered(
 ) -> Result:
     """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
     from windtunnel.cli.captured import answered_captured, is_captured_word
-    from windtunnel.cli.question import Question
+    from windtunnel.training.question import Question
 
     if is_captured_word(model):
         if technique:
@@ -158,4 +163,8 @@ def answered(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
     question = Question.asked(model, cluster, plan, flags.given(), set)
-    return question.answer_with(technique, **others) if technique else question.answer(**others)
+    if not technique:
+        return question.answer(**others)
+    from windtunnel.techniques import predict_with
+
+    return question.as_named(predict_with(question.model, question.cluster, question.plan, technique, **others))

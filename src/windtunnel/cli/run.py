@@ -191,7 +191,7 @@ def _predicted(asked: Emulation) -> float | None:
     """Step time of the captured job on the cluster."""
     if asked.captured is None:
         return None
-    from windtunnel.emulate.captured import predict_captured
+    from windtunnel.programs.predict import predict_captured
 
     words = [f"gpu={rank}:{factor:g}" for rank, factor in asked.slow.items()]
     return predict_captured(asked.captured, asked.cluster, disturbances=words).step_time_s

@@ -1,13 +1,13 @@
 """Memory of the real rank: what its real allocator held at most in a step, by category, and at which op.
 
 On a CPU, PyTorch's profiler writes every allocation and release of its allocator, with the op and the Python frames
-around it, but no release of a block that is older than the profile. So two steps are profiled, and what Python can reach
-is looked at twice, before the first and between the two:
+around it, but no release of a block that is older than the profile. So two steps are profiled, and what Python can
+reach is looked at twice, before the first and between the two:
 
     peak = what is left of what was live before the first + the highest running sum of events at and in the second
 
-Gradients that `zero_grad` lets go are such older blocks: gone at the second look, though nothing was logged. On a GPU the caching allocator
-keeps these figures itself (`torch.cuda.memory_stats`).
+Gradients that `zero_grad` lets go are such older blocks: gone at the second look, though nothing was logged. On a GPU
+the caching allocator keeps these figures itself (`torch.cuda.memory_stats`).
 
 Categories: parameters, gradients and optimizer state by the addresses of the optimizer's tensors; communication where
 the allocation lies inside an op of c10d; the rest of what is live at the peak is activations and temporaries.

@@ -199,11 +199,11 @@ def _on_cpu(
 def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
     """Stream-ordered. Not yet run on a GPU."""
     from windtunnel.capture.virtual_world import work
+    from windtunnel.cost.device_memory import memory_document
     from windtunnel.emulate.cuda_device import TorchCuda
     from windtunnel.emulate.hold import Holding
     from windtunnel.emulate.listen import optimizer_hooks
     from windtunnel.emulate.run import NOT_RUN_ON_GPU
-    from windtunnel.training.memory.saved_tensors import memory_document
 
     conductor = journal.conductor = _conductor(task, launch)
 

@@ -271,7 +271,7 @@ def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: int) -> dict
 
     Raises SpecError on disturbances that no peer can be given.
     """
-    from windtunnel.training.disturbance_words import read_slow
+    from windtunnel.step.disturbances.parse import read_slow
 
     found: dict[int, float] = {}
     for one in read_slow(texts, cluster, seed):

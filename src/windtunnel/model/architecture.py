@@ -370,7 +370,21 @@ def checked(model: Model, where: str | None = None) -> Model:
     return model
 
 
-def _counted(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
+_COUNTED: dict[int, tuple[tuple[Layer, ...], tuple[tuple[Layer, int], ...]]] = {}
+COUNTED_KEPT = 64
+
+
+def _counted(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
+    """Remembered by the identity of the tuple, which is kept alive: a search asks a hundred thousand times."""
+    found = _COUNTED.get(id(layers))
+    if found is None:
+        if len(_COUNTED) >= COUNTED_KEPT:
+            _COUNTED.clear()
+        found = _COUNTED[id(layers)] = (layers, _count(layers))
+    return found[1]
+
+
+def _count(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
     # By identity first: equal layers are nearly always one object, and hashing each of 126 costs more than the sums.
     by_identity: dict[int, list[Any]] = {}
     for layer in layers:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.input_file import read_yaml
 from windtunnel.programs.program import RankProgram
 from windtunnel.programs.program_file import read_program
 from windtunnel.programs.rank_classes.grid import Grid, Members
@@ -208,7 +209,7 @@ def _document(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        document = yaml.safe_load((path / NAME).read_text(encoding="utf-8"))
+        document = read_yaml(path / NAME)
     except FileNotFoundError:
         raise InputFileError(path, "is no captured folder (it has no captured.yaml)", _REMEDY) from None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:

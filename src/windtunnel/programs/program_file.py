@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import MIB, gunzip, read_bytes
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.program import Answer, MemoryEvent, Op, RankProgram, TensorSpec
 
 FORMAT, VERSION = "windtunnel rank program", 1
+PROGRAM_BYTES_MOST = 1024 * MIB
 _REMEDY = "capture again with this version of windtunnel"
 _OP = {field.name: field.default for field in fields(Op) if field.name not in ("name", "kind")}
 _CALL = {field.name: field.default for field in fields(Communication)}
@@ -41,15 +43,13 @@ def write_program(program: RankProgram) -> bytes:
 def read_program(path: Path) -> RankProgram:
     """Read what `write_program` wrote. Raises InputFileError, with the line, for anything else."""
     try:
-        text = gzip.decompress(Path(path).read_bytes()).decode()
+        text = gunzip(read_bytes(path, PROGRAM_BYTES_MOST)).decode()
     except FileNotFoundError:
         raise InputFileError(path, "is not there", _REMEDY) from None
     except (OSError, EOFError, ValueError) as error:
-        raise InputFileError(path, f"is no gzipped text ({error})", _REMEDY) from None
-    except Exception as error:  # zlib.error is no OSError
-        if type(error).__name__ != "error":
-            raise
-        raise InputFileError(path, f"is damaged ({error})", _REMEDY) from None
+        raise InputFileError(
+            path, f"is no gzipped text ({getattr(error, 'strerror', None) or error})", _REMEDY
+        ) from None
     if not text:
         raise InputFileError(path, "is empty", _REMEDY)
     number = 0

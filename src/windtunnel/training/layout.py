@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import get_args
 
 from windtunnel.cost.collectives import Group, group_of
@@ -22,6 +23,23 @@ from windtunnel.training.schedules import NAMES
 PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 PASSES_MOST = 2**21  # forward passes of all stages in one step; a real job runs thousands
 STEP_MOST_S = 1e6  # at peak; integer nanoseconds hold a step that runs at a thousandth of that
+
+
+# Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
+_OUTSIDE_PASSES: dict[str, object] = {
+    "pp": 1,
+    "dp": None,
+    "virtual_stages": 1,
+    "layers_per_stage": None,
+    "account_for_embedding": None,
+    "schedule": None,
+    "shard_group": None,
+    "global_batch": 1,
+    "optimizer": "adam",
+    "optimizer_dtype": "fp32",
+    "offload_optimizer": 0.0,
+    "overlap_p2p": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +93,19 @@ class Layout:
 
     @property
     def pass_key(self) -> tuple[object, ...]:
-        """What the passes over model pieces depend on, the model apart: not the number of replicas or micro-batches."""
-        plan = self.plan.model_copy(update={"global_batch": 1, "dp": None})
+        """What the passes over model pieces depend on, the model apart.
+
+        Not how many stages, replicas or micro-batches there are, nor what happens between passes: so plans that differ
+        only in those share their passes.
+        """
+        changes: dict[str, object] = dict(_OUTSIDE_PASSES)
+        inside = self.gathers_in_passes or self.reduces_in_passes
+        if not inside:
+            changes |= {"zero_stage": 0, "overlap_grad_reduce": None, "overlap_param_gather": None}
+        plan = self.plan.model_copy(update=changes)
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
-        sharded = (self.shard_group, self.replicas, self.dp) if (self.plan.zero_stage or 0) >= 2 else ()
-        return (plan, links, self.etp, self.vocab_padded, sharded)
+        sharded = (self.shard_group, self.replicas, self.dp) if inside else ()
+        return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded)
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
@@ -110,7 +136,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         changes |= _pure(plan)
     plan = plan.model_copy(update=changes)
     dp = _data_parallel(plan, cluster)
-    experts = any(layer.feed_forward.kind == "moe" for layer in model.layers)
+    experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
     _check_model(plan, model, etp, dp, experts)
     _check_precision(plan, cluster)
@@ -118,6 +144,9 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
     _check_schedule(schedule, plan, micro_batches)
     _check_size(plan, model, cluster, micro_batches)
+    if (plan.recompute_layers or 0) > len(model.layers):
+        remedy = f"the model has {len(model.layers)} layers: use full, or full:N with fewer"
+        raise SpecError("recompute", plan.recompute, remedy)
     sharded = plan.zero_stage or 0
     if plan.shard_group is not None and not sharded:
         raise LayoutError(
@@ -218,7 +247,7 @@ def _data_parallel(plan: Plan, cluster: Cluster) -> int:
     if rest or dp == 0:
         raise LayoutError(
             f"tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {block} does not divide {cluster.n_gpus} GPUs",
-            f"use {(dp + 1) * block} GPUs or change a degree",
+            f"use {f'{dp * block} or ' if dp else ''}{(dp + 1) * block} GPUs, or change a degree",
         )
     if plan.dp is not None and plan.dp != dp:
         raise LayoutError(
@@ -251,6 +280,8 @@ def _check_schedule(schedule: str, plan: Plan, micro_batches: int) -> None:
             f"schedule {schedule} has no virtual stages, but virtual_stages = {plan.virtual_stages}",
             "use schedule interleaved or virtual_stages 1",
         )
+    if plan.pp == 1 and plan.schedule not in (None, "gpipe", "1f1b"):
+        raise LayoutError(f"schedule {schedule} with pp = 1", "there is no pipeline: use pp 2 or more, or leave it out")
     if plan.virtual_stages > 1 and plan.pp == 1:
         raise LayoutError(f"virtual_stages = {plan.virtual_stages} with pp = 1", "interleaving needs pp > 1")
 
@@ -282,14 +313,14 @@ def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> 
     for name, degree in (("ep", plan.ep), ("etp", plan.etp or 1)):
         if degree > 1 and not experts:
             raise LayoutError(f"{name} = {degree}, but {model.name} has no experts", f"use {name} 1")
-    for number, layer in enumerate(model.layers):
+    for layer, _ in model.distinct_layers():
         attention, feed_forward = layer.attention, layer.feed_forward
         heads, kv_heads = attention.heads, attention.kv_heads
         if heads % plan.tp:
-            raise LayoutError(f"tp = {plan.tp} does not divide the {heads} heads of layer {number}", "use a divisor")
+            raise LayoutError(f"tp = {plan.tp} does not divide the {heads} heads of layer {model.layers.index(layer)}", "use a divisor")
         if kv_heads % plan.tp and plan.tp % kv_heads:
             raise LayoutError(
-                f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {number} do not divide each other",
+                f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {model.layers.index(layer)} do not divide each other",
                 "use a tp that divides them or is a multiple",
             )
         if plan.cp_kind == "ulysses" and (heads // plan.tp) % plan.cp:
@@ -299,7 +330,7 @@ def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> 
         if feed_forward.kind == "moe":
             if feed_forward.experts % plan.ep:
                 raise LayoutError(
-                    f"ep = {plan.ep} does not divide the {feed_forward.experts} experts of layer {number}",
+                    f"ep = {plan.ep} does not divide the {feed_forward.experts} experts of layer {model.layers.index(layer)}",
                     "use a divisor",
                 )
             if feed_forward.size % etp:
@@ -345,20 +376,27 @@ def _check_precision(plan: Plan, cluster: Cluster) -> None:
 
 
 def _distribute(n_layers: int, stages: int, plan: Plan) -> tuple[tuple[int, ...], ...]:
-    if plan.layers_per_stage is not None:
-        counts: Iterable[int] = plan.layers_per_stage
-        if len(plan.layers_per_stage) != stages or sum(counts) != n_layers or min(counts) < 0:
+    return _dealt(n_layers, stages, plan.pp, plan.layers_per_stage, bool(plan.account_for_embedding))
+
+
+@lru_cache(maxsize=1024)
+def _dealt(
+    n_layers: int, stages: int, pp: int, layers_per_stage: tuple[int, ...] | None, account: bool
+) -> tuple[tuple[int, ...], ...]:  # fmt: skip
+    if layers_per_stage is not None:
+        counts: Iterable[int] = layers_per_stage
+        if len(layers_per_stage) != stages or sum(counts) != n_layers or min(counts) < 0:
             raise LayoutError(
-                f"layers_per_stage {plan.layers_per_stage} must be {stages} counts that sum to {n_layers}",
+                f"layers_per_stage {layers_per_stage} must be {stages} counts that sum to {n_layers}",
                 "give one count per virtual stage, in model order",
             )
     elif n_layers + 2 < stages:
         raise LayoutError(
-            f"{n_layers} layers cannot fill pp {plan.pp} x {stages // plan.pp} = {stages} virtual stages",
+            f"{n_layers} layers cannot fill pp {pp} x {stages // pp} = {stages} virtual stages",
             "use fewer stages",
         )
     else:
-        counts = _even(n_layers, stages, bool(plan.account_for_embedding))
+        counts = _even(n_layers, stages, account)
     ends, total = [], 0
     for count in counts:
         ends.append((total, total + count))

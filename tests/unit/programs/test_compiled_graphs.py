@@ -177,7 +177,7 @@ def test_a_graph_waits_where_it_calls() -> None:
 
 
 def test_waiting_at_once_exposes_the_collective() -> None:
-    from windtunnel.emulate.captured import predict_captured
+    from windtunnel.programs.predict import predict_captured
 
     def seconds(compiled: int) -> float:
         programs = [gathered(recompute=False, needed=True) for _ in range(2)]

@@ -15,17 +15,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from handmade import Grid, Script, folded_job, job_of, spec
 
-from windtunnel.emulate.captured import load, predict_captured
-from windtunnel.emulate.captured_memory import memory_of_program
-from windtunnel.emulate.captured_step import replayed
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 from windtunnel.programs.job import CapturedJob, Family, families_of, whole_job
 from windtunnel.programs.lowering.lower import priced_job
 from windtunnel.programs.lowering.pricing import op_pricer
+from windtunnel.programs.memory import memory_of_program
+from windtunnel.programs.predict import load, predict_captured
 from windtunnel.programs.program import Answer, MemoryEvent, Op, RankProgram, TensorSpec
 from windtunnel.result import Result
+from windtunnel.step.disturbances.disturbed_step import replayed
 
 MIB = 1 << 20
 GRID = Grid(2, 2, 2)
@@ -43,9 +43,9 @@ def times(write: Callable[[Script], object], ranks: int = 2, **more: float) -> d
         write(script)
     pricer = op_pricer(cluster(ranks))
     job = priced_job(whole_job([script.program() for script in scripts]), cluster(ranks), pricer, **more)
-    now = replayed(job)
-    graph, found = now.captured.graph, {}
-    for op in range(int(now.captured.first_op[1])):
+    now = replayed(job.graph())
+    graph, found = now.made.step.graph, {}
+    for op in range(int(now.made.first_op[1])):
         stream = graph.stream_names[int(graph.stream[op])]
         name = f"host {graph.labels[graph.label[op]]}" if stream == "host" else graph.labels[graph.label[op]]
         assert name not in found

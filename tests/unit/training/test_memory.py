@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from windtunnel.cost.device_memory import memory_document
 from windtunnel.graph.allocator import replay_allocator
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import Model, load_model, transformer
@@ -18,7 +19,6 @@ from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.memory.allocations import Passes, Resident, two_steps
 from windtunnel.training.memory.model_state import state_bytes
 from windtunnel.training.memory.peak import memory_of
-from windtunnel.training.memory.saved_tensors import memory_document
 from windtunnel.training.plan import Plan
 from windtunnel.training.schedules import Kind, Schedule, schedule
 

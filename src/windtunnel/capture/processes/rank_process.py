@@ -27,6 +27,7 @@ from typing import Any
 
 from windtunnel.capture.arguments import Launch
 from windtunnel.capture.processes.file_mailbox import LetterBox, write_whole
+from windtunnel.capture.processes.write_overlay import writes_aside
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.programs.program import RankProgram
 from windtunnel.programs.program_file import runs_of, write_program
@@ -62,6 +63,7 @@ def play(task: Mapping[str, Any]) -> int:
 def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[str, Any]]:
     import torch
 
+    from windtunnel.capture.fake_tensors.checkpoints import checkpoints_kept
     from windtunnel.capture.fake_tensors.fake import fake_tensors
     from windtunnel.capture.recorder.recorder import Recorder
     from windtunnel.capture.torch_private import distributed as compat
@@ -84,6 +86,11 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
     box = LetterBox(folder, rank)
+    said: dict[str, None] = {}
+
+    def say_once(text: str) -> None:
+        said[text] = None
+
     try:
         with (
             fake_tensors(device, gpus=local_world, local_rank=local),
@@ -108,7 +115,8 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
         ):
             world.fake = True
             try:
-                run_script(launch)
+                with writes_aside(folder / f"written_{rank}", folder, lenient=rank > 0), checkpoints_kept(say_once):
+                    run_script(launch)
             except SystemExit as error:  # an ordinary end for some scripts
                 if error.code not in (None, 0):
                     raise
@@ -119,7 +127,7 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
             raise
     if not taken:
         raise NoStepError(recorder.steps, wanted, launch.line)
-    notes = tuple(dict.fromkeys((*taken[0].notes, *recorder.notes, *world.notes)))
+    notes = tuple(dict.fromkeys((*taken[0].notes, *recorder.notes, *world.notes, *said)))
     facts = {**taken[0].facts, "step": wanted, "script": launch.line, "arguments": list(launch.arguments)}
     program = replace(taken[0], notes=notes, facts=facts)
     kept = ("torch", "device", "parameters", "allocator")

@@ -26,6 +26,7 @@ from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.placement import Pace, Places, places_of, rank_classes, slowest_links
 from windtunnel.programs.lowering.pricing import OpPricer, interference_of, nanoseconds
 from windtunnel.programs.lowering.template import Slot, Template, Words, template_of
+from windtunnel.step.step import Step, step_of
 
 _REMEDY = "capture again, or capture more ranks if these were taken to be alike"
 
@@ -47,23 +48,15 @@ class Traffic:
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """A captured step, priced. Program k stands for the ranks of class k and runs `template_of[k]`."""
+    """A captured step, priced. Program k stands for the ranks of class k and runs template `template_of[k]`."""
 
-    graph: Graph
-    duration_ns: NDArray[np.int64]  # [ops]
-    interference: NDArray[np.uint8]  # [ops]
-    nic_share: NDArray[np.float64]  # [ops] share of a GPU's NIC that each takes
-    class_of: NDArray[np.int64]  # [world] program of each rank
+    step: Step
+    peers_share: NDArray[np.float64]  # [ops] share of each op's time that disturbed links of its peers add to it
     first_rank: NDArray[np.int64]  # [programs]
     template_of: NDArray[np.int64]  # [programs] index into `PricedJob.templates`
     first_op: NDArray[np.int64]  # [programs + 1] where each program's ops begin
     traffic: tuple[tuple[Traffic, ...], ...]  # [programs]
     pace: Pace
-
-    @property
-    def n_programs(self) -> int:
-        """Classes of ranks."""
-        return len(self.first_rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,12 +146,17 @@ class _Assembly:
             categories=tuple(self.words.categories) or ("",),
             stream_names=tuple(name for one in self.of for name in one.stream_names),
         )
+        step = step_of(
+            graph,
+            duration,
+            np.concatenate([part.interference for part in parts]),
+            np.array(self.priced.pricer.training.slowdown_factors()),
+            np.concatenate([part.nic_share for part in parts]),
+            self.class_of,
+        )
         return CapturedGraph(
-            graph=graph,
-            duration_ns=duration,
-            interference=np.concatenate([part.interference for part in parts]),
-            nic_share=np.concatenate([part.nic_share for part in parts]),
-            class_of=self.class_of,
+            step=step,
+            peers_share=np.concatenate([part.peers_share for part in parts]),
             first_rank=self.first_rank,
             template_of=self.template_of,
             first_op=first,
@@ -171,7 +169,7 @@ class _Assembly:
         rank = int(self.first_rank[k])
         channel = np.array([self._channel(k, rank, slot, number) for number, slot in enumerate(template.slots)])
         duration, category = template.duration_ns.copy(), template.category.copy()
-        interference, share = template.interference.copy(), np.zeros(template.n_ops)
+        interference, share, peers = template.interference.copy(), np.zeros(template.n_ops), np.zeros(template.n_ops)
         key = np.full(template.n_ops, -1, np.int64)
         factor = float(self.pace.compute[rank])
         if factor != 1.0:
@@ -181,12 +179,12 @@ class _Assembly:
         traffic: tuple[Traffic, ...] = ()
         if len(calls):
             of = template.use_of[calls]
-            taken, categories, classes, shares, traffic = self._uses(rank, template, np.bincount(of))
-            duration[calls], category[calls] = taken[of], categories[of]
-            interference[calls], share[calls] = classes[of], shares[of]
+            uses = self._uses(rank, template, np.bincount(of))
+            duration[calls], category[calls], interference[calls] = uses.taken[of], uses.category[of], uses.slows[of]
+            share[calls], peers[calls], traffic = uses.nic_share[of], uses.peers_share[of], uses.traffic
             slot = np.array([use.slot for use in template.uses], np.int64)[of]
             key[calls] = channel[slot] << 32 | template.turn_of[calls]
-        return _Part(duration, category, interference, share, key, traffic)
+        return _Part(duration, category, interference, share, peers, key, traffic)
 
     def _channel(self, k: int, rank: int, slot: Slot, number: int) -> int:
         """The number of what this slot is of: the same for all who meet there, over all programs."""
@@ -205,13 +203,11 @@ class _Assembly:
         self.users.setdefault(channel, []).append((k, number))
         return channel
 
-    def _uses(
-        self, rank: int, template: Template, counts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float64], tuple[Traffic, ...]]:
-        """Time, category, interference class and share of the NIC of each use on this rank."""
+    def _uses(self, rank: int, template: Template, counts: NDArray[np.int64]) -> _Uses:
+        """What each use costs on this rank."""
         n = len(template.uses)
         taken, categories = np.zeros(n, np.int64), np.zeros(n, np.uint8)
-        classes, shares = np.zeros(n, np.uint8), np.zeros(n)
+        classes, shares, peers = np.zeros(n, np.uint8), np.zeros(n), np.zeros(n)
         traffic = []
         for number, use in enumerate(template.uses):
             slot = template.slots[use.slot]
@@ -219,6 +215,8 @@ class _Assembly:
             seconds, p5, p95, source, share = self._price(use.kind, use.bytes, group)
             taken[number] = nanoseconds(seconds * slower)
             tier_of = tier(group)
+            if tier_of == "scale_out":
+                peers[number] = 1.0 - float(self.pace.links[rank]) / slower
             name = f"exposed {shown(self.job.families[slot.family].name)} ({tier_of.replace('_', '-')})"
             categories[number] = self.words.category(name)
             if group.size > 1:
@@ -227,7 +225,7 @@ class _Assembly:
             traffic.append(
                 Traffic(use.kind, slot.family, tier_of, count, float(use.bytes * count), seconds, p5, p95, source)
             )
-        return taken, categories, classes, shares, tuple(traffic)
+        return _Uses(taken, categories, classes, shares, peers, tuple(traffic))
 
     def _group(self, rank: int, slot: Slot) -> tuple[Group, float]:
         """Who meets in a slot of this rank, and how much longer disturbed links make it."""
@@ -319,11 +317,26 @@ class _Assembly:
 
 
 @dataclass(frozen=True, eq=False)
+class _Uses:
+    """Of one rank, [uses]."""
+
+    taken: NDArray[np.int64]
+    category: NDArray[np.uint8]
+    slows: NDArray[np.uint8]  # interference class
+    nic_share: NDArray[np.float64]
+    peers_share: NDArray[np.float64]
+    traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class _Part:
+    """Of one program, [ops]."""
+
     duration: NDArray[np.int64]
     category: NDArray[np.uint8]
     interference: NDArray[np.uint8]
     nic_share: NDArray[np.float64]
+    peers_share: NDArray[np.float64]
     key: NDArray[np.int64]
     traffic: tuple[Traffic, ...]
 

@@ -289,7 +289,7 @@ class OpPricer:
     def nic_share(self, kind: str, bytes_total: float, group: Group) -> float:
         """Share of a GPU's NIC that a collective takes while alone: 0 inside a node, less than 1 while small.
 
-        Messages between stages are left out, as in `training.nics`: what they meet is in their fitted price.
+        Messages between stages are left out, as in `step.nic_sharing`: what they meet is in their fitted price.
         """
         if tier(group) != "scale_out" or not int(bytes_total) or kind in ("send", "recv", PULL):
             return 0.0

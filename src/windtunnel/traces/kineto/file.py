@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import MIB, UNPACKED_BYTES_MOST, read_bytes
 
+TRACE_BYTES_MOST = 8192 * MIB
 _REMEDY = "give a trace written by torch.profiler's export_chrome_trace, or a Chakra trace"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
@@ -96,18 +98,23 @@ def _refuse_ours(path: Path, is_excerpt: bool, schema: object = None) -> None:
 def unpacked(path: Path) -> tuple[bytes, bool]:
     """The content of a plain or gzipped file, and whether the compressed stream is cut off or damaged."""
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, TRACE_BYTES_MOST)
     except (OSError, MemoryError) as error:
         said = getattr(error, "strerror", None) or "it does not fit in memory"
         raise InputFileError(path, f"cannot be read ({said})", "check the path and its permissions") from error
     if raw[:2] != b"\x1f\x8b":
         return raw, False
     parts: list[bytes] = []
+    total = 0
     while raw[:2] == b"\x1f\x8b":
         stream = zlib.decompressobj(wbits=31)
         try:
             for at in range(0, len(raw), 1 << 20):
                 parts.append(stream.decompress(raw[at : at + (1 << 20)]))
+                total += len(parts[-1])
+                if total > UNPACKED_BYTES_MOST:
+                    problem = f"unpacks to more than {UNPACKED_BYTES_MOST // MIB} MiB"
+                    raise InputFileError(path, problem, "record fewer steps")
                 if stream.eof:
                     raw = stream.unused_data + raw[at + (1 << 20) :]
                     break

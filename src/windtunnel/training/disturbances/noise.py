@@ -15,24 +15,25 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.samples import Draw, Source, from_tables, lognormal
 from windtunnel.graph import OpKind
-from windtunnel.training.disturbances.cells import Slow, cell_factors, cells_of, stage_times, tied_replicas
+from windtunnel.step.disturbances.parse import Slow
+from windtunnel.training.disturbances.cells import cell_factors, cells_of, stage_times, tied_replicas
 from windtunnel.training.disturbances.op_noise import pass_factors
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.passes import slowed_passes
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 
 KEYS = {"jitter": 1, "pause": 2, "noise": 3}
 KNOTS = 5  # temperatures at which the passes of a warming cell are priced; straight lines between them
 
 
-def passes_of(step: Step) -> NDArray[np.bool_]:
+def passes_of(step: LoweredStep) -> NDArray[np.bool_]:
     """bool[ops]: passes of the step graph."""
     return step.graph.category < len(step.segments)
 
 
-def random_source(one: Slow, number: int, step: Step, layout: Layout, seed: int) -> Source:
+def random_source(one: Slow, number: int, step: LoweredStep, layout: Layout, seed: int) -> Source:
     """What draws for a pause, for noise of ops or for jitter. `number`: how many of its kind come before it."""
     key = (seed, KEYS[one.kind], number)
     passes = passes_of(step)
@@ -44,7 +45,7 @@ def random_source(one: Slow, number: int, step: Step, layout: Layout, seed: int)
     return from_tables(tables, np.where(passes, step.graph.category.astype(np.int64), -1), key)
 
 
-def _pauses(one: Slow, key: tuple[int, ...], step: Step, layout: Layout) -> Source:
+def _pauses(one: Slow, key: tuple[int, ...], step: LoweredStep, layout: Layout) -> Source:
     """A paused rank holds up its cell: `seconds` more in a pass that runs at a random moment."""
     tied = tied_replicas(layout)
     units, stages = layout.dp // tied, layout.plan.pp
@@ -100,7 +101,7 @@ class _Warm:
 
 def warming(
     slow: tuple[Slow, ...],
-    step: Step,
+    step: LoweredStep,
     layout: Layout,
     pieces: tuple[Piece, ...],
     pricer: Pricer,
@@ -144,7 +145,7 @@ def warming(
 
 def _warm_cells(
     slow: tuple[Slow, ...],
-    step: Step,
+    step: LoweredStep,
     layout: Layout,
     pieces: tuple[Piece, ...],
     pricer: Pricer,

@@ -1,4 +1,4 @@
-"""Culprits: which rank sets the pace of its cell, and which part of a disturbed pass each rank itself works.
+"""Pace setters: which rank sets the pace of its cell, and which part of a disturbed pass each rank itself works.
 
 The ranks of a cell (tensor x context, and the replicas tied to it by experts or sharded parameters) meet in every
 layer. When one of them is slow, all take as long as it does, but only that one works all the while: the others wait
@@ -12,25 +12,26 @@ which is exact for the rank that sets the pace and for undisturbed ones, and lin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.training.disturbances.cells import Slow, tied_replicas
+from windtunnel.step.disturbances.attribution import Ranks, ranks_of
+from windtunnel.step.disturbances.parse import Slow
+from windtunnel.training.disturbances.cells import tied_replicas
 from windtunnel.training.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class Culprits:
+class PaceSetters:
     """Disturbances rank by rank. Rank = stage x (replicas x cell) + replica x cell + place in the cell."""
 
     stages: int
     replicas: int
     cell: int
     tied: int  # neighbouring replicas that wait for each other inside a pass
-    kind: NDArray[np.int64]  # [ranks] index into `texts`
-    texts: tuple[tuple[str, ...], ...]  # disturbances of a kind of rank; the first kind has none
+    ranks: Ranks
     own: NDArray[np.float64]  # [ranks] its own part of what its cell's disturbances add to a pass; 1 in a calm cell
     own_link: NDArray[np.float64]  # [ranks] the same of transfers between cells, against its stage's slowest link
     pace: NDArray[np.int64]  # [replicas, stages] the rank that sets the cell's pace; -1 where none is disturbed
@@ -41,32 +42,20 @@ class Culprits:
         pace = self.pace[replica, stage]
         return np.where(pace >= 0, pace, (stage * self.replicas + replica) * self.cell)
 
-    def place(self, rank: int) -> tuple[int, int]:
-        """(stage, replica) of a rank."""
-        stage, within = divmod(rank, self.replicas * self.cell)
-        return stage, within // self.cell
 
-
-def culprits_of(layout: Layout, slow: Sequence[Slow]) -> Culprits:
+def pace_setters_of(layout: Layout, slow: Sequence[Slow]) -> PaceSetters:
     """Who is disturbed by what, and who sets the pace of each cell."""
     stages, replicas, cell = layout.plan.pp, layout.dp, layout.plan.tp * layout.plan.cp
     n, tied = stages * replicas * cell, tied_replicas(layout)
-    compute, link, kind = np.ones(n), np.ones(n), np.zeros(n, np.int64)
-    texts: list[tuple[str, ...]] = [()]
-    more_work = np.ones(n)
+    compute, link, more_work = np.ones(n), np.ones(n), np.ones(n)
+    slow = [_befalling(one, n // stages) for one in slow]
     for one in slow:
-        gpus = _befallen(one, n // stages)
+        gpus = np.unique(np.array(one.gpus, np.int64))
         if one.kind == "stage":
             more_work[gpus] *= one.factor
         else:
             factors = link if one.link else compute
             factors[gpus] = np.maximum(factors[gpus], one.factor)
-        before = kind[gpus]
-        for number in np.unique(before).tolist():
-            known = (*texts[number], one.text)
-            if known not in texts:
-                texts.append(known)
-            kind[gpus[before == number]] = texts.index(known)
     compute *= more_work
     excess = (compute - 1.0) + (link - 1.0)
     blocks = excess.reshape(-1, tied * cell)  # one row per tied block of cells
@@ -80,13 +69,12 @@ def culprits_of(layout: Layout, slow: Sequence[Slow]) -> Culprits:
     # With slow links elsewhere only, those are to blame; with none at all, no rank is.
     elsewhere = np.full(n, 0.0 if (link > 1.0).any() else 1.0)
     own_link = np.divide(link - 1.0, stage_most, out=elsewhere, where=stage_most > 0.0)
-    return Culprits(
+    return PaceSetters(
         stages=stages,
         replicas=replicas,
         cell=cell,
         tied=tied,
-        kind=kind,
-        texts=tuple(texts),
+        ranks=ranks_of(np.arange(n) // (replicas * cell), np.arange(n) // cell % replicas, slow),
         own=own,
         own_link=own_link,
         pace=np.repeat(pace.reshape(stages, replicas // tied), tied, axis=1).T.copy(),
@@ -94,11 +82,11 @@ def culprits_of(layout: Layout, slow: Sequence[Slow]) -> Culprits:
     )
 
 
-def _befallen(one: Slow, ranks_of_stage: int) -> NDArray[np.int64]:
-    """Whom a disturbance befalls: nobody in particular, where chance or a shared link decides."""
-    if one.kind == "stage" and not one.gpus:
-        return one.stage * ranks_of_stage + np.arange(ranks_of_stage)
-    return np.unique(np.array(one.gpus, np.int64))
+def _befalling(one: Slow, ranks_of_stage: int) -> Slow:
+    """The same with the ranks of an uneven stage."""
+    if one.kind != "stage" or one.gpus:
+        return one
+    return replace(one, gpus=tuple(range(one.stage * ranks_of_stage, (one.stage + 1) * ranks_of_stage)))
 
 
 def _slowest(link: NDArray[np.float64], stages: int) -> NDArray[np.int64]:

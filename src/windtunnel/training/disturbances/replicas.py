@@ -13,17 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.sharing import Sharing
 from windtunnel.graph import Graph, OpKind
 from windtunnel.graph.footprint import refuse_if_too_large
+from windtunnel.step.step import Step, step_of
 from windtunnel.training.disturbances.cells import in_step
 from windtunnel.training.disturbances.contention import LinkFactors
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.passes import PARTS, nic_parts, passes_at
-from windtunnel.training.lowering.step import DP, STREAMS, Step
-from windtunnel.training.nics import step_sharing
+from windtunnel.training.lowering.step import DP, STREAMS, LoweredStep
 from windtunnel.training.pricing import Pricer
 
 
@@ -31,16 +30,13 @@ from windtunnel.training.pricing import Pricer
 class Unfolded:
     """A step whose replicas differ. Program k * stages + r is stage r of replica class k."""
 
-    graph: Graph
-    duration_ns: NDArray[np.int64]
-    interference: NDArray[np.uint8]
+    step: Step
     class_of: NDArray[np.int64]  # [replicas]
     sizes: NDArray[np.int64]  # [classes] replicas in each
-    sharing: Sharing | None  # of the NICs
 
 
 def unfold(
-    step: Step,
+    step: LoweredStep,
     layout: Layout,
     pieces: tuple[Piece, ...],
     pricer: Pricer,
@@ -88,8 +84,16 @@ def unfold(
         categories=base.categories,
         stream_names=base.stream_names * k,
     )
-    sharing = step_sharing(graph, _nic_shares(step, cells, slowed, reduced))
-    return Unfolded(graph, duration, np.tile(step.interference, k), class_of.ravel(), sizes, sharing)
+    class_of = class_of.ravel()
+    ready = step_of(
+        graph,
+        duration,
+        np.tile(step.interference, k),
+        np.array(pricer.training.slowdown_factors()),
+        _nic_shares(step, cells, slowed, reduced),
+        np.repeat((class_of * stages + np.arange(stages)[:, None]).ravel(), layout.plan.tp * layout.plan.cp),
+    )
+    return Unfolded(ready, class_of, sizes)
 
 
 def meets_across(base: Graph) -> NDArray[np.bool_]:
@@ -135,7 +139,7 @@ class _Cells:
 
 
 def _slowed_passes(
-    step: Step, pieces: tuple[Piece, ...], pricer: Pricer, cells: _Cells
+    step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer, cells: _Cells
 ) -> dict[tuple[float, float], tuple[Segment, ...]]:
     """The passes of a step by factors on compute and links."""
     wanted = dict.fromkeys(factors for _, _, factors in cells.differ())
@@ -143,7 +147,7 @@ def _slowed_passes(
 
 
 def _durations(
-    step: Step,
+    step: LoweredStep,
     cells: _Cells,
     slowed: dict[tuple[float, float], tuple[Segment, ...]],
     worst_link: NDArray[np.float64],
@@ -179,7 +183,7 @@ def _durations(
 
 
 def _nic_shares(
-    step: Step,
+    step: LoweredStep,
     cells: _Cells,
     slowed: dict[tuple[float, float], tuple[Segment, ...]],
     worst_link: NDArray[np.float64],

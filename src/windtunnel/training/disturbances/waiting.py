@@ -13,28 +13,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine import Timeline
-from windtunnel.graph import Graph, OpKind
+from windtunnel.graph import OpKind
 from windtunnel.result import Waiting
-from windtunnel.training.disturbances.pace_setters import Culprits
+from windtunnel.step.disturbances.attribution import longest_first, ready_ns
+from windtunnel.training.disturbances.pace_setters import PaceSetters
 from windtunnel.training.disturbances.replicas import Unfolded
 from windtunnel.training.layout import Layout
-from windtunnel.training.lowering.step import COMPUTE, DP, PP_BACKWARD, PP_FORWARD, STREAMS, Step
+from windtunnel.training.lowering.step import COMPUTE, DP, PP_BACKWARD, PP_FORWARD, STREAMS, LoweredStep
 
 
 def waiting_of(
-    unfolded: Unfolded, timeline: Timeline, step: Step, layout: Layout, culprits: Culprits
+    unfolded: Unfolded, timeline: Timeline, step: LoweredStep, layout: Layout, setters: PaceSetters
 ) -> tuple[Waiting, ...]:  # fmt: skip
     """Every communicator of the step that has more than one member, longest mean waiting first."""
-    at = _Replayed(unfolded, timeline, step, culprits)
-    found = [*at.stages_collectives(), *at.collectives_across(), *at.pipeline(), *at.cells(_inside(layout, culprits))]
-    return tuple(sorted(found, key=lambda one: (-one.mean_ns, -one.worst_ns, one.communicator)))
+    at = _Replayed(unfolded, timeline, step, setters)
+    found = [*at.stages_collectives(), *at.collectives_across(), *at.pipeline(), *at.cells(_inside(layout, setters))]
+    return longest_first(found)
 
 
-def _inside(layout: Layout, culprits: Culprits) -> str:
+def _inside(layout: Layout, setters: PaceSetters) -> str:
     """The communicators in which the ranks of a pass meet."""
     plan = layout.plan
     names = [name for name, size in (("tp", plan.tp), ("cp", plan.cp), ("ep", plan.ep)) if size > 1]
-    if layout.reduces_in_passes and culprits.tied > 1:
+    if layout.reduces_in_passes and setters.tied > 1:
         names.append("sharded dp")
     return " x ".join(names)
 
@@ -42,23 +43,24 @@ def _inside(layout: Layout, culprits: Culprits) -> str:
 class _Replayed:
     """A replayed step as tables [classes of replicas, ops of the step graph]."""
 
-    def __init__(self, unfolded: Unfolded, timeline: Timeline, step: Step, culprits: Culprits) -> None:
-        self.graph, self.step, self.culprits = step.graph, step, culprits
+    def __init__(self, unfolded: Unfolded, timeline: Timeline, step: LoweredStep, setters: PaceSetters) -> None:
+        self.graph, self.step, self.setters = step.graph, step, setters
         n = step.graph.n_ops
         self.start, self.end = timeline.start_ns.reshape(-1, n), timeline.end_ns.reshape(-1, n)
-        self.slowed = unfolded.duration_ns.reshape(-1, n)
+        self.slowed = unfolded.step.duration_ns.reshape(-1, n)
         self.sizes, self.classes_of = unfolded.sizes, unfolded.class_of
         self.representative = np.unique(unfolded.class_of, return_index=True)[1]
         self.stream = step.graph.stream % len(STREAMS)
         self.program = step.graph.program.astype(np.int64)
-        self.before = _before(step.graph)
+        self.unfolded_graph = unfolded.step.graph
+        self.ready_ns = self.ready()
 
     def stages_collectives(self) -> Iterator[Waiting]:
         """Data-parallel collectives: one group of communicators per stage, across all replicas."""
-        if self.culprits.replicas == 1:
+        if self.setters.replicas == 1:
             return
         across = np.flatnonzero((self.stream == DP) & (self.graph.rendezvous < 0))
-        waits = self.start[:, across] - self.ready(across)
+        waits = (self.start - self.ready_ns)[:, across]
         for stage in np.unique(self.program[across]).tolist():
             own = waits[:, self.program[across] == stage].sum(axis=1)
             yield self._met(f"dp of stage {stage}", own[:, None], [stage])
@@ -68,8 +70,8 @@ class _Replayed:
         joined = np.flatnonzero(self.graph.rendezvous >= 0)
         for label in np.unique(self.graph.label[joined]).tolist():
             ops = joined[self.graph.label[joined] == label]
-            if len(ops) > 1 or self.culprits.replicas > 1:
-                waits = self.start[:, ops] - self.ready(ops)
+            if len(ops) > 1 or self.setters.replicas > 1:
+                waits = (self.start - self.ready_ns)[:, ops]
                 yield self._met(self.graph.labels[label], waits, self.program[ops].tolist())
 
     def _met(self, name: str, waits: NDArray[np.int64], stages: list[int]) -> Waiting:
@@ -81,7 +83,7 @@ class _Replayed:
             # Who waits least comes last; among equals one that is itself disturbed.
             row, column = np.nonzero(waits == waits.min())
             ranks = self._speaker(row, np.array(stages)[column])
-            last = int(ranks[np.lexsort((ranks, self.culprits.kind[ranks] == 0))[0]])
+            last = int(ranks[np.lexsort((ranks, self.setters.ranks.kind[ranks] == 0))[0]])
         return Waiting(name, round(mean), worst, last)
 
     def pipeline(self) -> Iterator[Waiting]:
@@ -100,7 +102,7 @@ class _Replayed:
         # A transfer on a stream of its own keeps the receiver busy; one that its sender holds leaves it idle.
         until = np.where(arrives, self.start[:, needs], self.end[:, needs])
         binds = self.end[:, needs] == self.start[:, op]
-        waits = np.where(binds, np.maximum(until - self.ready(op, leave=comes), 0), 0)
+        waits = np.where(binds, np.maximum(until - self.ready(comes)[:, op], 0), 0)
         pairs = np.unique(np.stack([sender, receiver], axis=1), axis=0)
         for first, second in pairs.tolist():
             own = waits[:, (sender == first) & (receiver == second)].sum(axis=1)
@@ -110,7 +112,7 @@ class _Replayed:
 
     def cells(self, name: str) -> Iterator[Waiting]:
         """Cells whose pace a disturbed rank sets: the mean is over the members of these cells only."""
-        who = self.culprits
+        who = self.setters
         if not name:
             return
         computes = self.graph.kind == OpKind.COMPUTE
@@ -129,28 +131,10 @@ class _Replayed:
             last = int(who.pace[replicas[int(waits.max(axis=1).argmax())], stage]) if worst > 0 else -1
             yield Waiting(f"{name} of stage {stage}", round(float(waits.mean())), round(worst), last)
 
-    def ready(self, ops: NDArray[np.int64], leave: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def ready(self, leave: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """[classes, ops]: when each op could begin on its own account, dependencies in `leave` apart."""
-        before = self.before[ops]
-        ready = np.where(before >= 0, self.end[:, before], 0)
-        first, last = self.graph.dep_ptr[ops], self.graph.dep_ptr[ops + 1]
-        for step in range(int((last - first).max(initial=0))):
-            edge = first + step
-            counts = edge < last
-            edge = np.minimum(edge, len(self.graph.dep_idx) - 1)
-            if leave is not None:
-                counts &= ~leave[edge]
-            ready = np.maximum(ready, np.where(counts, self.end[:, self.graph.dep_idx[edge]], 0))
-        return ready
+        left = None if leave is None else np.tile(leave, len(self.start))
+        return ready_ns(self.unfolded_graph, self.end.ravel(), left).reshape(self.end.shape)
 
     def _speaker(self, number: NDArray[np.int64], stage: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.culprits.speaker(self.representative[number], stage)
-
-
-def _before(graph: Graph) -> NDArray[np.int64]:
-    """The op before each op on its stream; -1 for the first."""
-    order = np.argsort(graph.stream, kind="stable")
-    before = np.full(graph.n_ops, -1, np.int64)
-    same = graph.stream[order[1:]] == graph.stream[order[:-1]]
-    before[order[1:][same]] = order[:-1][same]
-    return before
+        return self.setters.speaker(self.representative[number], stage)

@@ -12,7 +12,7 @@ from windtunnel.graph import Graph
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.passes import PARTS, distinct_passes
-from windtunnel.training.lowering.step import STREAMS, Step
+from windtunnel.training.lowering.step import STREAMS, LoweredStep
 from windtunnel.training.lowering.step_actions import add_actions, connect
 from windtunnel.training.lowering.step_builder import StepBuilder
 from windtunnel.training.lowering.step_end import add_end
@@ -21,7 +21,7 @@ from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Schedule
 
 
-def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer) -> Step:
+def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer) -> LoweredStep:
     """Build the step graph of a layout under a schedule."""
     segments, names, segment_of = distinct_passes(pieces, schedule, pricer)
     build = StepBuilder(layout, pieces, schedule, pricer, names)
@@ -50,7 +50,7 @@ def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer:
         categories=tuple(build.categories),
         stream_names=STREAMS * stages,
     )
-    return Step(
+    return LoweredStep(
         graph=graph,
         duration_ns=np.ascontiguousarray(columns["duration"]),
         interference=columns["class"].astype(np.uint8),

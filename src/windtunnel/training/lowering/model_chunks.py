@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from windtunnel.cost.device_memory import memory_document
 from windtunnel.cost.training import software
 from windtunnel.model import Layer
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
@@ -22,7 +23,7 @@ from windtunnel.training.memory.eager.autograd import Style
 from windtunnel.training.memory.eager.trace import write_plain
 from windtunnel.training.memory.forward_trace import Tape, write
 from windtunnel.training.memory.pass_trace import Stringing, Unit, string_together
-from windtunnel.training.memory.saved_tensors import Keeping, keeping, memory_document
+from windtunnel.training.memory.saved_tensors import Keeping, keeping
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import SPLIT
 from windtunnel.training.workload.router_load import RouterLoad, rank_loads_of

@@ -13,7 +13,7 @@ from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
 from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
-from windtunnel.training.nics import pass_sharing
+from windtunnel.step.nic_sharing import pass_sharing
 from windtunnel.training.pricing import Pricer, nanoseconds
 
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.pass_lowering import Phase, build_segment
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind, Schedule
 
@@ -69,18 +69,18 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
 
 
 def slowed_passes(
-    step: Step, pieces: tuple[Piece, ...], pricer: Pricer, compute: float, links: float
+    step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer, compute: float, links: float
 ) -> NDArray[np.int64]:
     """int64[segments]: how long each pass takes on a cell with these factors on its compute and its links."""
     return pass_durations(step, pieces, pricer.slowed(compute, links))
 
 
-def pass_durations(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:
+def pass_durations(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:
     """int64[segments]: how long each pass of a step takes at other prices."""
     return np.array([segment.duration_ns for segment in passes_at(step, pieces, pricer)], np.int64)
 
 
-def passes_at(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> tuple[Segment, ...]:
+def passes_at(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer) -> tuple[Segment, ...]:
     """The passes of a step at other prices."""
     found: dict[int, Segment] = {}
     for stage, kind in zip(*np.nonzero(step.segment_of >= 0), strict=True):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.engine import Slowdown, Timeline, replay
+from windtunnel.engine import Timeline
+from windtunnel.step.step import step_of
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece
-from windtunnel.training.lowering.step import Step
-from windtunnel.training.nics import step_sharing
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Schedule
 
@@ -21,7 +21,7 @@ class Simulated:
     """A step with its timeline."""
 
     pieces: tuple[Piece, ...]
-    step: Step
+    step: LoweredStep
     timeline: Timeline
 
     @property
@@ -33,6 +33,7 @@ class Simulated:
 def simulate(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer) -> Simulated:
     """Lower and replay the step that these pieces make."""
     step = lower(layout, pieces, schedule, pricer)
-    slowdown = Slowdown(step.interference, np.array(pricer.training.slowdown_factors()))
-    sharing = step_sharing(step.graph, step.nic_share)
-    return Simulated(pieces, step, replay(step.graph, step.duration_ns, slowdown, sharing))
+    slowdown, stages = np.array(pricer.training.slowdown_factors()), step.graph.n_programs
+    program_of = np.repeat(np.arange(stages), layout.cluster.n_gpus // stages)
+    ready = step_of(step.graph, step.duration_ns, step.interference, slowdown, step.nic_share, program_of)
+    return Simulated(pieces, step, ready.replay())

@@ -20,7 +20,7 @@ COMPUTE, PP_FORWARD, PP_BACKWARD, DP = range(4)
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LoweredStep:
     """A lowered step. Ops of pass `i` have category `i`; the other categories are named in `graph.categories`."""
 
     graph: Graph

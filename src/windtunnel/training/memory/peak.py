@@ -25,6 +25,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.device_memory import MIB, memory_document, outside_of_allocator
 from windtunnel.graph.allocator import AllocatorResult, replay_allocator
 from windtunnel.result import StageMemory
 from windtunnel.training.layout import Layout
@@ -35,10 +36,10 @@ from windtunnel.training.lowering.pipelined_shards import (
     summed_chunks,
     unmerged_chunks,
 )
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.allocations import Load, Passes, Resident, two_steps
 from windtunnel.training.memory.model_state import State, state_bytes
-from windtunnel.training.memory.saved_tensors import MIB, keeping, memory_document, outside_of_allocator
+from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import Kind, Schedule
 
@@ -62,18 +63,11 @@ class _Walk:
 
 
 def memory_of(
-    layout: Layout, pieces: tuple[Piece, ...], step: Step, end_ns: NDArray[np.int64]
+    layout: Layout, pieces: tuple[Piece, ...], step: LoweredStep, end_ns: NDArray[np.int64]
 ) -> tuple[StageMemory, ...]:  # fmt: skip
     """Memory of every pipeline rank."""
     schedule = step.schedule
-    outside = outside_bytes(layout)
-    exact = _exact(layout) or keeping(layout.plan.framework).expandable
-    headroom = 0.0 if exact else float(memory_document()["headroom"])
-    capacity = layout.cluster.gpu.usable_memory_bytes - outside
-    loads = _loads(pieces, schedule)
-    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
-    allocated = [sum(categories.values()) for categories, _ in drafts]
-    reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
+    drafts, allocated, reserved, device = _sizes(layout, pieces, schedule)
     found = []
     for rank, (categories, walk) in enumerate(drafts):
         first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
@@ -86,12 +80,32 @@ def memory_of(
                 categories=categories,
                 peak_allocated_bytes=allocated[rank],
                 peak_reserved_bytes=reserved[rank],
-                device_bytes=int(reserved[rank] * (1.0 + headroom)) + outside,
+                device_bytes=device[rank],
                 peak_time_ns=int(times[walk.at]),
                 timeline=_thinned(times, walk.levels + static),
             )
         )
     return tuple(found)
+
+
+def peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+    """`device_bytes` of the fullest rank class: memory follows from the order of the passes, not from their times."""
+    return max(_sizes(layout, pieces, schedule)[3])
+
+
+def _sizes(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule
+) -> tuple[list[tuple[dict[str, int], _Walk]], list[int], list[int], list[int]]:
+    """Of every rank class: its peak by category, and what is allocated, reserved and on the device then."""
+    outside = outside_bytes(layout)
+    exact = _exact(layout) or keeping(layout.plan.framework).expandable
+    headroom = 0.0 if exact else float(memory_document()["headroom"])
+    capacity = layout.cluster.gpu.usable_memory_bytes - outside
+    loads = _loads(pieces, schedule)
+    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
+    allocated = [sum(categories.values()) for categories, _ in drafts]
+    reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
+    return drafts, allocated, reserved, [int(value * (1.0 + headroom)) + outside for value in reserved]
 
 
 def outside_bytes(layout: Layout) -> int:

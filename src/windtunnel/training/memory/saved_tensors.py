@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from typing import Any, NamedTuple
 
-from windtunnel.hardware import Cluster
+from windtunnel.cost.device_memory import memory_document
 from windtunnel.model.operations import KEPT_BYTES, Operation
 
-MIB = 1 << 20
 INPUT = 0  # slot of a block's input
 READS_NORM = ("qkv", "q", "q_down", "kv_down", "router", "permute", "mlp_up", "shared_up")
 BRANCHES = ("qkv", "q", "q_up", "kv_up")  # what attention reads together
@@ -43,26 +41,6 @@ class Keeping:
     def keeps_all_inputs(self) -> bool:
         """Whether no gathered input of a GEMM is gathered a second time."""
         return self.gathered_inputs and not self.gathers_again
-
-
-@lru_cache
-def memory_document() -> dict[str, Any]:
-    """Constants of memory, as in the calibration file."""
-    import yaml
-
-    data = yaml.safe_load(files("windtunnel.cost.calibration").joinpath("memory.yaml").read_text(encoding="utf-8"))
-    assert isinstance(data, dict)
-    return data
-
-
-def outside_of_allocator(cluster: Cluster, communicators: int) -> int:
-    """Bytes on a device that its allocator does not know of: the context, as measured if it was, and NCCL's buffers."""
-    if cluster.gpu.generation == "cpu":
-        return 0
-    document = memory_document()
-    measured = cluster.calibration.memory.get("context_bytes") if cluster.calibration is not None else None
-    context = document["context_mib"] * MIB if measured is None else measured
-    return int(context + document["communicator_mib"] * communicators * MIB)
 
 
 @lru_cache

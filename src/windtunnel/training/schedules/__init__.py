@@ -7,10 +7,10 @@ from functools import lru_cache
 import numpy as np
 
 from windtunnel.errors import LayoutError, UnknownNameError
-from windtunnel.training.schedules.dual_pipe import dual_pipe
-from windtunnel.training.schedules.dual_pipe_v import dual_pipe_v
+from windtunnel.training.schedules.dual_pipe import can_pair, dual_pipe
+from windtunnel.training.schedules.dual_pipe_v import can_fill_v, dual_pipe_v
 from windtunnel.training.schedules.gpipe import gpipe
-from windtunnel.training.schedules.interleaved import interleaved
+from windtunnel.training.schedules.interleaved import can_interleave, interleaved
 from windtunnel.training.schedules.one_f_one_b import one_f_one_b
 from windtunnel.training.schedules.schedule_file import load_csv, save_csv
 from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
@@ -26,6 +26,7 @@ __all__ = [
     "check",
     "durations",
     "in_flight",
+    "legal",
     "load_csv",
     "makespan",
     "save_csv",
@@ -39,14 +40,10 @@ NAMES = (*_ONE_CHUNK, "interleaved", *_TWO_CHUNKS)
 SPLIT = ("zb-h1", "zb-v", "dualpipe", "dualpipe-v")  # have the gradients of input and weights apart
 
 
-@lru_cache(maxsize=256)
-def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None) -> Schedule:
-    """The table of one schedule. The same arguments give the same object.
+def legal(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None) -> None:
+    """Whether `schedule` would take these arguments, without making the table.
 
-    `chunks`: model pieces per rank. The interleaved schedule needs it; zb-v, dualpipe and dualpipe-v always have two
-    (1 then means "not said"), the others one. `group` (interleaved only): micro-batches per visit of a chunk.
-    With one stage there is no pipeline: every schedule is then plain gradient accumulation.
-    Raises `UnknownNameError` and `LayoutError`.
+    Raises `UnknownNameError` and `LayoutError` as it does.
     """
     if name not in NAMES:
         raise UnknownNameError("pipeline schedule", name, NAMES)
@@ -63,6 +60,25 @@ def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, *, gro
         raise LayoutError(
             f"the {name} schedule has no groups, got group {group}", "leave it out, or choose interleaved"
         )
+    if stages > 1:
+        if name == "interleaved":
+            can_interleave(stages, micro_batches, chunks, group)
+        elif name == "dualpipe":
+            can_pair(stages, micro_batches)
+        elif name == "dualpipe-v":
+            can_fill_v(stages, micro_batches)
+
+
+@lru_cache(maxsize=256)
+def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None) -> Schedule:
+    """The table of one schedule. The same arguments give the same object.
+
+    `chunks`: model pieces per rank. The interleaved schedule needs it; zb-v, dualpipe and dualpipe-v always have two
+    (1 then means "not said"), the others one. `group` (interleaved only): micro-batches per visit of a chunk.
+    With one stage there is no pipeline: every schedule is then plain gradient accumulation.
+    Raises `UnknownNameError` and `LayoutError`.
+    """
+    legal(name, stages, micro_batches, chunks, group=group)
     if stages == 1:
         return _accumulation(name, micro_batches, 2 if name in ("zb-v", "dualpipe-v") else chunks)
     if name == "interleaved":

@@ -21,8 +21,8 @@ from windtunnel.training.schedules.motif import from_programs
 from windtunnel.training.schedules.table import Schedule
 
 
-def dual_pipe(stages: int, micro_batches: int) -> Schedule:
-    """Chunk 0 belongs to the chain down, chunk 1 to the chain up."""
+def can_pair(stages: int, micro_batches: int) -> None:
+    """Raise LayoutError where it cannot be."""
     if stages % 2:
         raise LayoutError(
             f"the dualpipe schedule pairs rank r with rank p-1-r and cannot use {stages} stages",
@@ -34,6 +34,11 @@ def dual_pipe(stages: int, micro_batches: int) -> Schedule:
             f" got {micro_batches}",
             "change the global batch, use fewer stages, or choose zb-v",
         )
+
+
+def dual_pipe(stages: int, micro_batches: int) -> Schedule:
+    """Chunk 0 belongs to the chain down, chunk 1 to the chain up."""
+    can_pair(stages, micro_batches)
     half = micro_batches // 2
     programs = []
     for rank in range(stages):

@@ -45,13 +45,18 @@ def half_program(stages: int, rank: int, micro_batches: int) -> NDArray[np.int64
     )
 
 
-def dual_pipe_v(stages: int, micro_batches: int) -> Schedule:
-    """Each rank once down and once up the V."""
+def can_fill_v(stages: int, micro_batches: int) -> None:
+    """Raise LayoutError where it cannot be."""
     if micro_batches < 2 * stages:
         raise LayoutError(
             f"the dualpipe-v schedule with {stages} stages needs at least {2 * stages} micro-batches,"
             f" got {micro_batches}",
             "raise the global batch, use fewer stages, or choose zb-v",
         )
+
+
+def dual_pipe_v(stages: int, micro_batches: int) -> Schedule:
+    """Each rank once down and once up the V."""
+    can_fill_v(stages, micro_batches)
     programs = [half_program(stages, rank, micro_batches) for rank in range(stages)]
     return from_programs("dualpipe-v", micro_batches, in_v(stages), programs)

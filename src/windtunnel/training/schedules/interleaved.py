@@ -19,8 +19,8 @@ from windtunnel.errors import LayoutError
 from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
 
 
-def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
-    """`group`: micro-batches that go through one chunk before the next chunk gets its turn, `stages` if not given."""
+def can_interleave(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> None:
+    """Raise LayoutError where it cannot be."""
     group = stages if group is None else group
     if chunks < 2:
         raise LayoutError(
@@ -40,6 +40,12 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
             f" {stages} stages",
             f"make the micro-batches a multiple of {group}, or choose a group that leaves 0 or at least {stages}",
         )
+
+
+def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
+    """`group`: micro-batches that go through one chunk before the next chunk gets its turn, `stages` if not given."""
+    group = stages if group is None else group
+    can_interleave(stages, micro_batches, chunks, group)
     # the order in which a rank visits its (micro-batch, chunk): by group, then chunk, then micro-batch
     micro_batch, chunk = (a.ravel() for a in np.meshgrid(np.arange(micro_batches), np.arange(chunks)))
     order = np.lexsort((micro_batch, chunk, micro_batch // group))

@@ -18,7 +18,7 @@ from windtunnel.training.disturbances.cells import tied_replicas
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.simulated import Simulated
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.workload.router_load import RouterLoad, rank_loads_of
 from windtunnel.training.workload.sequence_lengths import (
@@ -65,7 +65,7 @@ def mean_document(lengths: Lengths, layout: Layout, seed: int) -> int:
 
 
 def packed(
-    lengths: Lengths, layout: Layout, step: Step, pieces: tuple[Piece, ...], pricer: Pricer, seed: int
+    lengths: Lengths, layout: Layout, step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer, seed: int
 ) -> Source:
     """What packing does to each pass of each replica, step by step, over the same attention spread evenly.
 

@@ -20,7 +20,7 @@ from windtunnel.errors import SpecError
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.passes import pass_durations
-from windtunnel.training.lowering.step import Step
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.workload.histogram_file import read_histogram
 
@@ -108,7 +108,7 @@ def waited_shares(shares: NDArray[np.float64], tied: int) -> NDArray[np.float64]
     return np.broadcast_to(blocks.max(axis=1, keepdims=True), blocks.shape).reshape(shares.shape)
 
 
-def attention_variants(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) -> AttentionVariants:
+def attention_variants(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer) -> AttentionVariants:
     """Each pass of a step built with whole sequences, and with documents of a half, a quarter, an eighth of one ..."""
     seq_len = pricer.layout.plan.seq_len
     lengths = [seq_len]
@@ -119,7 +119,7 @@ def attention_variants(step: Step, pieces: tuple[Piece, ...], pricer: Pricer) ->
     return AttentionVariants(np.array(lengths) / seq_len, np.stack(durations, axis=1))
 
 
-def micro_batch_of(step: Step) -> NDArray[np.int64]:
+def micro_batch_of(step: LoweredStep) -> NDArray[np.int64]:
     """int64[ops]: the micro-batch of each pass, -1 of what is none."""
     passes = np.flatnonzero(step.graph.category < len(step.segments))
     # Ops of an action lie side by side, and actions follow each other.
@@ -129,7 +129,7 @@ def micro_batch_of(step: Step) -> NDArray[np.int64]:
     return found
 
 
-def op_durations(step: Step, segments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def op_durations(step: LoweredStep, segments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[ops] of a step whose passes take `segments_ns`, int64[segments, micro-batches], in one replica.
 
     To the nanosecond, and the oracle of what `imbalance.packed` draws for many replicas and samples at once.

@@ -1,0 +1,307 @@
+"""Bounds: how fast a plan could be at best, from prices of single blocks, before anything is replayed.
+
+Passes. A stage that holds blocks a..b of the chain (embedding, layers, head) takes in a forward pass at least
+
+    F = lead(a) + sum over k in (a, b] of step(k - 1, k) + trail(b)          (`oracle.py`; backward from b to a)
+
+and no less than its launches. As sums over a chain these are differences of two prefix sums.
+
+Step. Rank r runs m micro-batches through its stages one after the other. It begins when a micro-batch has come through
+all stages before its first, and, where a schedule ends with the backward pass of that stage, all stages before still
+have to go backward when it has ended:
+
+    makespan >= max over ranks r of  sum over u < r of (F_u + hop)  +  m sum over its stages (F + B)  +  sum over u < r
+                of (B_u + hop)   [+ first gather, last reduction, gradient norm, optimizer, host]
+
+An op never runs faster beside others than alone, and every wait above is one that the schedule has. So the bound never
+exceeds the replayed time; a property test holds the two together on random plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.planning.oracle import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    Block,
+    BlockCosts,
+    Ends,
+    Layout,
+    block_costs,
+    block_parameters,
+    block_work,
+    blocks_of,
+    ends_of,
+    kinds_of,
+    least_memory,
+    splits_backward,
+)
+
+ROUNDING = 1.0 - 1e-6  # of floats
+Floats = NDArray[np.float64]
+IN_LINE = ("1f1b", "gpipe", "interleaved", "zb-h1")
+LAST_IS_FIRST = ("1f1b", "gpipe", "interleaved")  # a rank ends with the backward pass of its first stage
+Class = tuple[object, ...]
+Options = Mapping[str, tuple[Any, ...]]  # of switches
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Prefix sums over the blocks of a model, [blocks] each, and what a stage adds at its ends."""
+
+    total: tuple[Floats, Floats]  # forward, backward: of steps up to each block
+    begin: tuple[Floats, Floats]
+    end: tuple[Floats, Floats]
+    host: tuple[Floats, Floats]
+    host_begin: tuple[Floats, Floats]
+
+    def passes(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Shortest forward and backward pass of stages that hold the blocks first..last, [stages] each."""
+        found = []
+        for which in (FORWARD, BACKWARD):
+            a, b = (first, last) if which == FORWARD else (last, first)
+            path = self.begin[which][a] + np.abs(self.total[which][b] - self.total[which][a]) + self.end[which][b]
+            launched = self.host_begin[which][a] + np.abs(self.host[which][b] - self.host[which][a])
+            found.append(np.where(last >= first, np.maximum(path, launched), 0.0))
+        return found[0], found[1]
+
+
+def chain_of_work(kinds: tuple[int, ...], work: Mapping[tuple[int, int], int]) -> Chain:
+    """Of kernels alone."""
+    blocks = (EMBEDDING, *kinds, HEAD)
+    zero = np.zeros(len(blocks))
+    total, begin = [], []
+    for which in (FORWARD, BACKWARD):
+        each = np.array([float(work[which, kind]) for kind in blocks])
+        sums = np.cumsum(each)
+        total.append(sums if which == FORWARD else sums - each)
+        begin.append(each)
+    return Chain((total[0], total[1]), (begin[0], begin[1]), (zero, zero), (zero, zero), (zero, zero))
+
+
+def chain_of_costs(kinds: tuple[int, ...], plain: BlockCosts, again: BlockCosts | None = None) -> Chain:
+    """Of longest paths; `again`: of layers that are recomputed, where all are."""
+    blocks, costs = (EMBEDDING, *kinds, HEAD), again or plain
+    parts: list[tuple[Floats, Floats]] = []
+    for lead, step in ((costs.lead, costs.step), (costs.host_lead, costs.host_step)):
+        total: list[Floats] = []
+        for which in (FORWARD, BACKWARD):
+            pairs = list(pairwise(blocks))
+            each = [step[which, a, b] if which == FORWARD else step[which, b, a] for a, b in pairs]
+            total.append(np.concatenate([[0.0], np.cumsum(np.array(each, np.float64))]))
+        parts.append((total[0], total[1]))
+        begin = [np.array([float(lead.get((which, kind), 0)) for kind in blocks]) for which in (FORWARD, BACKWARD)]
+        parts.append((begin[0], begin[1]))
+    trail = [np.array([float(costs.trail.get((which, kind), 0)) for kind in blocks]) for which in (FORWARD, BACKWARD)]
+    return Chain(parts[0], parts[1], (trail[0], trail[1]), parts[2], parts[3])
+
+
+@lru_cache(maxsize=1024)
+def spans(virtual_layers: tuple[tuple[int, ...], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last block of each virtual stage in the chain; the last lies before the first in one without any."""
+    count = np.array([len(layers) for layers in virtual_layers])
+    ends = np.cumsum(count)
+    first, last = ends - count + 1, ends.copy()
+    first[0], last[-1] = 0, last[-1] + 1
+    return first, last
+
+
+def busy_ns(layout: Layout, forward: Floats, backward: Floats, hop: float = 0.0) -> float:
+    """The makespan of passes and what is sent between them, at least. `forward`, `backward`: [virtual stages]."""
+    stages, micro_batches = layout.plan.pp, layout.micro_batches
+    if stages == 1:
+        return float(micro_batches * (forward.sum() + backward.sum()))
+    blocking = 0.0 if layout.plan.overlap_p2p else hop
+    if hop:
+        forward, backward = forward.copy(), backward.copy()
+        forward[:-1] += blocking
+        backward[1:] += blocking
+        if layout.schedule in ("zb-v", "dualpipe-v"):  # the turn of the V is on one rank
+            forward[stages - 1] -= blocking
+            backward[stages] -= blocking
+    rank = np.arange(stages)
+    latency = 0.0 if blocking else hop
+    if layout.schedule in IN_LINE:
+        both = (forward + backward).reshape(-1, stages).sum(axis=0) * micro_batches
+        head = (np.cumsum(forward[:stages]) - forward[:stages]) + rank * latency
+        tail = np.zeros(stages)
+        if layout.schedule in LAST_IS_FIRST:
+            tail = (np.cumsum(backward[:stages]) - backward[:stages]) + rank * latency
+        return float((both + head + tail).max())
+    if layout.schedule == "dualpipe":  # each rank works on half of the micro-batches of two stages
+        both = (forward + backward) * (micro_batches // 2)
+        head = np.cumsum(forward) - forward + rank * latency
+        return float((both + both[::-1] + np.minimum(head, head[::-1])).max())
+    both = (forward + backward) * micro_batches  # two stages in a V
+    head = np.cumsum(forward[:stages]) - forward[:stages] + rank * latency
+    return float((both[:stages] + both[: stages - 1 : -1] + head).max())
+
+
+def work_class(layout: Layout) -> Class:
+    """What the kernels of a block depend on."""
+    plan = layout.plan
+    return (
+        plan.tp, plan.cp, plan.cp_kind, plan.ep, layout.etp, plan.micro_batch, plan.sequence_parallel, plan.compile,
+        layout.shares_once,
+    )  # fmt: skip
+
+
+def cost_class(layout: Layout, recompute: str) -> Class:
+    """What the shortest passes over a block depend on."""
+    plan = layout.plan
+    inside = layout.gathers_in_passes or layout.reduces_in_passes
+    sharded: Class = ()
+    if inside:
+        sharded = (
+            plan.zero_stage, layout.shard_group, layout.replicas, layout.dp, plan.overlap_grad_reduce,
+            plan.overlap_param_gather,
+        )  # fmt: skip
+    return (
+        *work_class(layout), recompute, plan.overlap_tp, plan.overlap_ep, plan.cuda_graphs, splits_backward(layout),
+        sharded,
+    )  # fmt: skip
+
+
+class Bounds:
+    """Bounds of the plans of one model on one cluster. What plans share is priced once."""
+
+    def __init__(self, straggling: float) -> None:
+        self.straggling = straggling  # waiting for the slowest of all ranks, in parts of the step
+        self._blocks: dict[Class, dict[int, Block]] = {}
+        self._work: dict[Class, Chain] = {}
+        self._chains: dict[Class, Chain] = {}
+        self._ends: dict[Class, Ends] = {}
+        self._parameters: dict[Class, tuple[Floats, Floats]] = {}
+
+    def blocks(self, layout: Layout) -> dict[int, Block]:
+        """The distinct blocks of a layout."""
+        key = work_class(layout)
+        if key not in self._blocks:
+            self._blocks[key] = blocks_of(layout)
+        return self._blocks[key]
+
+    def work_ns(self, layout: Layout) -> float:
+        """By kernels alone: no transfer, no launch, nothing recomputed."""
+        return self._busy(layout, *self._works(layout).passes(*spans(layout.virtual_layers)))
+
+    def _works(self, layout: Layout) -> Chain:
+        key = work_class(layout)
+        if key not in self._work:
+            self._work[key] = chain_of_work(kinds_of(layout.model), block_work(layout, self.blocks(layout)))
+        return self._work[key]
+
+    def passes(self, layout: Layout) -> tuple[Floats, Floats]:
+        """Shortest passes of every virtual stage."""
+        recompute, some = layout.plan.recompute, layout.plan.recompute_layers
+        span = spans(layout.virtual_layers)
+        if some == 0 or some is None:
+            return self._chain(layout, "full" if some is None else recompute).passes(*span)
+        # The first layers of each stage are recomputed, the others are not.
+        plain, again = self._chain(layout, "none"), self._chain(layout, "full")
+        forward, backward = plain.passes(*span)
+        return forward, backward + self._beyond(layout, again.total[BACKWARD] - plain.total[BACKWARD], some)
+
+    def _beyond(self, layout: Layout, sums: Floats, some: int | None) -> Floats:
+        """What the recomputed layers of each stage add, of prefix sums over all blocks."""
+        first, last = spans(layout.virtual_layers)
+        first, last = np.maximum(first, 1), np.minimum(last, layout.model.n_layers)
+        end = last + 1 if some is None else np.minimum(first + some, last + 1)
+        end = np.maximum(end, first)
+        return np.maximum(sums[end] - sums[first], 0.0)
+
+    def _chain(self, layout: Layout, recompute: str) -> Chain:
+        key = cost_class(layout, recompute)
+        if key not in self._chains:
+            costs = block_costs(layout, self.blocks(layout), recompute=recompute == "full")
+            self._chains[key] = chain_of_costs(kinds_of(layout.model), costs)
+        return self._chains[key]
+
+    def _quickest(self, layout: Layout, options: Options, recompute: str) -> tuple[Floats, Floats]:
+        """Shortest passes at the best of these switches.
+
+        A launch by a graph is shorter than any other, and a wait that is hidden is no longer than one that is not: the
+        same ops then end no later. So only overlapped tensor parallelism has to be tried both ways. Sharding that
+        gathers inside of passes only adds to them.
+        """
+        changes: dict[str, object] = {"recompute": recompute}
+        for name in ("cuda_graphs", "overlap_ep"):
+            changes[name] = max(options[name], key=bool)
+        if not layout.shares_once:
+            changes["zero_stage"] = min(1, layout.plan.zero_stage or 0)
+        found = []
+        for overlap in options["overlap_tp"]:
+            filled = layout.plan.overlap_tp if overlap is None else overlap
+            plan = layout.plan.model_copy(update={**changes, "overlap_tp": filled})
+            found.append(self.passes(replace(layout, plan=plan)))
+        forward, backward = (np.minimum.reduce(list(parts)) for parts in zip(*found, strict=True))
+        return forward, backward
+
+    def shaped_ns(self, layout: Layout, options: Options) -> float:
+        """Of any plan of a structure: passes at the best switches, nothing recomputed."""
+        return self._busy(layout, *self._quickest(layout, options, "none"))
+
+    def rough_ns(self, layout: Layout, options: Options) -> float:
+        """The same, and the kernels that a saving runs again where whole layers are."""
+        forward, backward = self._quickest(layout, options, "none")
+        some = layout.plan.recompute_layers
+        if some != 0 and layout.habits.reentrant_recompute:
+            again = self._works(layout).total[FORWARD]
+            backward = backward + self._beyond(layout, np.concatenate([[0.0], again[:-1]]), some)
+        return self._busy(layout, forward, backward)
+
+    def saving_ns(self, layout: Layout, options: Options) -> float:
+        """Of any plan of a structure with a saving: its own passes at the best switches."""
+        return self._busy(layout, *self._quickest(layout, options, layout.plan.recompute))
+
+    def leaf_ns(self, layout: Layout, options: Options) -> float:
+        """Of one plan, its passes still at the best switches."""
+        return self._whole(layout, *self._quickest(layout, options, layout.plan.recompute))
+
+    def step_ns(self, layout: Layout) -> float:
+        """Of one plan: passes, transfers between stages, gathers and reductions, optimizer."""
+        return self._whole(layout, *self.passes(layout))
+
+    def _busy(self, layout: Layout, forward: Floats, backward: Floats) -> float:
+        return busy_ns(layout, forward, backward) * (1.0 + self.straggling) * ROUNDING
+
+    def _whole(self, layout: Layout, forward: Floats, backward: Floats) -> float:
+        ends = self.ends(layout)
+        return (busy_ns(layout, forward, backward, ends.hop) + ends.outside) * (1.0 + self.straggling) * ROUNDING
+
+    def ends(self, layout: Layout) -> Ends:
+        """What is outside of passes."""
+        plan = layout.plan
+        key = (
+            *work_class(layout), plan.pp, layout.virtual_layers, layout.schedule, plan.zero_stage, layout.shard_group,
+            plan.overlap_grad_reduce, plan.overlap_param_gather, plan.offload_optimizer,
+        )  # fmt: skip
+        if key not in self._ends:
+            self._ends[key] = ends_of(layout, *self._held(layout))
+        return self._ends[key]
+
+    def _held(self, layout: Layout) -> tuple[Floats, Floats]:
+        """Dense and expert parameters of every virtual stage on one rank."""
+        key = work_class(layout)
+        if key not in self._parameters:
+            counts = block_parameters(self.blocks(layout))
+            each = np.array([counts[kind] for kind in (EMBEDDING, *kinds_of(layout.model), HEAD)]).T
+            sums = np.concatenate([np.zeros((2, 1)), np.cumsum(each, axis=1)], axis=1)
+            self._parameters[key] = (sums[0], sums[1])
+        first, last = spans(layout.virtual_layers)
+        last = np.maximum(last + 1, first)
+        dense, expert = self._parameters[key]
+        return dense[last] - dense[first], expert[last] - expert[first]
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """Parameters, optimizer and gradients of the fullest rank, and what is outside of the allocator."""
+        return least_memory(layout, *self._held(layout))

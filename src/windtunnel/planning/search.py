@@ -1,0 +1,213 @@
+"""Best-first branch and bound over a space of plans, with a certificate.
+
+A node stands for plans: all of one structure, all of one structure with one saving, or one plan. Its key is a bound that
+none of them beats; the queue gives the least key first. A node that comes up is looked at more closely, which raises
+its key or parts it, until a replayed plan comes up: no other plan can be faster. So every plan is either replayed, or
+lies under a node whose bound exceeds the answer, or does not fit in memory.
+
+    structure   kernels alone; passes at their best switches   -> its savings, without those whose state is too much
+    saving      its own passes at the best switches; memory    -> its plans
+    plan        passes, transfers, reductions, optimizer       -> replayed event by event
+    replayed    its own step time                              -> an answer
+
+Looking stops when enough plans of different structure or saving have come up, or when time is up; then the gap is
+what the best plan so far could at most be slower than the best of all: 1 - (least key left) / (its time).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from time import monotonic
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.planning.bounds import Bounds
+from windtunnel.planning.oracle import Layout, Replayed, laid_out, memory_bytes, replayed
+from windtunnel.planning.space import SAVINGS, Space, count, leaves, savings, structures, switches
+from windtunnel.planning.space import STRUCTURE as FIELDS
+
+STRUCTURE, SHAPED, ROUGH, SAVING, LEAF, PLAN, REPLAYED = range(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A replayed plan that fits. `score_ns` is what is least: the step, or what an objective makes of it."""
+
+    layout: Layout
+    replay: Replayed
+    score_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A structure with a saving that does not fit, and how much it needs."""
+
+    layout: Layout
+    needed_bytes: int
+    exact: bool  # else at least
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of plans: legal ones, replayed ones, those that do not fit, and structures."""
+
+    structures: int = 0
+    legal: int = 0
+    replayed: int = 0
+    memory: int = 0  # excluded, because they cannot fit
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a search found. `gap`: 0 where it is proven that nothing in the space is faster."""
+
+    found: tuple[Found, ...]
+    counts: Counts
+    gap: float
+    bound_ns: float  # no plan of the space is faster than this
+    missed: tuple[Missed, ...]  # nearest to fitting first
+    seconds: float
+
+
+Objective = Callable[[Layout, int], float]
+
+
+def step_time(layout: Layout, step_ns: int) -> float:
+    """The plain objective. Another one takes a step time to what is least, and never to less than it."""
+    return float(step_ns)
+
+
+UNSAVED = {"zero_stage": 1, "recompute": "none"}  # with which every switch is there that any saving has
+NEAREST_KEPT = 64
+
+
+@dataclass(order=True, slots=True)
+class _Node:
+    key: float
+    level: int
+    number: int
+    layout: Layout = field(compare=False)
+    saving: dict[str, Any] = field(compare=False, default_factory=dict)
+    found: Found | None = field(compare=False, default=None)
+
+
+@dataclass(eq=False)
+class Search:
+    """One run over one space; prices outlive it in `bounds`, for the next run over the same model."""
+
+    space: Space
+    bounds: Bounds
+    objective: Objective = step_time
+    capacity_bytes: int | None = None  # less than the device's, for head-room
+
+    def run(self, top: int = 1, within_s: float | None = None) -> Answer:
+        """The `top` best plans that differ in more than switches."""
+        begun = monotonic()
+        self._heap: list[_Node] = []
+        self._number = 0
+        self._missed: list[Missed] = []
+        self.counts = Counts()
+        for layout in structures(self.space):
+            self.counts.structures += 1
+            self.counts.legal += count(self.space, layout)
+            self._push(self.bounds.work_ns(layout), STRUCTURE, layout)
+        best: dict[tuple[Any, ...], Found] = {}
+        answers: list[Found] = []
+        while self._heap and len(answers) < top:
+            if within_s is not None and monotonic() - begun > within_s and best:
+                break
+            node = heapq.heappop(self._heap)
+            if node.found is None:
+                for found in self._looked_at(node):
+                    key = _kind(self.space, found.layout)
+                    if key not in best or found.score_ns < best[key].score_ns:
+                        best[key] = found
+            elif not any(_kind(self.space, one.layout) == _kind(self.space, node.layout) for one in answers):
+                answers.append(node.found)
+        left = self._heap[0].key if self._heap else float("inf")
+        proven = len(answers) >= top or not self._heap
+        gap = 0.0
+        if not proven or not answers:
+            tried = sorted((one for one in best.values() if one not in answers), key=lambda one: one.score_ns)
+            answers = [*answers, *tried][:top]
+            gap = 0.0 if proven or not answers else max(0.0, 1.0 - left / answers[0].score_ns)
+        missed = sorted(self._missed, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
+        least = min([left, *(one.score_ns for one in answers[:1])])
+        return Answer(tuple(answers), self.counts, gap, least, tuple(missed), monotonic() - begun)
+
+    def _push(self, step_ns: float, level: int, layout: Layout, saving: dict[str, Any] | None = None) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, _Node(step_ns, level, self._number, layout, saving or {}))
+
+    def _looked_at(self, node: _Node) -> Iterator[Found]:
+        """Put what a node stands for back, told more exactly."""
+        bounds = self.bounds
+        if node.level == STRUCTURE:
+            self._push(max(node.key, bounds.shaped_ns(node.layout, self._options(node))), SHAPED, node.layout)
+        elif node.level == SHAPED:
+            self._part(node)
+        elif node.level == ROUGH:
+            self._push(max(node.key, bounds.saving_ns(node.layout, self._options(node))), SAVING, node.layout, node.saving)
+        elif node.level == SAVING:
+            self._switched(node)
+        elif node.level == LEAF:
+            self._push(max(node.key, bounds.step_ns(node.layout)), PLAN, node.layout, node.saving)
+        else:
+            yield from self._replayed(node)
+
+    def _options(self, node: _Node) -> dict[str, tuple[Any, ...]]:
+        return switches(self.space, node.layout, node.saving or UNSAVED)
+
+    def _capacity(self, layout: Layout) -> int:
+        usable = layout.cluster.gpu.usable_memory_bytes
+        return usable if self.capacity_bytes is None else min(usable, self.capacity_bytes)
+
+    def _part(self, node: _Node) -> None:
+        layout, options = node.layout, self._options(node)
+        for saving in savings(self.space, layout):
+            try:
+                one = laid_out(layout.model, layout.cluster, layout.asked.model_copy(update=saving))
+            except UserError as error:  # a saving is legal wherever its structure is; a given one may not be
+                self._refused(layout, saving, error)
+                continue
+            least = self.bounds.memory_bytes(one)
+            if least > self._capacity(one):
+                self._lost(one, saving, least, exact=False)
+            else:
+                self._push(max(node.key, self.bounds.rough_ns(one, options)), ROUGH, one, saving)
+
+    def _refused(self, layout: Layout, saving: dict[str, Any], error: UserError) -> None:
+        self.counts.legal -= leaves(self.space, layout, saving)
+        self.refusal = error
+
+    def _lost(self, layout: Layout, saving: dict[str, Any], needed: int, *, exact: bool) -> None:
+        self.counts.memory += leaves(self.space, layout, saving)
+        self._missed.append(Missed(layout, needed, exact))
+
+    def _switched(self, node: _Node) -> None:
+        needed = memory_bytes(node.layout)
+        if needed > self._capacity(node.layout):
+            self._lost(node.layout, node.saving, needed, exact=True)
+            return
+        options = self._options(node)
+        for chosen in product(*options.values()):
+            update = dict(zip(options, chosen, strict=True))
+            one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.model_copy(update=update))
+            self._push(max(node.key, self.bounds.leaf_ns(one, options)), LEAF, one, node.saving)
+
+    def _replayed(self, node: _Node) -> Iterator[Found]:
+        self.counts.replayed += 1
+        replay = replayed(node.layout)
+        assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
+        found = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
+        self._number += 1
+        heapq.heappush(self._heap, _Node(found.score_ns, REPLAYED, self._number, node.layout, node.saving, found))
+        yield found
+
+
+def _kind(space: Space, layout: Layout) -> tuple[Any, ...]:
+    """What plans that differ in switches only have in common."""
+    return tuple(getattr(layout.plan, name) for name in (*FIELDS, *SAVINGS))

@@ -1,0 +1,318 @@
+"""The space of plans as data: which values each open field of a plan may take for a model, a cluster and a framework.
+
+Three levels, from what shapes the passes of a step to what hardly changes them:
+
+    structure   tp, cp, ep, etp, pp, virtual stages, schedule, micro-batch, sequence parallelism, compilation
+    saving      ZeRO stage and shard group, recomputation, offload: memory against time
+    switches    what overlaps, how kernels are launched: time only, the tensors are the same
+
+A field that was given has that one value. Structures are generated from divisors and kept if `resolve` and the schedule
+take them; savings and switches never make a legal structure illegal, so plans are counted without being built.
+
+What frameworks have: Megatron-Core arguments (core 0.14), torchtitan job configs (2026-05), PyTorch FSDP and
+Accelerate, nanotron, plain PyTorch. Precision, optimizer and formats follow the framework's habit unless they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import product
+from math import gcd, prod
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.hardware import Cluster
+from windtunnel.model import Model
+from windtunnel.planning.oracle import Layout, Plan, laid_out
+
+STRUCTURE = (
+    "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "micro_batch", "sequence_parallel",
+    "compile",
+)  # fmt: skip
+SAVINGS = ("zero_stage", "shard_group", "recompute", "offload_optimizer", "offload_activations")
+SWITCHES = ("overlap_tp", "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "overlap_ep", "cuda_graphs")
+
+ON_OFF, HABIT = (True, False), (None,)
+TOKENS_MOST = 2**17  # of one pass on one rank: kernels are long saturated, and nothing is gained by larger ones
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a framework has. A field that is not open follows its habit."""
+
+    cp_kinds: tuple[str, ...] = ()  # empty: no context parallelism
+    tensor: bool = True
+    experts: bool = True
+    schedules: tuple[str, ...] = ("1f1b",)
+    interleaves: bool = True
+    sequence_parallel: tuple[bool | None, ...] = HABIT
+    compile: tuple[bool | None, ...] = HABIT
+    zero: tuple[int, ...] = (0, 1)
+    zero_alone: tuple[int, ...] = ()  # only without a pipeline
+    hsdp: bool = False
+    selective: tuple[str, ...] = ()
+    selective_moe: tuple[str, ...] = ()
+    some_layers: bool = True  # recomputes only some layers in full
+    offload_optimizer: tuple[float, ...] = (0.0,)
+    offload_activations: bool = False
+    overlap_tp: tuple[bool | None, ...] = HABIT
+    overlap_replicas: tuple[bool | None, ...] = HABIT
+    overlap_p2p: tuple[bool | None, ...] = HABIT
+    overlap_ep: tuple[bool | None, ...] = HABIT
+    cuda_graphs: tuple[bool | None, ...] = HABIT
+
+
+FEATURES: dict[str, Features] = {
+    "megatron": Features(
+        cp_kinds=("ring", "ulysses"),
+        sequence_parallel=ON_OFF,
+        zero=(0, 1),
+        zero_alone=(2, 3),  # Megatron-FSDP
+        selective=("selective:core_attention", "selective:activation,norms", "selective:mlp"),
+        selective_moe=("selective:moe_activation", "selective:moe_activation,norms"),
+        offload_optimizer=(0.0, 1.0),
+        offload_activations=True,
+        overlap_tp=ON_OFF,
+        overlap_replicas=ON_OFF,
+        overlap_p2p=ON_OFF,
+        overlap_ep=ON_OFF,
+        cuda_graphs=(True, False),
+    ),
+    "torchtitan": Features(
+        cp_kinds=("ring",),
+        schedules=("1f1b", "gpipe", "zb-v", "dualpipe-v"),
+        compile=ON_OFF,
+        zero=(2, 3),
+        hsdp=True,
+        selective=("selective:ops",),
+        overlap_tp=ON_OFF,
+    ),
+    "fsdp": Features(
+        tensor=False,
+        experts=False,
+        schedules=("1f1b", "gpipe"),
+        compile=ON_OFF,
+        zero=(2, 3),
+        hsdp=True,
+        offload_optimizer=(0.0, 1.0),
+    ),
+    "nanotron": Features(
+        schedules=("1f1b", "gpipe"),
+        interleaves=False,
+        sequence_parallel=ON_OFF,
+        selective=("selective:core_attention",),
+        some_layers=False,
+    ),
+    "pytorch": Features(tensor=False, experts=False, schedules=("1f1b", "gpipe"), compile=ON_OFF),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """What is asked: a model, a cluster, and the fields of the plan that are given."""
+
+    model: Model
+    cluster: Cluster
+    given: Mapping[str, Any]
+    counts: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        """Whose features the space has."""
+        return str(self.given.get("framework", "megatron"))
+
+    @property
+    def features(self) -> Features:
+        """Of that framework."""
+        return FEATURES[self.framework]
+
+    def values(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values of one field: the given one, or those of an open one."""
+        return (self.given[name],) if self.given.get(name) is not None else open_values
+
+    @cached_property
+    def mixture(self) -> bool:
+        """Whether the model has experts."""
+        return any(layer.feed_forward.kind == "moe" for layer in self.model.layers)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All of them, rising."""
+    small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
+    return tuple(sorted({*small, *(number // one for one in small)}))
+
+
+def structures(space: Space) -> Iterator[Layout]:
+    """Every legal structure, laid out; savings and switches at what is given, else at the framework's habit."""
+    base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
+    for fields in _candidates(space):
+        try:
+            yield laid_out(space.model, space.cluster, base.model_copy(update=fields))
+        except UserError:
+            continue
+
+
+def first_refusal(space: Space) -> UserError | None:
+    """Why the first structure that was refused was refused; None where there is no candidate at all."""
+    base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
+    for fields in _candidates(space):
+        try:
+            laid_out(space.model, space.cluster, base.model_copy(update=fields))
+        except UserError as error:
+            return error
+    return None
+
+
+def _read(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _candidates(space: Space) -> Iterator[dict[str, Any]]:
+    model, n, has = space.model, space.cluster.n_gpus, space.features
+    heads = 0
+    for layer in model.layers:
+        heads = gcd(heads, layer.attention.heads)
+    batch, length = space.given["global_batch"], space.given["seq_len"]
+    degrees = divisors(n)
+    tensor = [tp for tp in degrees if heads % tp == 0] if has.tensor else [1]
+    stages = [pp for pp in degrees if pp <= model.n_layers + 2]
+    contexts = [cp for cp in degrees if length % (2 * cp) == 0 or cp == 1] if has.cp_kinds else [1]
+    # Megatron-Core takes experts with tensor parallelism only where sequences are sharded too.
+    sequence_parallel = HABIT if space.mixture else has.sequence_parallel
+    experts = divisors(_experts(model)) if space.mixture and has.experts else (1,)
+    for tp, pp, cp in product(space.values("tp", tuple(tensor)), space.values("pp", tuple(stages)),
+                              space.values("cp", tuple(contexts))):  # fmt: skip
+        if n % (tp * pp * cp):
+            continue
+        dp = n // (tp * pp * cp)
+        if batch % dp or (space.given.get("dp") or dp) != dp:
+            continue
+        options = {
+            "cp_kind": space.values("cp_kind", has.cp_kinds if cp > 1 else ("ring",)),
+            "ep": space.values("ep", tuple(ep for ep in experts if tp * cp * dp % ep == 0)),
+            "etp": space.values("etp", tuple(dict.fromkeys((1, tp))) if space.mixture else HABIT),
+            "micro_batch": space.values("micro_batch", micro_batches(batch // dp, length // cp)),
+            "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
+            "compile": space.values("compile", has.compile),
+        }
+        for chunks, schedule in _pipelines(space, pp):
+            for chosen in product(*options.values()):
+                yield {
+                    "tp": tp, "pp": pp, "cp": cp, "virtual_stages": chunks, "schedule": schedule,
+                    **dict(zip(options, chosen, strict=True)),
+                }  # fmt: skip
+
+
+def micro_batches(sequences: int, tokens: int) -> tuple[int, ...]:
+    """Sizes of a micro-batch: divisors of a replica's sequences, of `tokens` tokens each."""
+    return tuple(size for size in divisors(sequences) if size == 1 or size * tokens <= TOKENS_MOST)
+
+
+def _experts(model: Model) -> int:
+    common = 0
+    for layer in model.layers:
+        if layer.feed_forward.kind == "moe":
+            common = gcd(common, layer.feed_forward.experts)
+    return common
+
+
+def _pipelines(space: Space, pp: int) -> tuple[tuple[int, str | None], ...]:
+    """Model pieces per rank, and the schedule."""
+    has, given = space.features, space.given
+    if pp == 1:
+        return ((given.get("virtual_stages") or 1, given.get("schedule")),)
+    found: list[tuple[int, str | None]] = []
+    layers = space.model.n_layers
+    if has.interleaves and given.get("layers_per_stage") is None:
+        # Megatron-Core deals layers out evenly, or counts embedding and head as a layer each.
+        even = [v for v in range(2, layers // pp + 2) if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0]
+        found += [(v, "interleaved") for v in even]
+    elif given.get("layers_per_stage") is not None and len(given["layers_per_stage"]) % pp == 0:
+        chunks = len(given["layers_per_stage"]) // pp
+        found += [(chunks, "interleaved")] if chunks > 1 else []
+    found += [(1, name) for name in has.schedules]
+    if given.get("schedule") is not None and given["schedule"] not in {name for _, name in found}:
+        found.append((given.get("virtual_stages") or 1, given["schedule"]))
+    return tuple(
+        (v, name)
+        for v, name in found
+        if given.get("schedule") in (None, name) and given.get("virtual_stages") in (None, v)
+    )
+
+
+def savings(space: Space, layout: Layout) -> tuple[dict[str, Any], ...]:
+    """What a structure may do to save memory."""
+    plan = layout.plan
+    most = max(len(layers) for layers in layout.virtual_layers)
+    replicas = layout.dp * plan.cp
+    near = max(1, layout.cluster.gpus_in_domain // plan.tp)
+    given = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
+    return _savings(space.framework, space.mixture, plan.pp > 1, most, layout.model.n_layers, replicas, near, given)
+
+
+@lru_cache(maxsize=4096)
+def _savings(
+    framework: str, mixture: bool, pipelined: bool, most: int, layers: int, replicas: int, near: int,
+    given: tuple[tuple[str, Any], ...],
+) -> tuple[dict[str, Any], ...]:  # fmt: skip
+    has, said = FEATURES[framework], dict(given)
+    stages = (said["zero_stage"],) if "zero_stage" in said else has.zero + (() if pipelined else has.zero_alone)
+    if replicas == 1 and "zero_stage" not in said:
+        stages = stages[:1]
+    recomputes: list[str] = ["none", *has.selective, *(has.selective_moe if mixture else ())]
+    if has.some_layers:
+        recomputes += [f"full:{count}" for count in sorted({most // 4, most // 2, 3 * most // 4} - {0, most})]
+    recomputes.append("full")
+    if "recompute" in said:
+        recomputes = [said["recompute"]]
+    found = []
+    for zero, recompute in product(stages, recomputes):
+        groups: tuple[int | None, ...] = (None,)
+        if "shard_group" in said:
+            groups = (said["shard_group"],)
+        elif has.hsdp and zero and near < replicas and replicas % near == 0 and near > 1:
+            groups = (None, near)
+        away: tuple[int, ...] = (0,)
+        if "offload_activations" in said:
+            away = (said["offload_activations"],)
+        elif has.offload_activations and recompute == "none" and not pipelined:
+            away = (0, layers)
+        optimizer = (said["offload_optimizer"],) if "offload_optimizer" in said else has.offload_optimizer
+        for group, count, share in product(groups, away, optimizer):
+            one = {"zero_stage": zero, "recompute": recompute, "offload_activations": count, "offload_optimizer": share}
+            found.append(one | ({"shard_group": group} if group is not None else {}))
+    return tuple(found)
+
+
+def switches(space: Space, layout: Layout, saving: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The values of every switch that does anything for a structure with a saving; the best guess first."""
+    plan, has = layout.plan, space.features
+    replicas = layout.dp * plan.cp > 1
+    graphs = not space.mixture and not saving["recompute"].startswith("full")  # what graphs can hold in Megatron-Core
+    open_values = {
+        "overlap_tp": has.overlap_tp if plan.tp > 1 else HABIT,
+        "overlap_grad_reduce": has.overlap_replicas if replicas else HABIT,
+        "overlap_param_gather": has.overlap_replicas if replicas and saving["zero_stage"] else HABIT,
+        "overlap_p2p": has.overlap_p2p if plan.pp > 1 and plan.virtual_stages > 1 else HABIT,
+        "overlap_ep": has.overlap_ep if plan.ep > 1 else HABIT,
+        "cuda_graphs": has.cuda_graphs if graphs else HABIT,
+    }
+    return {name: space.values(name, values) for name, values in open_values.items()}
+
+
+def count(space: Space, layout: Layout) -> int:
+    """How many plans a structure stands for."""
+    plan = layout.plan
+    most = max(len(layers) for layers in layout.virtual_layers)
+    shape = (plan.tp, plan.pp > 1, plan.virtual_stages > 1, plan.ep > 1, layout.dp * plan.cp, most)
+    known = space.counts.get(shape)
+    if known is None:
+        known = space.counts[shape] = sum(leaves(space, layout, saving) for saving in savings(space, layout))
+    return known
+
+
+def leaves(space: Space, layout: Layout, saving: Mapping[str, Any]) -> int:
+    """How many plans a structure with a saving stands for."""
+    return prod(len(values) for values in switches(space, layout, saving).values())
