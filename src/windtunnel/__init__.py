@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.techniques import predict_with
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -56,6 +57,7 @@ _HOME = {
     "load_result": ("report.run_folder", "load"),
     "parse_cluster": ("hardware", "parse_cluster"),
     "predict": ("training", "predict"),
+    "predict_with": ("techniques", "predict_with"),
     "read_plan": ("training", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
@@ -80,6 +82,7 @@ __all__ = [
     "load_result",
     "parse_cluster",
     "predict",
+    "predict_with",
     "read_plan",
     "run_validation",
     "save_result",

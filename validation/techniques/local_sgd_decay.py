@@ -4,7 +4,8 @@
 
 Ten clients whose classes follow Dirichlet(0.1), softmax regression and a small network, 40 rounds of 20 steps. Every
 schedule is tuned over the same number of first rates. Clients are a batch dimension, so one process is enough; that the
-real loop averages the same weights is tested on gloo. The paper (IJCNN 2021) was not to be had: nothing is claimed of it.
+real loop averages the same weights is tested on gloo. The paper (IJCNN 2021) was not to be had: nothing is claimed of
+it.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def stronghold(folder: Path) -> None:
     for row in rows(folder, "stronghold_timings.csv"):
         layers, published = int(row["layers"]), float(row["median_ms_per_iteration"])
         if row["method"] == "megatron-lm":
-            line(f"{layers} layers, all on the device", published, 1e3 * predict(gpt(layers), machine, plan).step_time_s)
+            line(
+                f"{layers} layers, all on the device", published, 1e3 * predict(gpt(layers), machine, plan).step_time_s
+            )
         if row["method"] != "stronghold":
             continue
         window = int(row["window"])
@@ -64,7 +66,8 @@ def stronghold(folder: Path) -> None:
         memory.append(abs(result.peak_memory.device_bytes / 2**20 / float(row["max_reserved_mb"]) - 1.0))
         best[layers] = min(best.get(layers, (9e9, 0)), (published, window))
     if errors:
-        print(f"  mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}; reserved memory: mean {statistics.mean(memory):.1%}")
+        print(f"  mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}")
+        print(f"  reserved memory: mean {statistics.mean(memory):.1%}, worst {max(memory):.1%}")
     for layers, (_, window) in sorted(best.items()):
         chosen = predict_with(gpt(layers), machine, plan, ["offload"]).technique
         assert chosen is not None, "asked for"
@@ -87,7 +90,8 @@ def lina_model(layers: int, experts: int) -> Model:
 def lina_cluster(gpus: int) -> Cluster:
     """A100-40G with 100 Gb/s each: up to 4 GPUs one in each node, beyond that four in each.
 
-    Were it 100 Gb/s for the four of a node, 16 GPUs would exchange for four times as long as 4; published are 1.1 to 1.4.
+    Were it 100 Gb/s for the four of a node, 16 GPUs would exchange for four times as long as 4; published
+    are 1.1 to 1.4.
     """
     per_node = 1 if gpus <= 4 else 4
     return parse_cluster(
@@ -126,10 +130,19 @@ def lina(folder: Path) -> None:
         line(f"{key} {what}", float(published[key]), gained.gain, "x")
     four = lina_gain(12, 4, whole).technique
     assert four is not None, "asked for"
-    line("lina-06 backward all-to-all, 4 experts", float(published["lina-06"]), four.details["all_to_all_backward_gain"], "x")
+    line(
+        "lina-06 backward all-to-all, 4 experts",
+        float(published["lina-06"]),
+        four.details["all_to_all_backward_gain"],
+        "x",
+    )
     for which, text in zip(("without", "with"), published["lina-07"].split(","), strict=True):
         line(f"lina-07 pipelining efficiency {which}", float(text), 100 * four.details[f"pipelining_{which}"], "%")
-    line("lina-11 slowdown of a backward all-to-all", float(published["lina-11"]), four.details["slowdown_backward_without"])
+    line(
+        "lina-11 slowdown of a backward all-to-all",
+        float(published["lina-11"]),
+        four.details["slowdown_backward_without"],
+    )
     for key, layers, gpus in (("lina-08", 12, 4), ("lina-09", 36, 4), ("lina-10", 24, 16)):
         gained = lina_gain(layers, gpus, "lina:packing=1,micro_op=0,pipeline=false").technique
         assert gained is not None, "asked for"
@@ -163,6 +176,9 @@ def megascale(folder: Path) -> None:
         print(f"  {'':66} about {48 * (predicted - published):+.1f} points of MFU")
 
 
+SERIAL = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+
+
 def centauri() -> None:
     print("Centauri: distribution over settings (published: up to 1.49 x step time; no table was read)")
     gains = []
@@ -170,12 +186,9 @@ def centauri() -> None:
         ("llama-2-13b", "a100-80gb:32", {"tp": 8, "global_batch": 64, "seq_len": 4096, "overlap_tp": False}),
         ("llama-2-13b", "a100-80gb:32", {"tp": 4, "global_batch": 64, "seq_len": 4096, "overlap_tp": False}),
         ("llama-2-70b", "a100-80gb:64", {"tp": 8, "pp": 4, "global_batch": 64, "seq_len": 4096, "overlap_tp": False}),
-        ("gpt2-xl", "a100-80gb:32", {"global_batch": 128, "micro_batch": 4, "seq_len": 1024, "overlap_grad_reduce": False,
-                                     "overlap_param_gather": False}),
-        ("llama-2-7b", "a100-80gb:64", {"global_batch": 64, "seq_len": 2048, "overlap_grad_reduce": False,
-                                        "overlap_param_gather": False}),
-        ("llama-2-7b", "a100-80gb:64", {"global_batch": 64, "seq_len": 4096, "zero_stage": 3, "overlap_param_gather": False,
-                                        "overlap_grad_reduce": False}),
+        ("gpt2-xl", "a100-80gb:32", {"global_batch": 128, "micro_batch": 4, "seq_len": 1024, **SERIAL}),
+        ("llama-2-7b", "a100-80gb:64", {"global_batch": 64, "seq_len": 2048, **SERIAL}),
+        ("llama-2-7b", "a100-80gb:64", {"global_batch": 64, "seq_len": 4096, "zero_stage": 3, **SERIAL}),
         ("mixtral-8x7b", "a100-80gb:64", {"ep": 8, "tp": 2, "global_batch": 64, "seq_len": 4096}),
     ):  # fmt: skip
         found = predict_with(load_model(model), parse_cluster(cluster), read_plan(plan), ["centauri"]).technique

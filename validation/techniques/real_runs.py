@@ -31,7 +31,9 @@ def timed(run: Callable[[], None]) -> float:
 def alone() -> dict[str, list[tuple[float, float]]]:
     """Median seconds of each collective by bytes, as `predicted_and_run` counts them."""
 
-    def measured(make: Callable[[int], Callable[[], None]], sizes: tuple[int, ...] = SIZES) -> list[tuple[float, float]]:
+    def measured(
+        make: Callable[[int], Callable[[], None]], sizes: tuple[int, ...] = SIZES
+    ) -> list[tuple[float, float]]:
         points = []
         for size in sizes:
             run = make(size)
@@ -79,7 +81,26 @@ def alone() -> dict[str, list[tuple[float, float]]]:
         tensor = filled(size)
         return lambda: dist.broadcast(tensor, 0)
 
+    def handed() -> list[tuple[float, float]]:
+        """What a piece costs on the communication thread beyond its bytes: the same bytes in more pieces."""
+        tensor = torch.ones(3 * MIB // 4)
+        groups = tuple(dist.new_group() for _ in range(3))
+
+        def pieces(count: int) -> None:
+            size = 3 * MIB // count
+            lane = prioritised_all_to_all.Communicator("static", order="r" * count, micro_op_bytes=size, groups=groups)
+            lane.all_reduce(tensor).wait()
+            lane.close()
+
+        seconds = []
+        for _ in range(9):
+            few = timed(lambda: pieces(6))
+            seconds.append((timed(lambda: pieces(24)) - few) / 18)
+        each = max(0.0, statistics.median(seconds))
+        return [(0.0, each), (1.0, each)]
+
     return {
+        "hand over": handed(),
         "all_to_all": measured(exchange),
         "all_reduce": measured(reduce),
         "all_gather": measured(gather),
