@@ -1,6 +1,6 @@
 """Sparse gradients in one's own script: the hook on DistributedDataParallel, and what it sends.
 
-torchrun --nproc-per-node 2 examples/distributed/train_sparse.py
+torchrun --nproc-per-node 2 examples/techniques/sparse_gradients.py
 """
 
 from __future__ import annotations
