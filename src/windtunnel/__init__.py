@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.survive.question import survive
     from windtunnel.techniques import predict_with
     from windtunnel.training import Plan, predict, read_plan
 
@@ -62,6 +63,7 @@ _HOME = {
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
     "serve": ("serving", "serve"),
+    "survive": ("survive.question", "survive"),
 }
 __all__ = [
     "Cluster",
@@ -87,6 +89,7 @@ __all__ = [
     "run_validation",
     "save_result",
     "serve",
+    "survive",
 ]
 
 
