@@ -16,16 +16,19 @@ from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
 from windtunnel.serving.build import Engine, engine_of
 from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.disaggregated.pools import pools_of, run_pools
+from windtunnel.serving.disaggregated.pools import Pools, pools_of, run_pools
 from windtunnel.serving.engines.profile import Profile, load_engine
 from windtunnel.serving.result import ServingResult
 from windtunnel.serving.run import serve_with
+from windtunnel.serving.step_time.times import TICKS_PER_S
 from windtunnel.serving.workload.lengths import lengths
 from windtunnel.serving.workload.requests import Workload
 
 ASSUMED_CONCURRENCY = 16
 MOST_REQUESTS = 8000  # of one row; steady long before
 LEAST_WAVES = 4
+SIDES = ("prefill", "decode")
+TYPICAL_BATCH, LEAST_BATCH, MOST_WORKERS = 64, 4, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +93,40 @@ def _run(row: ServingRow, profiles: dict[str, Profile]) -> tuple[ServingResult, 
 def _pools(
     row: ServingRow, model: Model, load: Workload, profiles: dict[str, Profile], assumed: list[str]
 ) -> ServingResult:
-    counts = []
-    for side in ("prefill", "decode"):
-        if row.number(f"{side}_num_workers") is None:
-            assumed.append(f"one {side} worker")
-        counts.append(row.whole(f"{side}_num_workers", 1))
     sides = [deployment_of(row, f"{side}_") for side in ("prefill", "decode")]
-    gpus = sum(count * one.gpus for count, one in zip(counts, sides, strict=True))
-    cluster = gpu_of(row.text("gpu"), gpus)
-    pools = pools_of(model, cluster, (counts[0], sides[0]), (counts[1], sides[1]))
+    cluster = gpu_of(row.text("gpu"), max(one.gpus for one in sides))
+    pools = pools_of(model, cluster, (1, sides[0]), (1, sides[1]))
+    counts = [row.whole(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
+    if not all(counts):
+        matched = matching_workers(pools, row.whole("isl", 1), row.whole("osl", 1), row.whole("concurrency", 16))
+        counts = [given or found for given, found in zip(counts, matched, strict=True)]
+        assumed.append(f"{counts[0]} prefill and {counts[1]} decode workers, so that neither side waits for the other")
+    cluster = gpu_of(row.text("gpu"), sum(count * one.gpus for count, one in zip(counts, sides, strict=True)))
     profile = profiles.get(sides[0].engine)
-    engines = [
-        _roomy(_engine(model, cluster, side, profile), load, assumed, part.rules.reserve)
-        for side, part in zip(sides, (pools.prefill, pools.decode), strict=True)
-    ]
+    engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in sides]
     prefill = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
-    return run_pools(replace(pools, prefill=prefill, decode=engines[1]), cluster, load, {})
+    whole = replace(pools, prefill=prefill, decode=engines[1], n_prefill=counts[0], n_decode=counts[1])
+    return run_pools(whole, cluster, load, {})
+
+
+def matching_workers(pools: Pools, isl: int, osl: int, concurrency: int) -> tuple[int, int]:
+    """Workers for a row that does not say: prompts per second of one side over answers per second of the other.
+
+    Decode workers are taken at 64 sequences per attention rank, and no more of them than have four sequences each.
+    """
+    prefill, decode = pools.prefill, pools.decode
+    budget = prefill.rules.longest_chunk
+    ranks = prefill.deployment.attn_dp
+    chunks = [(min(isl, budget), 0)] * (ranks * max(1, budget // isl))
+    step_s = prefill.times.mixed(0, 0, chunks, len(chunks)) / TICKS_PER_S
+    prompts_per_s = len(chunks) * chunks[0][0] / isl / step_s
+    batch = TYPICAL_BATCH * decode.deployment.attn_dp
+    answers_per_s = batch / osl / (decode.times.decode(batch).at(batch * (isl + osl // 2)) / TICKS_PER_S)
+    ratio = prompts_per_s / answers_per_s
+    most = max(1, min(MOST_WORKERS, concurrency // LEAST_BATCH))
+    if ratio >= 1.0:
+        return 1, min(most, round(ratio))
+    return min(MOST_WORKERS, round(1.0 / ratio)), 1
 
 
 @lru_cache(maxsize=512)
@@ -113,7 +134,7 @@ def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Pro
     return engine_of(model, cluster, deployment, profile=profile or load_engine(deployment.engine))
 
 
-def _roomy(engine: Engine, load: Workload, assumed: list[str], reserve: str = "") -> Engine:
+def _roomy(engine: Engine, load: Workload, assumed: list[str]) -> Engine:
     """An engine that really ran has had room for a few requests, whatever our account of its memory says."""
     longest = int(load.input_tokens.max() + load.output_tokens.max())
     least = -(-2 * longest // engine.rules.block_size) * engine.deployment.attn_dp

@@ -1,7 +1,7 @@
 """Rows of a table of measured deployments, and the questions they ask.
 
 One row is one deployment under one load: `mode` agg (one kind of replica) or disagg (prefill and decode workers).
-What a row leaves open is assumed, and said: numbers of workers (one prefill, one decode), concurrency (16), the client
+What a row leaves open is assumed, and said: numbers of workers (that match in rate), concurrency (16), the client
 (10 prompts per slot, fixed lengths). Measured columns (`ttft_ms`, `tpot_ms`, `d_output_tokens_per_s`) may be empty.
 """
 
