@@ -1,7 +1,7 @@
 """DistMind's routing and loads: models whose weights lie in a pool of memory servers, GPUs that hold some of them.
 
-    route   the server with the model and the least backlog, if that is under `most_backlog`; else the idle server
-            that has been idle longest, which loads the model; else wait
+    route   the server with the model and the least backlog, if that is under `most_backlog`; else the server that has
+            been idle longest, which loads the model; else wait
     load    batches of layers go memory server -> host (network) -> GPU (PCIe) -> compute, each stage busy with one batch
             at a time:   end[i][s] = max(end[i - 1][s], end[i][s - 1]) + time[i][s]
             what the host keeps needs no network
