@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.survive.question import survive
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -60,6 +61,7 @@ _HOME = {
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
     "serve": ("serving", "serve"),
+    "survive": ("survive.question", "survive"),
 }
 __all__ = [
     "Cluster",
@@ -84,6 +86,7 @@ __all__ = [
     "run_validation",
     "save_result",
     "serve",
+    "survive",
 ]
 
 

@@ -24,8 +24,10 @@ from windtunnel.cli.run import run
 from windtunnel.cli.serve import serve
 from windtunnel.cli.survive import survive
 from windtunnel.cli.techniques import techniques
+from windtunnel.cli.ui import ui
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
+from windtunnel.cli.watch import watch
 from windtunnel.cli.whatif import whatif
 from windtunnel.errors import UserError
 
@@ -53,9 +55,11 @@ def build() -> App:
         serve,
         techniques,
         survive,
+        watch,
         validate,
         calibrate,
         *LAUNCHERS,
+        ui,
         version,
     ):
         app.command(verb)

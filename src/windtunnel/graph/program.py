@@ -36,7 +36,7 @@ _DTYPES = {
     "dep_idx": np.int32,
     "rendezvous": np.int32,
     "label": np.int32,
-    "category": np.uint8,
+    "category": np.uint16,
     "flops": np.float64,
     "bytes": np.float64,
     "multiplicity": np.int64,
@@ -57,7 +57,7 @@ class Graph:
     dep_idx: NDArray[np.int32]
     rendezvous: NDArray[np.int32]  # [n] -1, or an id below n: ops with the same id start together
     label: NDArray[np.int32]  # [n] index into labels
-    category: NDArray[np.uint8]  # [n] index into categories
+    category: NDArray[np.uint16]  # [n] index into categories
     flops: NDArray[np.float64]  # [n]
     bytes: NDArray[np.float64]  # [n]
     multiplicity: NDArray[np.int64]  # [programs] real ranks that each program stands for

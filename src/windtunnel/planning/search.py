@@ -150,7 +150,9 @@ class Search:
         elif node.level == SHAPED:
             self._part(node)
         elif node.level == ROUGH:
-            self._push(max(node.key, bounds.saving_ns(node.layout, self._options(node))), SAVING, node.layout, node.saving)
+            self._push(
+                max(node.key, bounds.saving_ns(node.layout, self._options(node))), SAVING, node.layout, node.saving
+            )
         elif node.level == SAVING:
             self._switched(node)
         elif node.level == LEAF:

@@ -206,7 +206,7 @@ class _Assembly:
     def _uses(self, rank: int, template: Template, counts: NDArray[np.int64]) -> _Uses:
         """What each use costs on this rank."""
         n = len(template.uses)
-        taken, categories = np.zeros(n, np.int64), np.zeros(n, np.uint8)
+        taken, categories = np.zeros(n, np.int64), np.zeros(n, np.uint16)
         classes, shares, peers = np.zeros(n, np.uint8), np.zeros(n), np.zeros(n)
         traffic = []
         for number, use in enumerate(template.uses):
@@ -321,7 +321,7 @@ class _Uses:
     """Of one rank, [uses]."""
 
     taken: NDArray[np.int64]
-    category: NDArray[np.uint8]
+    category: NDArray[np.uint16]
     slows: NDArray[np.uint8]  # interference class
     nic_share: NDArray[np.float64]
     peers_share: NDArray[np.float64]
@@ -333,7 +333,7 @@ class _Part:
     """Of one program, [ops]."""
 
     duration: NDArray[np.int64]
-    category: NDArray[np.uint8]
+    category: NDArray[np.uint16]
     interference: NDArray[np.uint8]
     nic_share: NDArray[np.float64]
     peers_share: NDArray[np.float64]

@@ -76,7 +76,7 @@ class Template:
     stream: NDArray[np.int32]
     duration_ns: NDArray[np.int64]
     label: NDArray[np.int32]
-    category: NDArray[np.uint8]
+    category: NDArray[np.uint16]
     flops: NDArray[np.float64]
     bytes: NDArray[np.float64]
     interference: NDArray[np.uint8]
@@ -283,7 +283,7 @@ class _Build:
             stream=np.array(stream, np.int32),
             duration_ns=np.array(duration, np.int64),
             label=np.array(label, np.int32),
-            category=np.array(category, np.uint8),
+            category=np.array(category, np.uint16),
             flops=np.array(flops, np.float64),
             bytes=np.array(moved, np.float64),
             interference=np.array(interference, np.uint8),

@@ -1,4 +1,4 @@
-"""What `survive` is asked, put together from the predictor and from words."""
+"""`windtunnel.survive`: what the study is asked, put together from the predictor and from words."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.units import parse_bandwidth, parse_count, parse_time
 
 if TYPE_CHECKING:
-    from windtunnel.cli.question import Question
     from windtunnel.hardware import Cluster
-    from windtunnel.resilience import Asked
+    from windtunnel.model import Model
+    from windtunnel.resilience import Asked, Survival
     from windtunnel.resilience.failures import FailureProcess
+    from windtunnel.training import Plan
 
 STORAGE_BYTES_PER_S_PER_GPU = 0.25e9  # TrainMover, OSDI 2026: storage of its checkpoint loads
 ASSUMED_STEP_S = 10.0
@@ -38,38 +39,51 @@ class Shape:
     tokens_per_s: float | None
 
 
+def survive(
+    model: Model | str | Path | Mapping[str, Any] | None,
+    cluster: Cluster | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, Any] | None = None,
+    **asked: Any,
+) -> Survival:
+    """What failures cost a job: effective training time, waterfall, interruptions, cost, policy by policy.
+
+    `model`, `cluster` and `plan` as `windtunnel.predict` takes them; without a model the job is assumed. `asked`: the
+    keywords of `asked_of`. Raises UserError on the first mistake.
+    """
+    from windtunnel.hardware import Cluster, parse_cluster
+    from windtunnel.model import Model, load_model
+    from windtunnel.resilience import survive as survived
+    from windtunnel.training import read_plan
+
+    machine = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    if model is None:
+        flags = dict(plan) if isinstance(plan, Mapping) else {}
+        return survived(asked_of(assumed(machine, flags), machine, **asked))
+    if plan is None:
+        raise SpecError("plan", None, "give the plan that the model is trained by")
+    built = model if isinstance(model, Model) else load_model(model)
+    return survived(asked_of(predicted(built, machine, read_plan(plan)), machine, **asked))
+
+
 def asked_of(
-    model: str | None,
+    shape: Shape,
+    machine: Cluster,
     *,
-    cluster: str,
-    plan: Path | None,
-    flags: Mapping[str, Any],
-    sets: Sequence[str],
-    days: float,
-    policies: Sequence[str],
-    failures: str,
-    observed: str | None,
-    checkpoint: str,
-    standbys: str,
-    recovery: Sequence[str],
-    storage: str | None,
-    step_time: str | None,
-    gpu_hour: float | None,
-    seeds: int,
-    seed: int,
+    days: float = 54.0,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    failures: str | Path = "llama3",
+    observed: str | None = None,
+    checkpoint: str = "auto",
+    standbys: int | str = "auto",
+    recovery: Sequence[str] = (),
+    storage: str | None = None,
+    gpu_hour: float | None = None,
+    seeds: int = 200,
+    seed: int = 0,
 ) -> Asked:
-    """The question of `resilience.survive`. Raises UserError on the first mistake."""
-    from windtunnel.cli.question import Question, changed_cluster, settings_of
+    """The question of `resilience.survive`, from words as the command line takes them. Raises UserError."""
     from windtunnel.resilience import ADAM_BYTES_PER_PARAMETER, Asked, Checkpoint, published
 
-    if model is None:
-        machine = changed_cluster(cluster, settings_of(sets)["cluster"])
-        shape = _assumed(machine, flags, step_time)
-    else:
-        if step_time is not None:
-            raise SpecError("--step-time", step_time, "leave it out: the step is predicted for the model")
-        question = Question.asked(model, cluster, plan, flags, sets)
-        machine, shape = question.cluster, _predicted(question)
     n = machine.n_gpus
     bandwidth = STORAGE_BYTES_PER_S_PER_GPU * n if storage is None else parse_bandwidth(storage, "--storage")
     if bandwidth <= 0:
@@ -90,13 +104,13 @@ def asked_of(
         stages=shape.stages,
         step_s=shape.step_s,
         rate=shape.rate,
-        process=_process(failures, observed, machine),
+        process=_process(str(failures), observed, machine),
         times=_times(recovery, saved if storage is not None else None),
         checkpoint=saved,
         days=days,
         policies=tuple(policies) or DEFAULT_POLICIES,
         interval_s=None if checkpoint == "auto" else parse_time(checkpoint, "--checkpoint"),
-        standbys=None if standbys == "auto" else _whole(standbys),
+        standbys=None if standbys == "auto" else _whole(str(standbys)),
         seeds=seeds,
         seed=seed,
         tokens_per_s=shape.tokens_per_s,
@@ -141,8 +155,8 @@ def _times(recovery: Sequence[str], saved: Any) -> Any:
     return with_times(times, said)
 
 
-def _assumed(machine: Cluster, flags: Mapping[str, Any], step_time: str | None) -> Shape:
-    """A job of which only the layout is known."""
+def assumed(machine: Cluster, flags: Mapping[str, Any], step_time: str | None = None) -> Shape:
+    """A job of which only the layout is known: `flags` are fields of a plan."""
     stages = int(flags.get("pp") or 1)
     replica = int(flags.get("tp") or 1) * stages * int(flags.get("cp") or 1)
     if not {"tp", "pp", "cp", "dp"} & set(flags):
@@ -153,11 +167,14 @@ def _assumed(machine: Cluster, flags: Mapping[str, Any], step_time: str | None) 
     return Shape(replicas, stages, True, parameters, step, lambda left: left / replicas, None)
 
 
-def _predicted(question: Question) -> Shape:
-    """The job as the predictor sees it, and how fast it is with fewer replicas."""
+def predicted(model: Model, machine: Cluster, plan: Plan) -> Shape:
+    """The job as the predictor sees it, and how fast it is with fewer replicas. Raises UserError where it cannot
+    run.
+    """
     from windtunnel.hardware import cluster_with
+    from windtunnel.training import predict
 
-    result = question.answer()
+    result = predict(model, machine, plan)
     if result.status == "infeasible":
         reason = result.infeasible.reason if result.infeasible else "infeasible"
         raise UserError(f"the job does not run at all ({reason}): see `windtunnel predict` for ways out")
@@ -167,12 +184,16 @@ def _predicted(question: Question) -> Shape:
     @lru_cache
     def exactly(left: int) -> float:
         """Samples a second of `left` replicas over those of all, each with its own part of the batch."""
-        fewer = question.plan.model_copy(update={"dp": left, "global_batch": batch * left // replicas})
-        machine = cluster_with(question.cluster, n_gpus=n * left // replicas)
-        other = replace(question, cluster=machine, plan=fewer).answer()
+        fewer = plan.model_copy(update={"dp": left, "global_batch": batch * left // replicas})
+        try:
+            other = predict(model, cluster_with(machine, n_gpus=n * left // replicas), fewer)
+        except UserError:  # experts or shards ask for another number of replicas: then in proportion
+            return left / replicas
+        if other.status == "infeasible":
+            return 0.0
         return (left / replicas) * result.step_time_s / other.step_time_s
 
-    per_node = question.cluster.gpus_per_node
+    per_node = machine.gpus_per_node
     possible = [
         left for left in range(1, replicas) if (n * left // replicas) % per_node == 0 or n * left // replicas < per_node
     ]
@@ -191,7 +212,5 @@ def _predicted(question: Question) -> Shape:
         raise AssertionError(left)
 
     sharded = bool(spec.get("zero_stage") or 0)
-    return Shape(
-        replicas, int(spec["pp"]), sharded, float(question.model.parameters), result.step_time_s, rate,
-        result.tokens_per_s,
-    )  # fmt: skip
+    seconds, tokens = result.step_time_s, result.tokens_per_s
+    return Shape(replicas, int(spec["pp"]), sharded, float(model.parameters), seconds, rate, tokens)
