@@ -53,8 +53,8 @@ def predictions(gpus: int) -> dict[str, Any]:
     from windtunnel import load_model, parse_cluster, predict, read_plan
     from windtunnel.engine import Slowdown, replay
     from windtunnel.training.layout import resolve
-    from windtunnel.training.lower import lower
-    from windtunnel.training.pieces import pieces_of
+    from windtunnel.training.lowering.lower import lower
+    from windtunnel.training.lowering.model_chunks import pieces_of
     from windtunnel.training.pricing import Pricer
     from windtunnel.training.schedules import schedule
 

@@ -18,11 +18,11 @@ import numpy as np
 from windtunnel import load_model, parse_cluster, predict, read_plan
 from windtunnel.engine import replay
 from windtunnel.engine.samples import Variant, lognormal, sample_steps
+from windtunnel.training.disturbances.replicas import meets_across, unfold
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import meets_across, unfold
 from windtunnel.training.schedules import schedule
 
 SIZES = (8_192, 98_304)
@@ -63,9 +63,9 @@ def sampling(gpus: int) -> dict[str, float]:
     ones = np.ones((layout.dp, layout.plan.pp))
     naive = unfold(step, layout, pieces, pricer, ones, ones, fold=False)
     one, many = best(lambda: run(1)), best(lambda: run(MANY))
-    fixed = best(lambda: replay(naive.graph, naive.duration_ns))
+    fixed = best(lambda: replay(naive.step.graph, naive.step.duration_ns))
     return {
-        "ops of all replicas": naive.graph.n_ops,
+        "ops of all replicas": naive.step.graph.n_ops,
         "one sample s": one,
         f"{MANY} samples s": many,
         "ratio": many / one,

@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 
 from windtunnel.accuracy import Case, Skip, case_of, read_table
 from windtunnel.cost.training import training_costs, training_document
-from windtunnel.training import passes, predict
+from windtunnel.training import predict
+from windtunnel.training.lowering import passes
 from windtunnel.training.plan import Framework
 
 HERE = Path(__file__).parent

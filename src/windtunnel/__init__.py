@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
+    from windtunnel.serving import Deployment, ServingResult, Workload, serve
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -38,16 +39,19 @@ if TYPE_CHECKING:
 # Public name -> (module, name there).
 _HOME = {
     "Cluster": ("hardware", "Cluster"),
+    "Deployment": ("serving", "Deployment"),
     "InputFileError": ("errors", "InputFileError"),
     "LayoutError": ("errors", "LayoutError"),
     "Model": ("model", "Model"),
     "Plan": ("training", "Plan"),
     "Result": ("result", "Result"),
     "ScheduleError": ("errors", "ScheduleError"),
+    "ServingResult": ("serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),
     "UnknownNameError": ("errors", "UnknownNameError"),
     "UserError": ("errors", "UserError"),
     "WindtunnelError": ("errors", "WindtunnelError"),
+    "Workload": ("serving", "Workload"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
     "parse_cluster": ("hardware", "parse_cluster"),
@@ -55,19 +59,23 @@ _HOME = {
     "read_plan": ("training", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
+    "serve": ("serving", "serve"),
 }
 __all__ = [
     "Cluster",
+    "Deployment",
     "InputFileError",
     "LayoutError",
     "Model",
     "Plan",
     "Result",
     "ScheduleError",
+    "ServingResult",
     "SpecError",
     "UnknownNameError",
     "UserError",
     "WindtunnelError",
+    "Workload",
     "load_model",
     "load_result",
     "parse_cluster",
@@ -75,6 +83,7 @@ __all__ = [
     "read_plan",
     "run_validation",
     "save_result",
+    "serve",
 ]
 
 

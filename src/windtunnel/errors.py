@@ -13,8 +13,9 @@ A job that is well formed but does not fit is no error: it is an *infeasible* `R
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class WindtunnelError(Exception):
@@ -63,6 +64,36 @@ class LayoutError(UserError):
 
 class ScheduleError(WindtunnelError):
     """A pipeline schedule that is incomplete or would never finish."""
+
+
+_WANTED = {
+    "greater_than_equal": "give {ge} or more",
+    "greater_than": "give more than {gt}",
+    "less_than_equal": "give {le} or less",
+    "less_than": "give less than {lt}",
+    "literal_error": "use one of {expected}",
+    "enum": "use one of {expected}",
+    "int": "give a whole number",
+    "float": "give a number",
+    "finite_number": "give a finite number",
+    "bool": "give true or false",
+    "string": "give text",
+    "tuple": "give a list",
+    "list": "give a list",
+    "dict": "give a mapping of `key: value` lines",
+    "model": "give a mapping of `key: value` lines",
+    "none_required": "leave it out",
+}
+
+
+def remedy_of(problem: Mapping[str, Any]) -> str:
+    """What to give instead, from one entry of pydantic's `ValidationError.errors()`."""
+    kind, context = str(problem["type"]), problem.get("ctx") or {}
+    words = _WANTED.get(kind) or _WANTED.get(kind.partition("_")[0])
+    if words is None:
+        message = str(problem["msg"])
+        return message[:1].lower() + message[1:]
+    return words.format(**context)
 
 
 def _shown(value: object, limit: int = 80) -> str:

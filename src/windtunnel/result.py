@@ -10,9 +10,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 SCHEMA = "windtunnel.result/1"
+
+
+@lru_cache(maxsize=1)
+def product_version() -> str:
+    """Of the installed package, for what a result was made by."""
+    try:
+        return version("windtunnel")
+    except PackageNotFoundError:  # run from a source tree that nobody installed
+        return "not installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +139,27 @@ class Disturbed:
     undisturbed_step_time_ns: int
     gpus_lost: float  # how many GPUs' worth of the step is lost
     programs: int  # rank classes that were simulated
-    replica_classes: tuple[int, ...]  # replicas in each class; they sum to the data-parallel degree
+    # Replicas in each class that was simulated, which sum to the data-parallel degree; of a captured job, ranks.
+    replica_classes: tuple[int, ...]
     blame: tuple[Blame, ...]  # costliest first
     samples: Samples | None = None
     rank_classes: tuple[RankClass, ...] = ()
     class_runs: tuple[tuple[int, int], ...] = ()  # (index into rank_classes, ranks in a row), from rank 0 on
     critical_path: tuple[PathPart, ...] = ()  # in the order of time; long ones are thinned to their longest parts
     waiting: tuple[Waiting, ...] = ()  # longest mean first
+
+
+@dataclass(frozen=True, slots=True)
+class TechniqueGain:
+    """What a technique brings to a step: predicted without it and with it."""
+
+    name: str  # several: joined by +, in the order in which they are applied
+    step_time_without_s: float
+    step_time_with_s: float
+    gain: float  # without / with
+    parameters: Mapping[str, Any]  # as chosen; of several techniques by their names
+    details: Mapping[str, Any] = field(default_factory=dict)  # what lies behind the gain; of several by their names
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +209,7 @@ class Result:
     disturbed: Disturbed | None = None
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
     class_names: tuple[str, ...] = ()  # of rank classes that are no stages of a pipeline, by their number
+    technique: TechniqueGain | None = None
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -247,6 +273,8 @@ class Result:
                     "waiting": tuple(Waiting(**one) for one in disturbed.get("waiting", ())),
                 }
             )
+        gained = parts.get("technique")
+        parts["technique"] = TechniqueGain(**{**gained, "notes": tuple(gained["notes"])}) if gained else None
         trouble = parts.get("infeasible")
         parts["infeasible"] = Infeasible(**{**trouble, "fixes": tuple(trouble["fixes"])}) if trouble else None
         return cls(**parts)

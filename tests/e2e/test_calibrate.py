@@ -59,7 +59,7 @@ def test_no_torch_and_old_torch_say_what_to_install(tmp_path: Path) -> None:
     missing = fake_torch(tmp_path / "a", "raise ImportError('no')")
     assert "pip install 'windtunnel[torch]'" in refused(cwd=tmp_path, **missing)
     old = fake_torch(tmp_path / "b", "__version__ = '2.3.1+cu118'")
-    assert "2.3.1+cu118 is too old" in refused("--collectives", cwd=tmp_path, **old)
+    assert "2.3.1+cu118 is too old" in refused(cwd=tmp_path, **old)
 
 
 def test_contradictions_are_refused(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_ranks_of_a_killed_measurement_are_gone_and_the_file_is_as_it_was(tmp_pa
 
 def session_of(leader: int) -> list[bytes]:
     """Command lines of the processes that are left of a session."""
-    from windtunnel.capture.script.zygote import processes
+    from windtunnel.capture.processes.fork_server import processes
 
     found = []
     for pid, _, session in processes():

@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windtunnel.capture.script.classes import digest
-from windtunnel.capture.script.folder import CapturedFolder, load_job
-from windtunnel.capture.script.program_file import read_program
-from windtunnel.capture.script.zygote import FOLDER_PREFIX, processes
+from windtunnel.capture.processes.fork_server import FOLDER_PREFIX, processes
+from windtunnel.programs.folder import CapturedFolder, load_job
+from windtunnel.programs.program_file import read_program
+from windtunnel.programs.rank_classes.equality import digest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "distributed"
 
@@ -80,6 +80,38 @@ for x, y in DataLoader(Numbers(), 8, num_workers=2, persistent_workers=True):
     optimizer.step()
 """
 
+SAVING = """
+import json, logging, os, shutil
+from pathlib import Path
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch import nn
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+logging.basicConfig(filename="train.log", level=logging.INFO)
+model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda())
+optimizer = torch.optim.Adam(model.parameters())
+if rank == 0:
+    os.makedirs("checkpoints/last")
+    shutil.rmtree("old")
+    assert not Path("old").exists()
+dist.barrier()
+for step in range(3):
+    model(torch.ones(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    logging.info("step %d", step)
+    if rank == 0:
+        torch.save({"model": model.state_dict(), "step": step}, "checkpoints/last/part")
+        os.replace("checkpoints/last/part", "model.pt")
+        json.dump({"step": step}, open("state.json", "w"))
+    Path(f"checkpoints/last/{rank}").write_text("done")
+    dcp.save({"model": model.state_dict()}, checkpoint_id=f"dcp/{step}")
+    optimizer.zero_grad()
+if rank == 0:
+    resumed = torch.load("model.pt")
+    assert resumed["step"] == 2 and resumed["model"]["module.weight"].shape == (64, 64)
+"""
+
 
 def line(text: str) -> str:
     """`train.py:17`, where the script says this."""
@@ -123,6 +155,29 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT.lstrip())
     (tmp_path / "loading.py").write_text(LOADING.lstrip())
     return tmp_path
+
+
+def test_a_script_that_saves_changes_no_file(folder: Path) -> None:
+    (folder / "saving.py").write_text(SAVING)
+    (folder / "old").mkdir()
+    for name in ("old/file", "model.pt", "state.json", "train.log"):
+        (folder / name).write_text("precious")
+
+    def files() -> dict[str, bytes]:
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file() and not {"captured", "tmp", "__pycache__"} & set(path.relative_to(folder).parts)
+        }
+
+    before = files()
+    done = capture(folder, "--world-size", "16", "--steps=3", "saving.py")
+    assert done.returncode == 0, done.stderr
+    assert files() == before
+    assert left_over(folder) == []
+    # Saving is no work of the device: the rank that saves does what all others do.
+    assert "1 class of ranks" in done.stdout
+    assert "checkpoints are not written" in done.stdout
 
 
 def test_a_script_is_captured_at_full_scale_and_says_so_in_short(folder: Path) -> None:

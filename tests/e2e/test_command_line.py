@@ -108,7 +108,7 @@ def test_what_reproduce_says_reproduces(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["step_time_ns"] == first["step_time_ns"]
 
 
-def test_infeasible_is_an_answer_unless_checked(tmp_path: Path) -> None:
+def test_infeasible_is_an_answer_with_a_status_of_its_own(tmp_path: Path) -> None:
     words = [
         "predict",
         "llama-3.1-405b",
@@ -122,9 +122,11 @@ def test_infeasible_is_an_answer_unless_checked(tmp_path: Path) -> None:
         "8192",
     ]
     done = run(*words, "--no-save", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "memory" in done.stdout
-    assert run(*words, "--no-save", "--check", cwd=tmp_path).returncode == 3
+    document = run(*words, "--no-save", "--json", cwd=tmp_path)
+    assert document.returncode == 3
+    assert json.loads(document.stdout)["status"] == "infeasible"
 
 
 def test_output_survives_a_plain_terminal_and_a_closed_pipe(tmp_path: Path) -> None:
@@ -238,3 +240,32 @@ def test_the_shipped_measurements_are_readable_and_small() -> None:
     rows = read_table(MEASUREMENTS)
     assert all(row.url_or_file and row.licence for row in rows)
     assert MEASUREMENTS.stat().st_size < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "cluster.gpu.base=a100-80gb"], "cluster.gpu=a100-80gb"),
+        (["--recompute", "full:99"], "the model has"),
+        (["--schedule", "zb-v"], "there is no pipeline"),
+        (["--report", "x", "--trace", "x"], "give each a name of its own"),
+        (["--set", "plan.tp=two"], "give a whole number"),
+        (["--tp", "3"], "use 6 or 9 GPUs"),
+    ],
+)
+def test_what_would_be_ignored_or_is_unclear_is_one_clear_error(words: list[str], said: str, tmp_path: Path) -> None:
+    question = [
+        "predict",
+        "llama-3.2-1b",
+        "--cluster",
+        "h100-sxm:8",
+        "--global-batch",
+        "8",
+        "--seq",
+        "512",
+        "--no-save",
+    ]
+    done = run(*question, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1

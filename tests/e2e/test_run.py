@@ -83,7 +83,7 @@ def losses(text: str) -> list[float]:
 
 def below(session_of: int) -> list[int]:
     """Processes that are left of what a command started."""
-    from windtunnel.capture.script.zygote import processes
+    from windtunnel.capture.processes.fork_server import processes
 
     return [pid for pid, parent, session in processes() if session_of in (parent, session)]
 

@@ -15,11 +15,11 @@ from windtunnel.hardware import Cluster, Gpu, Host, Link, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.training import read_plan
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import Piece, pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import Piece, pieces_of
+from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import NAMES, schedule
-from windtunnel.training.step import Step
 
 FRAMEWORKS = ("megatron", "torchtitan", "fsdp", "nanotron")
 GPUS = ("h100-sxm", "a100-80gb-sxm", "b200-sxm", "mi300x")
@@ -138,7 +138,7 @@ class Taken:
 
     layout: Layout
     pieces: tuple[Piece, ...]
-    step: Step
+    step: LoweredStep
     timeline: Timeline
 
     @property

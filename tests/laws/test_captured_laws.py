@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from handmade import Grid, Script, folded_job, job_of, names, torch_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sound import assert_sound
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "capture" / "script"))
-from handmade import Grid, Script, folded_job, job_of, names, torch_name
-
-from windtunnel.capture.script.job import CapturedJob, Family, moved_families, whole_job
-from windtunnel.capture.script.places import Pace
-from windtunnel.capture.script.pricing import op_pricer
-from windtunnel.capture.script.program import RankProgram
-from windtunnel.capture.script.to_graph import PricedJob, flops_and_traffic, priced_job
-from windtunnel.emulate.captured import predict_captured, price_captured
-from windtunnel.emulate.captured_step import class_names, replayed
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
+from windtunnel.programs.job import CapturedJob, Family, moved_families, whole_job
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_and_traffic, priced_job
+from windtunnel.programs.lowering.placement import Pace
+from windtunnel.programs.lowering.pricing import op_pricer
+from windtunnel.programs.lowering.stages import class_names
+from windtunnel.programs.predict import predict_captured, price_captured
+from windtunnel.programs.program import RankProgram
+from windtunnel.step.disturbances.disturbed_step import Replayed, replayed
 
 SIZES = {"layers": 2, "micro_batches": 3, "rows": 256, "width": 512}
 
@@ -53,16 +51,20 @@ def paces(draw: st.DrawFn, ranks: int) -> Pace:
     return pace
 
 
+def replay_job(job: PricedJob, pace: Pace | None = None, *, fold: bool = True) -> Replayed[CapturedGraph]:
+    return replayed(job.graph(pace, fold=fold))
+
+
 def same_timeline(job: PricedJob, pace: Pace) -> int:
-    folded, whole = replayed(job, pace), replayed(job, pace, fold=False)
+    folded, whole = replay_job(job, pace), replay_job(job, pace, fold=False)
     assert folded.timeline.makespan_ns == whole.timeline.makespan_ns
     for rank in range(job.job.world_size):
-        k = int(folded.captured.class_of[rank])
-        one = slice(*folded.captured.first_op[k : k + 2])
-        own = slice(*whole.captured.first_op[rank : rank + 2])
+        k = int(folded.made.step.program_of[rank])
+        one = slice(*folded.made.first_op[k : k + 2])
+        own = slice(*whole.made.first_op[rank : rank + 2])
         np.testing.assert_array_equal(folded.timeline.start_ns[one], whole.timeline.start_ns[own])
         np.testing.assert_array_equal(folded.timeline.end_ns[one], whole.timeline.end_ns[own])
-    return folded.captured.n_programs
+    return folded.made.step.graph.n_programs
 
 
 @given(data=st.data(), grid=st.sampled_from(GRIDS), node=st.sampled_from([2, 4, 8]))
@@ -88,9 +90,9 @@ def test_captured_programs_are_called_by_stage_where_each_is_one_and_else_by_a_r
 @settings(max_examples=20, deadline=None)
 def test_a_job_of_representatives_is_the_job_of_all_ranks(data: st.DataObject, grid: Grid) -> None:
     pace = data.draw(paces(grid.world))
-    few, all_ranks = replayed(priced(grid, 4, False), pace), replayed(priced(grid, 4, True), pace)
+    few, all_ranks = replay_job(priced(grid, 4, False), pace), replay_job(priced(grid, 4, True), pace)
     assert few.timeline.makespan_ns == all_ranks.timeline.makespan_ns
-    assert few.captured.n_programs <= all_ranks.captured.n_programs == grid.world
+    assert few.made.step.graph.n_programs <= all_ranks.made.step.graph.n_programs == grid.world
 
 
 @given(data=st.data(), grid=st.sampled_from(GRIDS))
@@ -100,9 +102,9 @@ def test_a_slower_rank_never_shortens_the_kernels_and_one_mended_never_lengthens
 ) -> None:
     pace = data.draw(paces(grid.world))
     job = priced(grid, 4, False)
-    assert replayed(job, pace).captured.duration_ns.sum() >= 0
+    assert replay_job(job, pace).made.step.duration_ns.sum() >= 0
     calm, slow = job.graph(fold=False), job.graph(pace, fold=False)
-    assert (slow.duration_ns >= calm.duration_ns).all()
+    assert (slow.step.duration_ns >= calm.step.duration_ns).all()
 
 
 def ring(rank: int, world: int, *, tags: int = 1) -> RankProgram:
@@ -134,22 +136,15 @@ def test_rings_fold_onto_themselves(data: st.DataObject, world: int, node: int) 
     pace = data.draw(paces(world))
     programs = same_timeline(job, pace)
     everyone = priced_job(ring_job(world, False), cluster, op_pricer(cluster))
-    assert replayed(everyone, pace).timeline.makespan_ns == replayed(job, pace).timeline.makespan_ns
+    assert replay_job(everyone, pace).timeline.makespan_ns == replay_job(job, pace).timeline.makespan_ns
     if (pace.compute == 1).all() and (pace.links == 1).all() and world <= node:
         assert programs == 1
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_breakdowns_sum_to_the_step_and_shares_to_one(grid: Grid) -> None:
-    for slow in ([], ["gpu=1:1.4", "random=20%:1.1"]):
-        result = predict_captured(folded_job(grid, **SIZES), cluster_of(grid.world, 4), disturbances=slow)
-        assert sum(result.breakdown_ns.values()) == result.step_time_ns
-        for stage in result.stages:
-            assert sum(stage.breakdown_ns.values()) == result.step_time_ns
-        for memory in result.memory:
-            assert sum(memory.categories.values()) == memory.peak_allocated_bytes
-        assert sum(result.provenance.values()) == pytest.approx(1.0)
-        assert sum(stage.ranks for stage in result.stages) == grid.world
+def test_every_answer_is_sound(grid: Grid) -> None:
+    for slow in ([], ["gpu=1:1.4", "random=20%:1.1"], ["link=node0.nic1:0.25"]):
+        assert_sound(predict_captured(folded_job(grid, **SIZES), cluster_of(grid.world, 4), disturbances=slow))
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -160,7 +155,7 @@ def test_flops_and_bytes_are_those_of_the_programs_however_many_were_captured(gr
     mean = sum(one["flops"] for one in by_rank) / grid.world
     assert flops_and_traffic(few)["flops"] == pytest.approx(mean)
     job = price_captured(few, cluster_of(grid.world, 8))
-    graph = job.graph(fold=False).graph
+    graph = job.graph(fold=False).step.graph
     assert graph.flops.sum() == pytest.approx(mean * grid.world)
 
 
@@ -191,8 +186,8 @@ def test_the_longest_of_uneven_members_sets_a_collectives_end() -> None:
 
     cluster = cluster_of(2, 2)
     job = priced_job(whole_job([program(0), program(1)]), cluster, op_pricer(cluster))
-    now = replayed(job)
-    ends = now.timeline.end_ns[now.captured.graph.rendezvous >= 0]
+    now = replay_job(job)
+    ends = now.timeline.end_ns[now.made.step.graph.rendezvous >= 0]
     alone = op_pricer(cluster).communication("all_to_all", 10 << 20, job.places.groups[0][0]).seconds
-    starts = now.timeline.start_ns[now.captured.graph.rendezvous >= 0]
+    starts = now.timeline.start_ns[now.made.step.graph.rendezvous >= 0]
     assert (ends - starts).tolist() == pytest.approx([alone * 1e9] * 2, abs=1)

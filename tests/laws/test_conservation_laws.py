@@ -15,12 +15,12 @@ from windtunnel.model import load_model
 from windtunnel.model.catalogue import catalogue_names
 from windtunnel.training import predict, read_plan
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import schedule
-from windtunnel.training.segments import Phase, build_segment
-from windtunnel.training.state import optimizer_price
 
 law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 GRADIENT = {"fp32": 4, "bf16": 2}

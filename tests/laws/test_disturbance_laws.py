@@ -17,16 +17,17 @@ from windtunnel.errors import SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 from windtunnel.model import transformer
+from windtunnel.step.disturbances.disturbances import parse_disturbances
+from windtunnel.step.nic_sharing import step_sharing
 from windtunnel.training import predict, read_plan
-from windtunnel.training.disturbances import cell_factors, parse_disturbances, placed
-from windtunnel.training.disturbed import DisturbedStep, disturb, replayed, uneven_fabric
+from windtunnel.training.disturbances.cells import cell_factors, placed
+from windtunnel.training.disturbances.op_noise import pass_factors
+from windtunnel.training.disturbances.planned import PlannedStep, disturb, uneven_fabric
+from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.nics import step_sharing
-from windtunnel.training.op_noise import pass_factors
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import schedule
 
 MODEL = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=2048, name="small")
@@ -96,7 +97,7 @@ def run(parts, slow, fold=True, seed=0):
     asked = placed(parse_disturbances(slow, layout.cluster, seed=seed), layout)
     shared = uneven_fabric(layout, asked.slow)
     unfolded = unfold(step, layout, pieces, pricer, *cell_factors(layout, asked.slow), shared, fold=fold)
-    return unfolded, replayed(unfolded, pricer)
+    return unfolded, unfolded.step.replay()
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -117,8 +118,8 @@ def test_folded_equals_unfolded(name, data):
     # Every replica's whole timeline is that of its class, to the nanosecond.
     assert (ends_folded[folded.class_of] == ends_naive).all()
     assert folded.sizes.sum() == parts[0].dp == len(naive.sizes)
-    assert folded.graph.n_programs == len(folded.sizes) * stages
-    assert folded.graph.multiplicity.sum() == parts[0].cluster.n_gpus
+    assert folded.step.graph.n_programs == len(folded.sizes) * stages
+    assert folded.step.graph.multiplicity.sum() == parts[0].cluster.n_gpus
 
 
 def alone(parts):
@@ -146,9 +147,9 @@ def test_nics_are_full_in_these_laws(name):
     parts = lowered(name)
     for slow in ([], ["gpu=5:1.3"], ["link=node1.nic1:0.5"]):
         unfolded, shared = run(parts, slow, fold=False)
-        assert contenders(unfolded.graph, unfolded.duration_ns, unfolded.sharing) is not None
+        assert contenders(unfolded.step.graph, unfolded.step.duration_ns, unfolded.step.sharing) is not None
         factors = np.array(parts[2].training.slowdown_factors())
-        free = replay(unfolded.graph, unfolded.duration_ns, Slowdown(unfolded.interference, factors))
+        free = replay(unfolded.step.graph, unfolded.step.duration_ns, Slowdown(unfolded.step.interference, factors))
         assert shared.makespan_ns > free.makespan_ns
 
 
@@ -162,7 +163,7 @@ def test_a_pass_moves_the_same_bytes_whatever_slows_it(name):
         unfolded, _ = run(parts, slow, fold=False)
         weak = cell_factors(parts[0], parse_disturbances(slow, parts[0].cluster).slow)[1]
         share = nic_use(unfolded).reshape(-1, step.graph.n_ops)[:, passes]
-        taken = unfolded.duration_ns.reshape(share.shape[0], -1)[:, passes]
+        taken = unfolded.step.duration_ns.reshape(share.shape[0], -1)[:, passes]
         assert (share <= 1.0).all()
         moved = share * taken / weak[:, step.graph.program[passes]]
         usual = (step.nic_share * step.duration_ns)[passes]
@@ -171,8 +172,8 @@ def test_a_pass_moves_the_same_bytes_whatever_slows_it(name):
 
 def nic_use(unfolded):
     """What each op takes of the NIC of its own program."""
-    found = np.zeros(unfolded.graph.n_ops)
-    sharing = unfolded.sharing
+    found = np.zeros(unfolded.step.graph.n_ops)
+    sharing = unfolded.step.sharing
     if sharing is None:
         return found
     for demand in range(sharing.n_demands):
@@ -180,7 +181,7 @@ def nic_use(unfolded):
         use = np.zeros(len(sharing.capacity))
         use[sharing.link_idx[entries]] = sharing.use[entries]
         ops = np.flatnonzero(sharing.demand_of == demand)
-        found[ops] = use[unfolded.graph.program[ops]]
+        found[ops] = use[unfolded.step.graph.program[ops]]
     return found
 
 
@@ -189,8 +190,8 @@ def test_a_ring_that_waits_for_a_slow_nic_or_uplink_leaves_the_rest_of_sound_nic
     usual = nic_use(run(parts, [], fold=False)[0])
     for slow, sick in (("link=node1.nic1:0.5", [0]), ("uplink=leaf5:0.1", [])):
         unfolded, _ = run(parts, [slow], fold=False)
-        reduces = np.flatnonzero((unfolded.graph.rendezvous >= 0) & (usual > 0.0))
-        replica = unfolded.graph.program[reduces] // parts[0].plan.pp
+        reduces = np.flatnonzero((unfolded.step.graph.rendezvous >= 0) & (usual > 0.0))
+        replica = unfolded.step.graph.program[reduces] // parts[0].plan.pp
         uplinks = uneven_fabric(parts[0], parse_disturbances([slow], parts[0].cluster).slow).reduced[0]
         assert (uplinks > 1.0) == (not sick)
         expected = np.where(np.isin(replica, sick), 1.0, 1.0 / (2.0 if sick else uplinks))
@@ -220,20 +221,20 @@ def test_two_slow_gpus_of_one_cell_cost_as_much_as_one():
 def test_samples_are_seeded_and_agree_with_the_replay(seed):
     parts = lowered("1f1b", gpus=16)
     unfolded, timeline = run(parts, [], fold=False)
-    passes = unfolded.graph.category < len(parts[3].segments)
+    passes = unfolded.step.graph.category < len(parts[3].segments)
     taken = timeline.end_ns - timeline.start_ns
-    silent = sample_makespans(unfolded.graph, taken, passes, 0.0, 3, seed)
-    fixed = replay(unfolded.graph, taken).makespan_ns
+    silent = sample_makespans(unfolded.step.graph, taken, passes, 0.0, 3, seed)
+    fixed = replay(unfolded.step.graph, taken).makespan_ns
     assert (abs(silent - fixed) <= 1).all()
-    few = sample_makespans(unfolded.graph, taken, passes, 0.05, 10, seed)
-    many = sample_makespans(unfolded.graph, taken, passes, 0.05, 150, seed)
+    few = sample_makespans(unfolded.step.graph, taken, passes, 0.05, 10, seed)
+    many = sample_makespans(unfolded.step.graph, taken, passes, 0.05, 150, seed)
     assert (few == many[:10]).all()
     assert many.mean() > fixed  # whoever waits for the slowest waits longer on average
 
 
 def test_topological_order_respects_what_ops_wait_for():
     unfolded, _ = run(lowered("interleaved"), ["gpu=5:1.3"])
-    graph = unfolded.graph
+    graph = unfolded.step.graph
     place = np.empty(graph.n_ops, np.int64)
     place[topological_order(graph)] = np.arange(graph.n_ops)
     waiter = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr))
@@ -313,8 +314,9 @@ def sampled(parts, slow, samples=40, seed=0, **more):
     asked = parse_disturbances(slow, layout.cluster, samples=samples, seed=seed, **more)
     final, told = disturb(step, layout, pieces, pricer, calm, asked)
     parts = placed(asked, layout).parts
-    job = DisturbedStep(step, layout, pieces, pricer, calm, parts, seed, partial(uneven_fabric, layout), {})
-    return job.samples(samples).whole, final, told, calm
+    planned = PlannedStep(step, layout, pieces, pricer, calm, partial(uneven_fabric, layout))
+    job, random = planned.disturbed(parts), planned.random_sources(parts, seed, {})
+    return planned.makespans(job, random, [job.everything], samples)[0], final, told, calm
 
 
 def test_thermal_heats_up_to_a_constant():

@@ -19,8 +19,8 @@ from windtunnel.errors import LayoutError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.fold import Folded, fold, refine
 from windtunnel.hardware import parse_cluster
+from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import NAMES
 
 
@@ -367,11 +367,11 @@ def check_layout(one: Taken, rng: np.random.Generator) -> None:
     pricer = Pricer(one.layout)
     parts = (one.step, one.layout, one.pieces, pricer, compute, links)
     naive, replicas = unfold(*parts, fold=False), unfold(*parts, fold=True)
-    folded = fold(naive.graph, naive.duration_ns, naive.interference)
-    slowdown = Slowdown(naive.interference, np.array(pricer.training.slowdown_factors()))
-    check_equal(naive.graph, naive.duration_ns, slowdown, folded)
-    assert folded.graph.n_programs <= replicas.graph.n_programs
-    assert folded.graph.multiplicity.sum() == naive.graph.multiplicity.sum() == one.layout.cluster.n_gpus
+    folded = fold(naive.step.graph, naive.step.duration_ns, naive.step.interference)
+    slowdown = Slowdown(naive.step.interference, np.array(pricer.training.slowdown_factors()))
+    check_equal(naive.step.graph, naive.step.duration_ns, slowdown, folded)
+    assert folded.graph.n_programs <= replicas.step.graph.n_programs
+    assert folded.graph.multiplicity.sum() == naive.step.graph.multiplicity.sum() == one.layout.cluster.n_gpus
 
 
 @pytest.mark.slow

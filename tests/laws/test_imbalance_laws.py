@@ -17,19 +17,19 @@ from windtunnel.model import load_model, transformer
 from windtunnel.result import StageMemory
 from windtunnel.training import read_plan
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.memory import memory_of
-from windtunnel.training.pieces import Piece, pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import Piece, pieces_of
+from windtunnel.training.lowering.step import LoweredStep
+from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.router_load import RouterLoad, parse_router_load, rank_loads_of
 from windtunnel.training.schedules import schedule
-from windtunnel.training.sequence_lengths import (
+from windtunnel.training.workload.router_load import RouterLoad, parse_router_load, rank_loads_of
+from windtunnel.training.workload.sequence_lengths import (
     Lengths,
     attention_shares,
     attention_variants,
     op_durations,
 )
-from windtunnel.training.step import Step
 
 law = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 spread = jobs(spread=True)
@@ -42,7 +42,7 @@ class Taken:
 
     layout: Layout
     pieces: tuple[Piece, ...]
-    step: Step
+    step: LoweredStep
     pricer: Pricer
     makespan_ns: int
     memory: tuple[StageMemory, ...]
@@ -63,7 +63,7 @@ class Taken:
         return [segment.traffic_bytes for segment in self.step.segments]
 
 
-def replay_of(graph: Graph, durations: np.ndarray, step: Step, pricer: Pricer) -> int:
+def replay_of(graph: Graph, durations: np.ndarray, step: LoweredStep, pricer: Pricer) -> int:
     factors = np.array(pricer.training.slowdown_factors())
     return replay(graph, durations, Slowdown(step.interference, factors)).makespan_ns
 

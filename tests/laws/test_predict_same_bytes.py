@@ -22,7 +22,8 @@ from windtunnel.cli.app import main
 from windtunnel.hardware import cluster_with
 from windtunnel.model import load_model
 from windtunnel.result import Result
-from windtunnel.training import passes, predict
+from windtunnel.training import predict
+from windtunnel.training.lowering import passes
 
 law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 

@@ -14,7 +14,7 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.training import predict
 from windtunnel.training.layout import resolve
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.plan import read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind

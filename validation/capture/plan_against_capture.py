@@ -31,22 +31,22 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.capture.script.arguments import parse_launch
-from windtunnel.capture.script.job import CapturedJob
-from windtunnel.capture.script.launch import Options, capture
-from windtunnel.capture.script.op_shapes import attention_of
-from windtunnel.emulate.captured import load, predict_captured
+from windtunnel.capture.arguments import parse_launch
+from windtunnel.capture.launch import Options, capture
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
+from windtunnel.programs.job import CapturedJob
+from windtunnel.programs.op_shapes import attention_of
+from windtunnel.programs.predict import load, predict_captured
 from windtunnel.result import Result
-from windtunnel.training.keeping import keeping
 from windtunnel.training.layout import resolve
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.simulated import simulate
+from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.plan import read_plan
 from windtunnel.training.predict import predict
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import schedule
-from windtunnel.training.simulated import simulate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 AGREES = 0.02

@@ -26,8 +26,8 @@ def world_of(how: str) -> Iterator[Any]:
     if how == "real":
         yield None
         return
-    from windtunnel.capture.script.letters import LetterBox
-    from windtunnel.capture.script.world import World
+    from windtunnel.capture.processes.file_mailbox import LetterBox
+    from windtunnel.capture.virtual_world.world import World
 
     box = LetterBox(Path(os.environ["LETTERS"]), RANK) if "LETTERS" in os.environ else None
     with World(RANK, WORLD, mailbox=box, devices=("cpu",)) as world:
@@ -40,7 +40,7 @@ def described(call: Any) -> list[Any]:
 
 def ops(how: str) -> dict[str, Any]:
     """Ops of the last step, and all communications of the run that carry no control messages."""
-    from windtunnel.capture.script.recorder import Recorder
+    from windtunnel.capture.recorder.recorder import Recorder
     from windtunnel.emulate.record_real import Recording
 
     heard: list[Any] = []

@@ -149,9 +149,9 @@ def predicted_parts(case: Case, device: str) -> tuple[dict[tuple[str, str], floa
     """Seconds per step of (part, pass) as priced, and the whole Result."""
     import windtunnel
     from windtunnel.training.layout import resolve
-    from windtunnel.training.pieces import pieces_of
+    from windtunnel.training.lowering.model_chunks import pieces_of
+    from windtunnel.training.lowering.pass_lowering import Phase, build_segment
     from windtunnel.training.pricing import Pricer
-    from windtunnel.training.segments import Phase, build_segment
 
     result = windtunnel.predict(case.config, device, case.plan)
     layout = resolve(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import read_bytes
 
 INTEGERS = (
     *("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq_len", "experts", "topk"),
@@ -151,7 +152,7 @@ def read_tables(paths: Sequence[str | Path]) -> tuple[Row, ...]:
 def read_table(path: str | Path) -> tuple[Row, ...]:
     """All rows of the file, in its order. Raises InputFileError that names file, line and column."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         problem = error.strerror or "cannot be read"
         raise InputFileError(path, problem, "give the path of a CSV of measured runs") from None

@@ -90,7 +90,6 @@ def measure_collectives(
     Raises:
         UserError: no such backend, too many processes, or no calibrated file to add to.
     """
-    torch = import_torch()
     if not 2 <= world_size <= 256:
         raise SpecError("--world-size", world_size, "give 2 to 256 processes")
     if not 1 <= budget_s <= 86400:
@@ -98,14 +97,15 @@ def measure_collectives(
     for kind in only:
         if kind not in KINDS:
             raise SpecError("--only", kind, f"is no collective that is measured; known: {', '.join(KINDS)}")
+    document = load_document(out)
+    if document is None:
+        raise SpecError("--out", str(out), "is not there yet; run `windtunnel calibrate` first, then add collectives")
+    torch = import_torch()
     if not torch.distributed.is_available():
         raise UserError("this PyTorch was built without torch.distributed; install one with it")
     if backend == "nccl" and not (torch.distributed.is_nccl_available() and torch.cuda.device_count() >= world_size):
         have = torch.cuda.device_count()
         raise SpecError("--backend", backend, f"needs NCCL and {world_size} GPUs, there are {have}; or give gloo")
-    document = load_document(out)
-    if document is None:
-        raise SpecError("--out", str(out), "is not there yet; run `windtunnel calibrate` first, then add collectives")
     here = describe(torch, "cpu" if backend == "gloo" else "cuda:0", threads)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else 0
     if pinned and cores < world_size:

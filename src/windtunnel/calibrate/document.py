@@ -14,6 +14,7 @@ from windtunnel.calibrate.device import Device, today
 from windtunnel.calibrate.kinds import KINDS, Curve, Shape
 from windtunnel.calibrate.timing import Timing
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import read_text
 
 Rows = dict[str, list[list[float]]]
 Measured = Mapping[Curve, Mapping[Shape, Timing]]
@@ -124,7 +125,7 @@ def load_document(path: Path) -> dict[str, Any] | None:
         return None
     remedy = "give a file that `windtunnel calibrate` wrote"
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        document = yaml.load(read_text(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
         raise InputFileError(path, f"cannot be read ({error.strerror})", remedy) from error
     except UnicodeDecodeError as error:

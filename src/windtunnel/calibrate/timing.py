@@ -69,8 +69,8 @@ def waited_ns() -> int:
 def keep_pages() -> bool:
     """From here on the heap gives nothing back, so that an op's time holds no page faults; False where glibc is not.
 
-    What a program's own faults cost is priced apart (`training/new_pages.py`), because which of its tensors get new
-    pages depends on all of them together.
+    What a program's own faults cost is priced apart (`training/memory/new_pages.py`), because which of its tensors get
+    new pages depends on all of them together.
     """
     import ctypes
 

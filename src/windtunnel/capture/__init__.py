@@ -1,13 +1,11 @@
-"""Traces of real jobs as graphs, and what their stragglers cost.
+"""A real PyTorch script, run as a few ranks of a virtual world: what each executes, without its cluster.
 
-One format, one importer; all give a `Trace`, and only that is explained.
-
-    read.py             read_trace(paths) -> Trace: which importer reads a file
-    table_trace.py      operation tables; operation_table.py reads them, pipeline_order.py finds what waited for what
-    kineto_rank.py      PyTorch profiler traces, one rank; kineto_file.py reads also what was cut off
-    chakra.py           Chakra execution traces; chakra_wire.py and chakra_json.py read them
-    joined.py           ranks into one Trace; matching.py: which communication ops are one; clocks.py: their clocks
-    whatif.py           explain(trace) -> Explanation
+launch.py           capture(launch) -> folder: which ranks are played, checked and kept
+processes/          the processes that play them
+virtual_world/      torch.distributed as one rank sees it, answered without peers
+fake_tensors/       tensors without data, and the GPU that the script is told it has
+recorder/           what is executed, written down as the program of one rank
+torch_private/      all that rests on what PyTorch does not promise to keep
 """
 
 from __future__ import annotations

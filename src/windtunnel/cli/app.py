@@ -1,6 +1,6 @@
 """The application: its verbs, and what every one of them does about mistakes, interrupts and closed pipes.
 
-Exit status: 0 an answer (infeasible is an answer), 2 a mistake of the user, 3 infeasible under `--check`, 130
+Exit status: 0 an answer, 2 a mistake of the user, 3 an answer that says the job does not fit in memory, 130
 interrupted, 141 nobody reads the output any more. A mistake is one line on stderr: `windtunnel: error: ...`.
 """
 
@@ -16,10 +16,14 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
+from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
+from windtunnel.cli.serve import serve
+from windtunnel.cli.survive import survive
+from windtunnel.cli.techniques import techniques
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
 from windtunnel.cli.whatif import whatif
@@ -41,8 +45,23 @@ def build() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in (predict, whatif, compare, explain, validate, calibrate, *LAUNCHERS, version):
+    for verb in (
+        predict,
+        whatif,
+        compare,
+        explain,
+        serve,
+        techniques,
+        survive,
+        validate,
+        calibrate,
+        *LAUNCHERS,
+        version,
+    ):
         app.command(verb)
+    fleet = App(name="fleet", help="Many jobs on one cluster.")
+    fleet.command(flows)
+    app.command(fleet)
     return app
 
 

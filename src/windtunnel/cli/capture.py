@@ -47,10 +47,10 @@ def capture(
     --config x. A few ranks are run on tensors without data, one after another; they stand for all others, which is
     checked with ranks drawn at random. Then: windtunnel predict captured/ --cluster SPEC.
     """
-    from windtunnel.capture.script.arguments import parse_launch
-    from windtunnel.capture.script.launch import Options
-    from windtunnel.capture.script.launch import capture as captured
-    from windtunnel.capture.script.workers import ScriptError
+    from windtunnel.capture.arguments import parse_launch
+    from windtunnel.capture.launch import Options
+    from windtunnel.capture.launch import capture as captured
+    from windtunnel.capture.processes.scheduler import ScriptError
     from windtunnel.cli.output import counting, note, print_json, stdout
 
     size, per_node = world_size, None

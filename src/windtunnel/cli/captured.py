@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.cli.question import changed_cluster, settings_of
 from windtunnel.errors import SpecError
+from windtunnel.training.question import changed_cluster, settings_of
 
 if TYPE_CHECKING:
     from windtunnel.result import Result
@@ -21,7 +21,7 @@ def is_captured_word(word: str) -> bool:
     path, at, _ = word.rpartition("@")
     if not (Path(word).is_dir() or (at and Path(path).is_dir())):
         return False
-    from windtunnel.emulate.captured import names_captured
+    from windtunnel.programs.predict import names_captured
 
     return names_captured(word)
 
@@ -39,7 +39,7 @@ def answered_captured(
     **others: Any,
 ) -> Result:
     """The prediction; `others`: keywords of `predict_captured`. Refuses what only a plan can be asked."""
-    from windtunnel.emulate.captured import predict_captured
+    from windtunnel.programs.predict import predict_captured
 
     refused = {"--plan": plan, "--router-load": router_load, "--lengths": lengths}
     refused |= {f"--{name.replace('_', '-')}": value for name, value in flags.items() if name not in _ALLOWED}

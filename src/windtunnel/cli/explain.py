@@ -29,10 +29,10 @@ def explain(
     traces
         An operation table (.parquet), or one Kineto trace (.json, .json.gz) or Chakra trace (.et, .json) per rank.
     """
-    from windtunnel.capture.read import read_trace
-    from windtunnel.capture.whatif import explain as explained
     from windtunnel.cli.output import note, print_json, stdout, working
     from windtunnel.report.explain_console import print_explanation
+    from windtunnel.traces.read import read_trace
+    from windtunnel.traces.stragglers.counterfactuals import explain as explained
 
     with working("reading the trace"):
         explanation = explained(read_trace(traces), [str(path) for path in traces], without)

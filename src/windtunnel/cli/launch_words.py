@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
-from windtunnel.capture.script.arguments import split_words
+from windtunnel.capture.arguments import split_words
 
 _EVERYWHERE = ("--help", "-h", "--version")
 

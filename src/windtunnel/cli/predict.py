@@ -47,6 +47,14 @@ def predict(
         str | None,
         Parameter(help="CSV with length,count of the documents that sequences are packed from; no attention between."),
     ] = None,
+    technique: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="What it would bring: NAME[:key=value,...], e.g. lina or sparse_gradients:ratio=0.01; repeatable;"
+            " `windtunnel techniques` lists them.",
+        ),
+    ] = (),
     allocator: Annotated[
         str | None,
         Parameter(
@@ -62,9 +70,10 @@ def predict(
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
-    check: Annotated[bool, Parameter(negative="", help="Exit with status 3 if the job is infeasible.")] = False,
 ) -> int:
     """Predict one training step: how long, where the time goes, whether it fits, and how sure that is.
+
+    The exit status is 3 for a job that does not fit in memory.
 
     Parameters
     ----------
@@ -74,6 +83,10 @@ def predict(
     """
     from windtunnel.cli.output import note, print_json, stdout, working
 
+    if report is not None and trace is not None and report.absolute() == trace.absolute():
+        from windtunnel.errors import SpecError
+
+        raise SpecError("--trace", str(trace), "is the file of --report too; give each a name of its own")
     with working("predicting"):
         result = answered(
             model,
@@ -84,6 +97,7 @@ def predict(
             slow=slow,
             router_load=router_load,
             lengths=lengths,
+            technique=technique,
             allocator=allocator,
             jitter=jitter,
             samples=samples,
@@ -116,7 +130,7 @@ def predict(
         note("--samples changes nothing: nothing is random; add --jitter, --lengths, or --slow with noise or a pause")
     for path in written:
         note(f"wrote {path}")
-    return INFEASIBLE if check and result.status == "infeasible" else 0
+    return INFEASIBLE if result.status == "infeasible" else 0
 
 
 def answered(
@@ -127,14 +141,19 @@ def answered(
     plan: Path | None = None,
     flags: PlanFlags = PlanFlags(),
     set: Sequence[str] = (),
+    technique: Sequence[str] = (),
     allocator: str | None = None,
     **others: Any,
 ) -> Result:
     """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
     from windtunnel.cli.captured import answered_captured, is_captured_word
-    from windtunnel.cli.question import Question
+    from windtunnel.training.question import Question
 
     if is_captured_word(model):
+        if technique:
+            from windtunnel.errors import SpecError
+
+            raise SpecError("--technique", technique[0], "techniques rewrite the step of a plan: name a model instead")
         asked: dict[str, Any] = {"plan": plan, "flags": flags.given(), "set": set, "allocator": allocator}
         return answered_captured(model, cluster=cluster, **asked, **others)
     if allocator is not None:
@@ -143,4 +162,9 @@ def answered(
         raise SpecError(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
-    return Question.asked(model, cluster, plan, flags.given(), set).answer(**others)
+    question = Question.asked(model, cluster, plan, flags.given(), set)
+    if not technique:
+        return question.answer(**others)
+    from windtunnel.techniques import predict_with
+
+    return question.as_named(predict_with(question.model, question.cluster, question.plan, technique, **others))

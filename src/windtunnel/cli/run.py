@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from windtunnel.capture.script.arguments import Launch
+    from windtunnel.capture.arguments import Launch
     from windtunnel.emulate.run import Emulation, Outcome
 
 _TAPE_WORDS = ("record", "replay")
@@ -61,9 +61,9 @@ def run(
     windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.
     """
     from windtunnel.cli.output import note, print_json, stdout
-    from windtunnel.emulate.lines import report_lines
     from windtunnel.emulate.run import emulate
     from windtunnel.errors import UserError
+    from windtunnel.report.emulation_console import report_lines
 
     asked = _asked(launch, cluster, world_size, rank, slow, jitter, seed, data, tape, captured, not no_memory)
     if peer_times and captured is None:
@@ -130,7 +130,7 @@ def _asked(
     parted = _tape(tape)
     if parted is not None and parted[0] == "record":
         return _recording(words, parted[1])
-    from windtunnel.capture.script.arguments import missing, parse_launch
+    from windtunnel.capture.arguments import missing, parse_launch
 
     if cluster is None:
         raise missing("--cluster", "name the cluster to emulate, e.g. h100-sxm:1024 or my-device.yaml:2", words)
@@ -154,7 +154,7 @@ def _asked(
 
 def _recording(words: Sequence[str], path: str) -> Emulation:
     """A rank of a real job, as torchrun started it."""
-    from windtunnel.capture.script.arguments import parse_launch
+    from windtunnel.capture.arguments import parse_launch
     from windtunnel.emulate.run import Emulation
     from windtunnel.errors import UserError
 
@@ -191,7 +191,7 @@ def _predicted(asked: Emulation) -> float | None:
     """Step time of the captured job on the cluster."""
     if asked.captured is None:
         return None
-    from windtunnel.emulate.captured import predict_captured
+    from windtunnel.programs.predict import predict_captured
 
     words = [f"gpu={rank}:{factor:g}" for rank, factor in asked.slow.items()]
     return predict_captured(asked.captured, asked.cluster, disturbances=words).step_time_s

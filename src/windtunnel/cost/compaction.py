@@ -86,13 +86,13 @@ def _entry(
 
 def gemm_cubes(system_folder: Path) -> list[tuple[str, list[Array], tuple[Array, Array, Array]]]:
     """Per dtype: log seconds over (m, n, k), one cube per framework, NaN where it was not timed; and the log axes."""
-    per_framework = [_gemm_of(path) for path in _latest(system_folder / "gemm", "gemm_perf.parquet")]
+    per_framework = [gemm_of(path) for path in _latest(system_folder / "gemm", "gemm_perf.parquet")]
     shapes = [shape for times in per_framework for shape, _ in times.values()]
-    m_axis, n_axis, k_axis = (_common(np.concatenate([shape[:, i] for shape in shapes]), i) for i in range(3))
+    m_axis, n_axis, k_axis = (common_sizes(np.concatenate([shape[:, i] for shape in shapes]), i) for i in range(3))
     axes = (m_axis, n_axis, k_axis)
     cubes: dict[str, list[Array]] = {}
     for times in per_framework:
-        seconds = {dtype: _cube(shape, latency, axes) for dtype, (shape, latency) in times.items()}
+        seconds = {dtype: cube_of(shape, latency, axes) for dtype, (shape, latency) in times.items()}
         for dtype, cube in seconds.items():
             if dtype != "bf16":
                 if "bf16" not in seconds:
@@ -103,7 +103,8 @@ def gemm_cubes(system_folder: Path) -> list[tuple[str, list[Array], tuple[Array,
     return [(dtype, cubes[dtype], logs) for dtype in GEMM_DTYPES if dtype in cubes]
 
 
-def _gemm_of(path: Path) -> dict[str, tuple[Array, Array]]:
+def gemm_of(path: Path) -> dict[str, tuple[Array, Array]]:
+    """Per dtype: the shapes (m, n, k) that one framework timed, and seconds."""
     columns = _columns(path, ("gemm_dtype", "m", "n", "k", "latency"))
     found = {}
     for dtype, name in GEMM_DTYPES.items():
@@ -114,7 +115,7 @@ def _gemm_of(path: Path) -> dict[str, tuple[Array, Array]]:
     return found
 
 
-def _common(values: Array, axis: int) -> Array:
+def common_sizes(values: Array, axis: int) -> Array:
     """The nodes of an axis: sizes that many kernels were timed at, and no odd m beyond the tile-edge probes."""
     sizes, counts = np.unique(values, return_counts=True)
     keep = counts >= 0.2 * counts.max()
@@ -123,7 +124,8 @@ def _common(values: Array, axis: int) -> Array:
     return np.asarray(sizes[keep], dtype=np.float64)
 
 
-def _cube(shape: Array, seconds: Array, axes: tuple[Array, Array, Array]) -> Array:
+def cube_of(shape: Array, seconds: Array, axes: tuple[Array, Array, Array]) -> Array:
+    """Seconds on the grid, NaN where it was not timed."""
     cube = np.full(tuple(len(axis) for axis in axes), np.nan)
     places = [np.searchsorted(axis, shape[:, i]).clip(max=len(axis) - 1) for i, axis in enumerate(axes)]
     on_grid = np.all([axis[place] == shape[:, i] for i, (axis, place) in enumerate(zip(axes, places, strict=True))], 0)
@@ -144,9 +146,7 @@ def without_quantisation(cube: Array, bf16: Array, dtype: str) -> Array:
 def gemm_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> tuple[Array, list[list[tuple[float, float]]]]:
     """The median over frameworks, filled and monotone; and its bands: at nodes, at held-out (n, k)."""
     stack = np.stack(cubes)
-    timed = ~np.isnan(stack).all(axis=0)
-    middle = np.full(stack.shape[1:], np.nan)
-    middle[timed] = np.nanmedian(stack[:, timed], axis=0)
+    middle = _median(stack)
     grid = monotone(filled(middle, axes, along=(1, 2)))
     judged = np.ones(grid.shape, dtype=bool)
     for axis, nodes in enumerate(axes):
@@ -159,6 +159,18 @@ def gemm_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> tuple[Arr
         held_out[:, hidden] = estimate[:, hidden]
     known = judged & ~np.isnan(stack)
     return grid, [_bands(stack - reference, grid, known) for reference in (grid, held_out)]
+
+
+def median_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> Array:
+    """The median over frameworks, filled and monotone, without bands."""
+    return monotone(filled(_median(np.stack(cubes)), axes, along=(1, 2)))
+
+
+def _median(stack: Array) -> Array:
+    timed = ~np.isnan(stack).all(axis=0)
+    middle = np.full(stack.shape[1:], np.nan)
+    middle[timed] = np.nanmedian(stack[:, timed], axis=0)
+    return middle
 
 
 def gemm_without(middle: Array, axes: tuple[Array, Array, Array], hidden: NDArray[np.bool_]) -> Array:

@@ -90,7 +90,7 @@ def load_tables(system: str) -> KernelTables | None:
 
     arrays = compact(data / system)
     for folder in cache_folders():
-        if _write(folder / name, arrays):
+        if write_arrays(folder / name, arrays):
             break
     return _tables(arrays, system, version)
 
@@ -104,6 +104,15 @@ def cache_folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"windtunnel-{user}"
 
 
+def read_arrays(path: Path) -> dict[str, NDArray[np.generic]] | None:
+    """What a cache file holds; None where it is absent, cut short or not ours."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
 def _read(path: Path, system: str, version: str) -> KernelTables | None:
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -112,7 +121,7 @@ def _read(path: Path, system: str, version: str) -> KernelTables | None:
         return None  # absent, cut short or not ours: built again
 
 
-def _write(path: Path, arrays: dict[str, NDArray[np.generic]]) -> bool:
+def write_arrays(path: Path, arrays: dict[str, NDArray[np.generic]]) -> bool:
     """Write atomically: readers see the old file or the whole new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

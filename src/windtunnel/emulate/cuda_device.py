@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from windtunnel.capture.script import _torch_compat_emulate as compat
+from windtunnel.capture.torch_private import emulate as compat
 
 CHANNELS = 16  # blocks of NCCL's kernels on a Hopper node by default; an estimate
 KERNEL = """

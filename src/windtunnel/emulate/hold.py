@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.peers import Exchange, PeerPolicy
+from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.emulate.observe import ObservedStep, Observer
 from windtunnel.emulate.peers_replay import Watched, resembles
+from windtunnel.programs.communication import Communication
 
 BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing
 SHORTEST_S = 2e-6  # less is what launching the kernel takes anyway

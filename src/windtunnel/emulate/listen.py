@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.observe import Came, ObservedStep
 from windtunnel.emulate.own_time import OwnTime
 from windtunnel.errors import UserError
+from windtunnel.programs.communication import Communication
 
 _ASK_AGAIN_S = 1e-3
 PATIENCE_S = 5.0  # for other threads of the script to begin what this wait hangs on

@@ -1,12 +1,13 @@
 """Memory of the real rank: what its real allocator held at most in a step, by category, and at which op.
 
 On a CPU, PyTorch's profiler writes every allocation and release of its allocator, with the op and the Python frames
-around it. Two steps are profiled: what is released in the second was then seen to be allocated, so
+around it, but no release of a block that is older than the profile. So two steps are profiled, and what Python can
+reach is looked at twice, before the first and between the two:
 
-    peak = what was live before the first + the highest running sum of events in the second
+    peak = what is left of what was live before the first + the highest running sum of events at and in the second
 
-and what was live before is counted by looking at every tensor that Python can reach. On a GPU the caching allocator
-keeps these figures itself (`torch.cuda.memory_stats`).
+Gradients that `zero_grad` lets go are such older blocks: gone at the second look, though nothing was logged. On a GPU
+the caching allocator keeps these figures itself (`torch.cuda.memory_stats`).
 
 Categories: parameters, gradients and optimizer state by the addresses of the optimizer's tensors; communication where
 the allocation lies inside an op of c10d; the rest of what is live at the peak is activations and temporaries.
@@ -104,6 +105,8 @@ def peak_of(
     owned: Mapping[str, Mapping[int, int]],
     gradients: Iterable[int] = (),
     folders: Sequence[str] = (),
+    *,
+    left: Iterable[int] | None = None,
 ) -> Peak | None:
     """The peak of the last whole step of a log; None where it holds none.
 
@@ -113,6 +116,7 @@ def peak_of(
         owned: By category, address -> bytes of what was live then.
         gradients: Addresses of gradients before the optimizer.
         folders: A file that lies in one of them is the script's.
+        left: Addresses of all that was live when the last step began; None: all of `owned` is left.
     """
     if len(log.steps) < 2:
         return None
@@ -122,6 +126,7 @@ def peak_of(
     live: dict[int, Event] = {}
     level = before_bytes
     owned_live = {address: (category, size) for category, of in owned.items() for address, size in of.items()}
+    still = None if left is None else set(left)
     best, at, snapshot, owned_snapshot = -1, begun, {}, {}
     in_step = 0
     timeline: list[tuple[float, int]] = []
@@ -129,10 +134,14 @@ def peak_of(
         if event.at > ended:
             break
         if event.at >= begun and best < 0:
+            for address in [one for one in owned_live if still is not None and one not in still]:
+                level -= owned_live.pop(address)[1]  # let go without a line in the log
             best, at, snapshot, owned_snapshot = level, begun, dict(live), dict(owned_live)
         if event.at >= optimizer and not kept_gradients:
             kept_gradients = {live[address] for address in wanted if address in live}
         if event.bytes > 0:
+            if event.address in owned_live:  # so what lay there is gone
+                level -= owned_live.pop(event.address)[1]
             live[event.address] = event
             level += event.bytes
         else:
@@ -284,6 +293,7 @@ class MemoryWatch:
         self.before_bytes = 0
         self.owned: dict[str, dict[int, int]] = {}
         self.gradients: set[int] = set()
+        self._looks: list[set[int]] = []  # addresses of what was live at each mark
 
     def start(self, optimizers: Iterable[Any], *, stack: bool = True) -> bool:
         """Whether it could: a script that profiles itself cannot be profiled. `stack`: Python frames too."""
@@ -301,8 +311,10 @@ class MemoryWatch:
         self._profiler = profiler
         return True
 
-    def mark(self) -> None:
+    def mark(self, optimizers: Iterable[Any]) -> None:
         """A step ends."""
+        _, owned = live_tensors(optimizers)
+        self._looks.append({address for addresses in owned.values() for address in addresses})
         self._say(MARK)
 
     def _say(self, text: str) -> None:
@@ -322,7 +334,8 @@ class MemoryWatch:
         """The peak of the last step; `folder` holds the trace for a moment."""
         if self._profiler is None:
             return None
-        return peak_of(read_log(self.trace(folder)), self.before_bytes, self.owned, self.gradients, folders)
+        log, left = read_log(self.trace(folder)), self._looks[-2] if len(self._looks) > 1 else None
+        return peak_of(log, self.before_bytes, self.owned, self.gradients, folders, left=left)
 
     def trace(self, folder: Path) -> dict[str, Any]:
         """End the profile; its Chrome trace."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.peers_replay import Event, HostProgram, resembles
+from windtunnel.programs.communication import Communication
 
 TRIMMED = 0.2  # share of the samples left out at either end
 NO_CPU = -1.0

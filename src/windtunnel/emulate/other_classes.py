@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.program import Op, RankProgram
 from windtunnel.cost.fitting import relative_nnls
 from windtunnel.emulate.peers_replay import Event, HostProgram, resembles
+from windtunnel.programs.communication import Communication
+from windtunnel.programs.program import Op, RankProgram
 
 if TYPE_CHECKING:
-    from windtunnel.capture.script.job import CapturedJob
+    from windtunnel.programs.job import CapturedJob
 
 PRODUCTS, KERNELS, OPTIMIZER = range(3)
 SecondsOfOp = Callable[[Op], tuple[float, int]]  # price and part

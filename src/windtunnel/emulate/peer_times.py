@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.peers_replay import Event, HostProgram
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.programs.communication import Communication
 
 if TYPE_CHECKING:
-    from windtunnel.capture.script.job import CapturedJob
+    from windtunnel.programs.job import CapturedJob
 
 FORMAT = "windtunnel times of a rank 1"
 _REMEDY = "give a file that `windtunnel run --write-times FILE` wrote"

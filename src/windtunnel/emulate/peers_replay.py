@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.arrivals import Meeting, Ranks, Roster, Span, Times, box_of, idle, pairs, places, roster
 from windtunnel.errors import UserError
+from windtunnel.programs.communication import Communication
 
 SecondsOf = Callable[[Communication], float]
 Channel = tuple[object, ...]  # what a group's communications, or the messages of one direction, go through in order

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.cost.collectives import Group, collective
 from windtunnel.cost.in_a_step import in_a_step
 from windtunnel.hardware import Cluster
+from windtunnel.programs.communication import Communication
 
 # `cost.collectives` has no collective with a root but broadcast and reduce: the root moves what all would.
 KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv", "recv": "send_recv"}

@@ -21,11 +21,11 @@ from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.process import die_with_parent
 
 if TYPE_CHECKING:
-    from windtunnel.capture.script.communication import Communication
     from windtunnel.emulate.conductor import Conductor
     from windtunnel.emulate.memory import Peak
     from windtunnel.emulate.observe import ObservedStep
     from windtunnel.emulate.own_time import OwnTime
+    from windtunnel.programs.communication import Communication
 
 MEMORY_STEP = 2  # profiling begins at the end of this step: the optimizer's state is there
 MEMORY_STEPS = 2
@@ -66,11 +66,10 @@ class Journal:
             self.blocked_s.append(seen.blocked)
             self.last = seen
         if self._watch is not None:
-            self._watch.mark()
+            self._watch.mark(self.optimizers)
             self.profiled.append(len(self.step_s) - 1)
-            if len(self.profiled) < MEMORY_STEPS:
-                return False
-            self.stop_watch()
+            if len(self.profiled) == MEMORY_STEPS:
+                self.stop_watch()
             return True
         if number == MEMORY_STEP and self.task["memory"] and not self.profiled:
             return self._start_watch()
@@ -86,7 +85,7 @@ class Journal:
 
         watch = MemoryWatch()
         if watch.start(self.optimizers):
-            watch.mark()
+            watch.mark(self.optimizers)
             self._watch = watch
         else:
             self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
@@ -147,10 +146,10 @@ def main() -> None:
 def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from windtunnel.capture.script._torch_compat import Replacements
-    from windtunnel.capture.script._torch_compat_emulate import checkpoints_of_one_rank
-    from windtunnel.capture.script.letters import LetterBox
-    from windtunnel.capture.script.world import World
+    from windtunnel.capture.processes.file_mailbox import LetterBox
+    from windtunnel.capture.torch_private.distributed import Replacements
+    from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
+    from windtunnel.capture.virtual_world.world import World
     from windtunnel.emulate.own_time import OwnTime
 
     launch = launch_of(task)
@@ -199,12 +198,12 @@ def _on_cpu(
 
 def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any, Any, Callable[[], None]]:
     """Stream-ordered. Not yet run on a GPU."""
-    from windtunnel.capture.script import work
+    from windtunnel.capture.virtual_world import work
+    from windtunnel.cost.device_memory import memory_document
     from windtunnel.emulate.cuda_device import TorchCuda
     from windtunnel.emulate.hold import Holding
-    from windtunnel.emulate.lines import NOT_RUN_ON_GPU
     from windtunnel.emulate.listen import optimizer_hooks
-    from windtunnel.training.keeping import memory_document
+    from windtunnel.emulate.run import NOT_RUN_ON_GPU
 
     conductor = journal.conductor = _conductor(task, launch)
 
@@ -250,7 +249,7 @@ def _recorded(task: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
 
 def _run(launch: Any) -> None:
     """The script; ending itself with success is an end like any other."""
-    from windtunnel.capture.script.session import run_script
+    from windtunnel.capture.processes.rank_process import run_script
 
     try:
         run_script(launch)
@@ -285,10 +284,10 @@ def _one_core(cluster: Any) -> bool:
 
 
 def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
-    from windtunnel.capture.script.folder import load_job
-    from windtunnel.capture.script.pricing import ATTENTION, GEMM, op_pricer
     from windtunnel.emulate.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
     from windtunnel.emulate.peer_times import by_class
+    from windtunnel.programs.folder import load_job
+    from windtunnel.programs.lowering.pricing import ATTENTION, GEMM, op_pricer
 
     job = load_job(Path(task["captured"]))
     kept = by_class(job, task["rank"], [Path(path) for path in task["peer_times"]])
@@ -309,7 +308,7 @@ def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
 
 
 def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
-    from windtunnel.capture.script import peers
+    from windtunnel.capture.virtual_world import peer_data as peers
     from windtunnel.emulate.shards import TiedShards
 
     tied = TiedShards(peers.PEERS_LIKE_ME).policy()
@@ -332,7 +331,7 @@ def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
 
 def launch_of(task: Mapping[str, Any]) -> Any:
     """The launch line of a task."""
-    from windtunnel.capture.script.arguments import Launch
+    from windtunnel.capture.arguments import Launch
 
     given = task["launch"]
     return Launch(**{**given, "arguments": tuple(given["arguments"])})
@@ -349,7 +348,7 @@ def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
 
 def told(error: BaseException) -> dict[str, Any]:
     """What the parent says of an error: message, place in the script, traceback."""
-    from windtunnel.capture.script.session import place_in_script, traceback_of_script
+    from windtunnel.capture.processes.rank_process import place_in_script, traceback_of_script
 
     place = place_in_script(error.__traceback__)
     text = " ".join(str(error).split()) or type(error).__name__

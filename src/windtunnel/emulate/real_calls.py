@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from windtunnel.capture.script import _torch_compat as compat
+from windtunnel.capture.torch_private import distributed as compat
 
 
 def issued(name: str, backend: Any, args: Sequence[Any]) -> tuple[Any, Any] | None:

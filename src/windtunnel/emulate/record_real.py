@@ -14,14 +14,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from windtunnel.capture.script import _torch_compat as compat
-from windtunnel.capture.script._torch_compat_emulate import backend_of
-from windtunnel.capture.script.answers import NO_COMMUNICATION, Answers
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.groups import Group
-from windtunnel.capture.script.peers import Exchange
+from windtunnel.capture.torch_private import distributed as compat
+from windtunnel.capture.torch_private.emulate import backend_of
+from windtunnel.capture.virtual_world.collectives import NO_COMMUNICATION, Answers
+from windtunnel.capture.virtual_world.groups import Group
+from windtunnel.capture.virtual_world.peer_data import Exchange
 from windtunnel.emulate.real_calls import issued
 from windtunnel.emulate.tape import Key, Numbering, TapeWriter, bytes_of
+from windtunnel.programs.communication import Communication
 
 
 class Recording:

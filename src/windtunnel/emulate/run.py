@@ -5,7 +5,7 @@
 The script runs in a process of its own (`rank.py`), in a session of its own. It is ended, with everything it started,
 when it is done, fails, is interrupted, or when this process goes; its folder of temporary files goes with it. Control
 messages that it waits for (pipelines send shapes) come from peers that are captured on the side, on demand
-(`windtunnel.capture.script`).
+(`windtunnel.capture`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from statistics import median
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from windtunnel.capture.script import letters, zygote
+from windtunnel.capture.processes import file_mailbox, fork_server
 from windtunnel.errors import SpecError, UserError
 
 if TYPE_CHECKING:
-    from windtunnel.capture.script.arguments import Launch
+    from windtunnel.capture.arguments import Launch
 
 FOLDER_PREFIX = "windtunnel-run-"
+NOT_RUN_ON_GPU = "the CUDA path of `windtunnel run` is not yet run on a GPU: take its times with care"
 WATCHED = 8  # virtual peers drawn in the timeline
 _LOOK_S, _END_S, _KILL_S = 0.05, 10.0, 5.0
 _STDERR = 2  # the descriptor: sys.stderr may have none
@@ -149,7 +150,7 @@ class _Run:
         assert self._process is not None
         try:
             while (status := self._process.poll()) is None:
-                key = letters.waits(self.folder, self.asked.rank)
+                key = file_mailbox.waits(self.folder, self.asked.rank)
                 if key is not None:
                     self._deliver(key)
                 time.sleep(_LOOK_S)
@@ -180,10 +181,10 @@ class _Run:
 
     def _deliver(self, key: str) -> None:
         """Have the sender of a control message played, and bring what it sent."""
-        from windtunnel.capture.script.launch import LOAD, PLAYER, TRY_TO_LOAD
-        from windtunnel.capture.script.workers import Workers
+        from windtunnel.capture.launch import LOAD, PLAYER, TRY_TO_LOAD
+        from windtunnel.capture.processes.scheduler import Workers
 
-        sender = letters.sender_of(key)
+        sender = file_mailbox.sender_of(key)
         if sender is None:
             return
         if self._peers is None:
@@ -198,14 +199,14 @@ class _Run:
             "timeout_s": 600.0,
         }
         self._peers.run([sender], task)
-        for letter in sorted((self._peers.folder / letters.LETTERS).iterdir()):
-            place = self.folder / letters.LETTERS / letter.name
+        for letter in sorted((self._peers.folder / file_mailbox.LETTERS).iterdir()):
+            place = self.folder / file_mailbox.LETTERS / letter.name
             if not place.exists() and not letter.name.startswith("."):
-                letters.write_whole(place, letter.read_bytes())
-        if letters.waits(self.folder, self.asked.rank) == key:
+                file_mailbox.write_whole(place, letter.read_bytes())
+        if file_mailbox.waits(self.folder, self.asked.rank) == key:
             raise UserError(
-                f"rank {self.asked.rank} waits for {letters.name_of(key)}, which rank {sender} did not send; the two "
-                "take different branches of the script: check who sends to whom"
+                f"rank {self.asked.rank} waits for {file_mailbox.name_of(key)}, which rank {sender} did not send; the "
+                "two take different branches of the script: check who sends to whom"
             )
 
     # The end
@@ -228,7 +229,7 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the session that a process led, and take its status."""
     until = time.monotonic() + _KILL_S
     while True:
-        left = [pid for pid, _, session in zygote.processes() if session == process.pid and pid != os.getpid()]
+        left = [pid for pid, _, session in fork_server.processes() if session == process.pid and pid != os.getpid()]
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         for pid in left:
@@ -270,7 +271,7 @@ def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: int) -> dict
 
     Raises SpecError on disturbances that no peer can be given.
     """
-    from windtunnel.training.disturbance_words import read_slow
+    from windtunnel.step.disturbances.parse import read_slow
 
     found: dict[int, float] = {}
     for one in read_slow(texts, cluster, seed):

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.capture.script.peers import Exchange, Fill, PeerPolicy, reduce_equals
+from windtunnel.capture.virtual_world.peer_data import Exchange, Fill, PeerPolicy, reduce_equals
 
 WHOLE = 8 << 20  # bytes of a gradient whose parts are all added up, `TEMPORARY` bytes at a time
 TEMPORARY = 256 << 10

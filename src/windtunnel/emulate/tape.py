@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.programs.communication import Communication
 
 if TYPE_CHECKING:
-    from windtunnel.capture.script.peers import Exchange
+    from windtunnel.capture.virtual_world.peer_data import Exchange
 
 MAGIC = b"WTTAPE1\n"
 Key = tuple[Any, ...]

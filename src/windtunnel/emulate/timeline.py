@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.observe import ObservedStep
 from windtunnel.emulate.peers_replay import Watched
+from windtunnel.programs.communication import Communication
 
 _US = 1e6
 

@@ -94,6 +94,11 @@ def with_settings(cluster: Cluster, settings: Mapping[str, Any]) -> Cluster:
     from windtunnel.hardware.spec import ClusterSchema, Place, cluster_from, gpu_from, validated
 
     spec, _ = validated(ClusterSchema, settings, Place())
+    if spec.base is not None:
+        raise SpecError("base", spec.base, "a cluster that stands already keeps its base; name another cluster")
+    if isinstance(settings.get("gpu"), Mapping) and "base" in settings["gpu"]:
+        base = settings["gpu"]["base"]
+        raise SpecError("gpu.base", base, f"a GPU is changed as a whole by its name: cluster.gpu={base}")
     gpu = None
     if isinstance(spec.gpu, str):
         gpu = get_gpu(spec.gpu)

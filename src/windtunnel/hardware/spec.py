@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, remedy_of
 from windtunnel.hardware.cluster import Cluster, Host, Link
 from windtunnel.hardware.gpu import Gpu, KernelScale
 from windtunnel.units import (
@@ -180,10 +180,9 @@ def validated(schema: type[_Model], given: object, place: Place) -> tuple[_Model
         context = {"place": place, "written": written}
         return schema.model_validate(fields, context=context), written
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False)[0]
         path = [written.get(str(part), str(part)) for part in first["loc"]]
-        remedy = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
-        raise place.error(".".join(path), first["input"], remedy) from error
+        raise place.error(".".join(path), first["input"], remedy_of(first)) from error
 
 
 def gpu_from(given: object, base: Gpu | None, place: Place) -> Gpu:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import YAML_NODES_MOST, open_input, yaml_nodes
 
 LARGEST_FILE_BYTES = 256 * 1024
 LARGEST_CALIBRATED_BYTES = 4 * 1024 * 1024  # a calibrated device lists thousands of points
@@ -27,7 +28,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     """
     remedy = "give the path of a readable YAML file"
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             raw = file.read(LARGEST_CALIBRATED_BYTES + 1)
     except OSError as error:
         raise InputFileError(path, error.strerror or "cannot be read", remedy) from error
@@ -53,12 +54,17 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
     try:
         fast = len(text) > _LONG_TEXT and getattr(yaml, "CBaseLoader", None)
         node = yaml.compose(text, Loader=fast or yaml.BaseLoader)
+        if node is not None and yaml_nodes(node) > YAML_NODES_MOST:
+            problem = f"stands for more than {YAML_NODES_MOST:,} values with its aliases written out"
+            raise InputFileError(where, problem, "a spec is a short YAML file")
         value = _plain(node, where, ())
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputFileError(where, f"{line}{error.problem or 'not YAML'}", "correct the YAML") from error
     except yaml.YAMLError as error:
         raise InputFileError(where, " ".join(str(error).split()), "correct the YAML") from error
+    except OSError as error:
+        raise InputFileError(where, error.strerror or str(error), "write it out") from error
     except RecursionError as error:
         raise InputFileError(where, "nested too deeply", "a spec is two or three levels deep") from error
     if not isinstance(value, dict):

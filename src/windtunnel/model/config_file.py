@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import read_text
 
 BYTES_MAX = 16 * 2**20  # a config is a few KiB; more is another file given by mistake (weights, a tokenizer)
 
@@ -18,7 +19,7 @@ def read_json(path: Path) -> tuple[dict[str, Any], Path]:
             path = path / "config.json"
         if path.stat().st_size > BYTES_MAX:
             raise InputFileError(path, "larger than any model description", "give the model's config.json")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig", BYTES_MAX)
     except FileNotFoundError as error:
         remedy = "give the path of a config.json, or of the folder that holds one"
         raise InputFileError(path, "no such file", remedy) from error

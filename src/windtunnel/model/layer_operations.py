@@ -5,6 +5,8 @@ The single ops are in `model/layer_parts.py`, attention and experts in files of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from windtunnel.model.architecture import FeedForward, Layer, Model
 from windtunnel.model.attention_operations import attention_operations
 from windtunnel.model.expert_operations import expert_operations
@@ -24,7 +26,24 @@ def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0
         ops.append(norm_layer("norm_2", model, shard))
     ops += _feed_forward(layer.feed_forward, model, shard, load)
     ops.append(residual_add("residual_2", model, shard))
+    if layer.parallel_block and layer.feed_forward.kind == "dense" and shard.tp > 1:
+        ops = [_shared_by_both(op) for op in ops]
     return tuple(ops)
+
+
+def _shared_by_both(op: Operation) -> Operation:
+    """An op of a parallel block over tensor-parallel ranks: both halves read one gathered input, their sum is reduced.
+
+    The projections to queries, keys and values gather forward, the feed-forward's output is reduced with attention's;
+    backward the other way round. So each of the two is done once in a pass and not twice (GPT-NeoX, PaLM, MegaScale).
+    """
+    if op.part == "mlp" and op.name.endswith("_up"):
+        return replace(op, before=None, after_backward=None)
+    if op.part != "mlp" and op.kind == "gemm":
+        if op.after is not None:  # attention's output
+            return replace(op, after=None, before_backward=None)
+        return replace(op, regather=None)
+    return op
 
 
 def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:

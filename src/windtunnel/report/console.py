@@ -25,6 +25,7 @@ from windtunnel.report.limit_groups import limit_groups
 from windtunnel.report.memory_parts import memory_parts
 from windtunnel.report.printing import bar, print_trimmed
 from windtunnel.report.spec_words import calibrated_words, layout, model_name, title
+from windtunnel.report.techniques import gain_lines
 from windtunnel.result import Infeasible, Result
 from windtunnel.units import format_bytes, format_count, format_percent
 
@@ -65,6 +66,8 @@ def render_console(result: Result, width: int | None = None) -> RenderableType:
     if result.step_time_ns > 0:
         parts += _headline(result)
         parts += _breakdown(result, columns)
+    if result.technique is not None:
+        parts += gain_lines(result.technique)
     if result.disturbed is not None:
         parts += disturbed_lines(result.disturbed, result.n_gpus, result.step_time_ns)
     parts += _memory(result, columns)

@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.capture.explanation import Asked, Explanation, Part
 from windtunnel.report import figures
 from windtunnel.report.console import NARROW, WIDE, heading
 from windtunnel.report.figures import plain
 from windtunnel.report.printing import bar, print_trimmed
+from windtunnel.traces.stragglers.explanation import Asked, Explanation, Part
 
 _SHOWN = 8  # parts of one sort; the JSON has them all
 _LABEL_CELLS = 30

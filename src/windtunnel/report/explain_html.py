@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.capture.explanation import Explanation, Part
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
+from windtunnel.traces.stragglers.explanation import Explanation, Part
 
 _ROWS = 12  # parts of one sort; the JSON has them all
 _CELLS = 12_000  # of the heat map

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import read_bytes
 from windtunnel.report.document import DocumentError, from_bytes, to_bytes, to_document
 from windtunnel.report.files import write_atomically
 from windtunnel.result import Result
@@ -50,9 +51,7 @@ def load(path: Path | str, root: Path | str = Path("runs")) -> Result:
     """
     file = _find(str(path), Path(root))
     try:
-        if file.stat().st_size > _LARGEST_BYTES:
-            raise InputFileError(file, "is far too large for a result", "give the result.json of a run folder")
-        data = file.read_bytes()
+        data = read_bytes(file, _LARGEST_BYTES)
     except OSError as error:
         problem = f"cannot be read ({error.strerror or error})"
         raise InputFileError(file, problem, "give a run folder, its result.json or its hash") from None

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from windtunnel.engine import Timeline
 from windtunnel.result import Interval
+from windtunnel.training.lowering.step import STREAMS, LoweredStep
 from windtunnel.training.schedules import Kind
-from windtunnel.training.step import STREAMS, Step
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
 STEADY_SHARE = 0.15  # of the excerpt that must be left when the steady state begins
@@ -25,7 +25,7 @@ PASS = {
 }
 
 
-def excerpt_of(step: Step, timeline: Timeline) -> tuple[Interval, ...]:
+def excerpt_of(step: LoweredStep, timeline: Timeline) -> tuple[Interval, ...]:
     """Ops by rank class and time. Categories do not say "exposed": whether an op is depends on what runs beside it."""
     start = timeline.start_ns
     order = np.flatnonzero(timeline.end_ns > start)
@@ -38,7 +38,7 @@ def excerpt_of(step: Step, timeline: Timeline) -> tuple[Interval, ...]:
 
 
 def _windows(
-    step: Step, start: NDArray[np.int64], order: NDArray[np.int64]
+    step: LoweredStep, start: NDArray[np.int64], order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The ops to show: one window from the beginning, or two."""
     none = order[:0]
@@ -55,7 +55,7 @@ def _windows(
     return order[:half], order[steady : steady + half]
 
 
-def _intervals(step: Step, timeline: Timeline, shown: NDArray[np.int64]) -> list[Interval]:
+def _intervals(step: LoweredStep, timeline: Timeline, shown: NDArray[np.int64]) -> list[Interval]:
     graph = step.graph
     categories = [
         "compute" if name.startswith("segment ") else name.removeprefix("exposed ") for name in graph.categories
@@ -75,7 +75,7 @@ def _intervals(step: Step, timeline: Timeline, shown: NDArray[np.int64]) -> list
     ]
 
 
-def _labels(step: Step, shown: NDArray[np.int64]) -> list[str]:
+def _labels(step: LoweredStep, shown: NDArray[np.int64]) -> list[str]:
     """Names of ops: a pass by direction, micro-batch and chunk, a transfer by the pass whose output it carries."""
     graph = step.graph
     names = [graph.labels[number] for number in graph.label[shown].tolist()]
@@ -96,7 +96,7 @@ def _labels(step: Step, shown: NDArray[np.int64]) -> list[str]:
     return names
 
 
-def _pass_labels(step: Step, actions: NDArray[np.int64]) -> list[str]:
+def _pass_labels(step: LoweredStep, actions: NDArray[np.int64]) -> list[str]:
     schedule = step.schedule
     kinds, micro_batches = schedule.kind[actions].tolist(), schedule.micro_batch[actions].tolist()
     if schedule.chunks == 1:
@@ -108,7 +108,7 @@ def _pass_labels(step: Step, actions: NDArray[np.int64]) -> list[str]:
 
 
 def _gaps(
-    step: Step, timeline: Timeline, order: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]
+    step: LoweredStep, timeline: Timeline, order: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> list[Interval]:
     if not len(second):
         return []

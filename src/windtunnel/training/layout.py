@@ -78,7 +78,7 @@ class Layout:
 
     @property
     def shares_once(self) -> bool:
-        """Whether shards are gathered and gradients reduced once in a step: `training/pipelined_shards.py`."""
+        """Whether shards are gathered and gradients reduced once in a step: `training/lowering/pipelined_shards.py`."""
         return self.habits.pipeline_shares_once and self.plan.pp > 1 and (self.plan.zero_stage or 0) >= 2
 
     @property
@@ -144,6 +144,9 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
     _check_schedule(schedule, plan, micro_batches)
     _check_size(plan, model, cluster, micro_batches)
+    if (plan.recompute_layers or 0) > len(model.layers):
+        remedy = f"the model has {len(model.layers)} layers: use full, or full:N with fewer"
+        raise SpecError("recompute", plan.recompute, remedy)
     sharded = plan.zero_stage or 0
     if plan.shard_group is not None and not sharded:
         raise LayoutError(
@@ -244,7 +247,7 @@ def _data_parallel(plan: Plan, cluster: Cluster) -> int:
     if rest or dp == 0:
         raise LayoutError(
             f"tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {block} does not divide {cluster.n_gpus} GPUs",
-            f"use {(dp + 1) * block} GPUs or change a degree",
+            f"use {f'{dp * block} or ' if dp else ''}{(dp + 1) * block} GPUs, or change a degree",
         )
     if plan.dp is not None and plan.dp != dp:
         raise LayoutError(
@@ -277,6 +280,8 @@ def _check_schedule(schedule: str, plan: Plan, micro_batches: int) -> None:
             f"schedule {schedule} has no virtual stages, but virtual_stages = {plan.virtual_stages}",
             "use schedule interleaved or virtual_stages 1",
         )
+    if plan.pp == 1 and plan.schedule not in (None, "gpipe", "1f1b"):
+        raise LayoutError(f"schedule {schedule} with pp = 1", "there is no pipeline: use pp 2 or more, or leave it out")
     if plan.virtual_stages > 1 and plan.pp == 1:
         raise LayoutError(f"virtual_stages = {plan.virtual_stages} with pp = 1", "interleaving needs pp > 1")
 

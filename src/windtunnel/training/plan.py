@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError, remedy_of
+from windtunnel.input_file import read_yaml
 
 Framework = Literal["megatron", "torchtitan", "fsdp", "nanotron", "pytorch"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
@@ -130,7 +131,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path)
     except OSError as error:
         raise InputFileError(path, error.strerror or "cannot be read", "give the path of a plan in YAML") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -147,8 +148,7 @@ def _spec_error(error: ValidationError, where: str | None) -> SpecError | Unknow
         return UnknownNameError("plan field", name, Plan.model_fields, remedy=f"(in {where})" if where else None)
     if first["type"] == "missing":
         return SpecError(name, None, "the plan needs it", where)
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return SpecError(name, first["input"], message, where)
+    return SpecError(name, first["input"], remedy_of(first), where)
 
 
 def _check_recompute(text: str, where: str | None) -> None:

@@ -230,7 +230,7 @@ class Pricer:
         return self.calibrated.elementwise("add backward", max(1.0, elements / width), width, self._dtype)
 
     def new_pages(self, bytes_total: float, held_bytes: float, *, update: bool = False) -> Price:
-        """Faults on so many bytes that lie on pages handed out anew (`training/new_pages.py`); on a CPU only.
+        """Faults on so many bytes that lie on pages handed out anew (`training/memory/new_pages.py`); on a CPU only.
 
         `held_bytes`: the most that the process holds in a step. Pages of a large process may cost more (`calibrate`).
         """

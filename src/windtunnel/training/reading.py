@@ -14,31 +14,18 @@ from numpy.typing import NDArray
 from windtunnel.errors import UserError
 from windtunnel.graph import OpKind
 from windtunnel.result import Limit, StageMemory
+from windtunnel.step.result_of import PLAIN
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
-from windtunnel.training.pass_builder import Segment
-from windtunnel.training.step import Step
+from windtunnel.training.lowering.pass_builder import Segment
+from windtunnel.training.lowering.step import LoweredStep
 
 WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5
 FIXES_MOST = 4
 RECOMPUTATION = "recomputation"
-PLAIN = ("gemm", "attention", "memory-bound", "optimizer")  # the work itself; anything else is overhead of the layout
 
 
-def sum_to(parts: Mapping[str, int], total: int) -> dict[str, int]:
-    """Scale integer parts so that they sum exactly to `total` (largest remainder; ties by name)."""
-    whole = sum(parts.values())
-    if whole == 0:
-        return {}
-    scaled = {name: divmod(value * total, whole) for name, value in parts.items()}
-    result = {name: quotient for name, (quotient, _) in scaled.items()}
-    left = total - sum(result.values())
-    for name in sorted(scaled, key=lambda name: (-scaled[name][1], name))[:left]:
-        result[name] += 1
-    return result
-
-
-def limits_of(layout: Layout, breakdown_ns: Mapping[str, int], total_ns: int, step: Step) -> tuple[Limit, ...]:
+def limits_of(layout: Layout, breakdown_ns: Mapping[str, int], total_ns: int, step: LoweredStep) -> tuple[Limit, ...]:
     """The largest parts of the step and what would shrink them: overheads of the layout first, then the work itself."""
     parts = dict(breakdown_ns)
     again = _recomputed_ns(layout, step)
@@ -198,7 +185,7 @@ def _communication_ways(layout: Layout, group: str) -> Iterator[str]:
         yield "a smaller --offload-activations"
 
 
-def recomputed_flops(layout: Layout, step: Step) -> float:
+def recomputed_flops(layout: Layout, step: LoweredStep) -> float:
     """FLOPs of the whole job's step that run a second time, counted as model FLOPs are."""
     if layout.plan.recompute == "none":
         return 0.0
@@ -206,7 +193,7 @@ def recomputed_flops(layout: Layout, step: Step) -> float:
     return total * layout.cluster.n_gpus / step.schedule.stages
 
 
-def _recomputed_ns(layout: Layout, step: Step) -> int:
+def _recomputed_ns(layout: Layout, step: LoweredStep) -> int:
     """Mean nanoseconds per rank that kernels run a second time."""
     if layout.plan.recompute == "none":
         return 0
@@ -216,7 +203,7 @@ def _recomputed_ns(layout: Layout, step: Step) -> int:
     return round(total / step.schedule.stages)
 
 
-def _recomputed(step: Step) -> Iterator[tuple[int, Segment, NDArray[np.bool_]]]:
+def _recomputed(step: LoweredStep) -> Iterator[tuple[int, Segment, NDArray[np.bool_]]]:
     """Each pass with how often all ranks run it and which of its ops are kernels of a recomputation."""
     schedule = step.schedule
     counts = np.bincount(step.segment_of[schedule.stage_of, schedule.kind], minlength=len(step.segments))

@@ -14,11 +14,11 @@ from windtunnel.accuracy.anchor import anchored
 from windtunnel.accuracy.constants import fitted_constants
 from windtunnel.accuracy.guess import with_guesses
 from windtunnel.accuracy.outcome import Outcome, outcome_of
-from windtunnel.accuracy.page import page_of, write_page
 from windtunnel.accuracy.ranking import rankings
 from windtunnel.accuracy.run import run_validation
 from windtunnel.accuracy.score import _ranks, feasibility, memory_scores, ordering, score
 from windtunnel.errors import InputFileError, LayoutError, SpecError
+from windtunnel.report.accuracy_page import page_of, write_page
 
 
 @pytest.fixture

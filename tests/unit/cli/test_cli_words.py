@@ -22,10 +22,10 @@ from windtunnel.cli.app import main
 from windtunnel.cli.captured import answered_captured
 from windtunnel.cli.output import cold
 from windtunnel.cli.plan_flags import SWITCHES, PlanFlags, check_whole_numbers, switches_spelled_out
-from windtunnel.cli.question import Question
 from windtunnel.cli.run import _asked
 from windtunnel.errors import UserError
 from windtunnel.training.plan import Plan, read_plan
+from windtunnel.training.question import Question
 
 ASKED = {"global_batch": 16, "seq_len": 4096}
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.capture.script.program import MemoryEvent, Op, RankProgram
-from windtunnel.emulate.captured_memory import memory_of_program
 from windtunnel.graph.allocator_settings import AllocatorSettings
+from windtunnel.programs.memory import memory_of_program
+from windtunnel.programs.program import MemoryEvent, Op, RankProgram
 
 SIZE = 64 << 20
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.conductor import WARM_UP, Conductor
 from windtunnel.emulate.observe import NO_CPU, Came, Observer, typical
+from windtunnel.programs.communication import Communication
 
 PRICE = 0.01
 MEMBERS = tuple(range(4))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.peers import Exchange, PeerPolicy
+from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.emulate.hold import BEHIND, Holding, planned
 from windtunnel.emulate.observe import ObservedStep
 from windtunnel.emulate.peers_replay import HostProgram, Replay, Watched
+from windtunnel.programs.communication import Communication
 
 PRICE = 0.5
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from windtunnel.capture.script.arguments import Launch
-from windtunnel.emulate.lines import report_lines
+from windtunnel.capture.arguments import Launch
 from windtunnel.emulate.run import Emulation, Outcome
+from windtunnel.report.emulation_console import report_lines
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from windtunnel.capture.script.communication import Communication  # noqa: E402
-from windtunnel.capture.script.work import wait_until  # noqa: E402
-from windtunnel.emulate import listen  # noqa: E402
-from windtunnel.emulate.arrivals import Span  # noqa: E402
-from windtunnel.emulate.conductor import Conductor, Ticket  # noqa: E402
-from windtunnel.emulate.listen import Due, HangError, Listening  # noqa: E402
-from windtunnel.emulate.observe import ObservedStep  # noqa: E402
-from windtunnel.emulate.peers_replay import Event, Watched  # noqa: E402
-from windtunnel.emulate.prices import group_on, seconds_on  # noqa: E402
-from windtunnel.emulate.timeline import events_of_peer, events_of_real, trace_bytes  # noqa: E402
-from windtunnel.hardware import parse_cluster  # noqa: E402
+from windtunnel.capture.virtual_world.work import wait_until
+from windtunnel.emulate import listen
+from windtunnel.emulate.arrivals import Span
+from windtunnel.emulate.conductor import Conductor, Ticket
+from windtunnel.emulate.listen import Due, HangError, Listening
+from windtunnel.emulate.observe import ObservedStep
+from windtunnel.emulate.peers_replay import Event, Watched
+from windtunnel.emulate.prices import group_on, seconds_on
+from windtunnel.emulate.timeline import events_of_peer, events_of_real, trace_bytes
+from windtunnel.hardware import parse_cluster
+from windtunnel.programs.communication import Communication
 
 
 def call(sequence: int = 0, kind: str = "all_reduce", size: int = 1024, **more: Any) -> Communication:

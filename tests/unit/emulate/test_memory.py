@@ -1,8 +1,11 @@
 """The peak of a step from the allocator's log."""
 
+from pathlib import Path
 from typing import Any
 
-from windtunnel.emulate.memory import MARK, OPTIMIZER_MARK, peak_of, read_log
+import pytest
+
+from windtunnel.emulate.memory import MARK, OPTIMIZER_MARK, MemoryWatch, peak_of, read_log
 
 
 def event(ts: float, size: int, address: int) -> dict[str, Any]:
@@ -72,3 +75,38 @@ def test_the_same_address_later_is_no_gradient() -> None:
 
 def test_a_log_without_a_whole_step_has_no_peak() -> None:
     assert peak_of(read_log({"traceEvents": [mark(0.0), event(1.0, 5, 1)]}), 0, {}) is None
+
+
+def test_what_was_let_go_without_a_line_is_no_longer_there() -> None:
+    """A gradient of before the log: gone when the last step begins, or its address taken by something new."""
+    events = [mark(0.0), event(0.5, 200, 6), mark(1.0), event(3.0, 100, 8), mark(4.0)]
+    owned = {"gradients": {5: 300, 6: 150}, "parameters": {7: 700}}
+    peak = peak_of(read_log({"traceEvents": events}), 1150, owned, left={6, 7})
+    assert peak is not None
+    assert peak.allocated_bytes == 700 + 200 + 100
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_printed_peak_of_a_real_loop_is_what_is_allocated(set_to_none: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    watch = MemoryWatch()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        model(torch.ones(2, 1024)).sum().backward()
+        watch.note_gradients([optimizer])
+        optimizer.step()
+
+    step()
+    assert watch.start([optimizer], stack=False)
+    watch.mark([optimizer])
+    for _ in range(2):
+        step()
+        watch.mark([optimizer])
+    peak = watch.stop(tmp_path, [])
+    assert peak is not None
+    # Weights and as many gradients. A new gradient meets the one that it is added to where those are kept.
+    weight = 1024 * 1024 * 4
+    assert peak.allocated_bytes == pytest.approx((6 if set_to_none else 7) * weight, rel=0.005)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.job import CapturedJob
-from windtunnel.capture.script.program import Op, RankProgram
 from windtunnel.emulate.other_classes import KERNELS, OPTIMIZER, PRODUCTS, factors, other_classes, stretches_of
 from windtunnel.emulate.peers_replay import Event, HostProgram
+from windtunnel.programs.communication import Communication
+from windtunnel.programs.job import CapturedJob
+from windtunnel.programs.program import Op, RankProgram
 
 
 def price(op: Op) -> tuple[float, int]:

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.job import CapturedJob
-from windtunnel.capture.script.program import Op, RankProgram
 from windtunnel.emulate.other_classes import other_classes
 from windtunnel.emulate.peer_times import by_class, document, load_times
 from windtunnel.emulate.peers_replay import Event, HostProgram
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.programs.communication import Communication
+from windtunnel.programs.job import CapturedJob
+from windtunnel.programs.program import Op, RankProgram
 
 
 def call(kind: str, rank: int, peer: int = -1, size: int = 8) -> Communication:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from windtunnel.capture.script.communication import Communication
 from windtunnel.emulate.peers_replay import Event, HostProgram, Replay
 from windtunnel.errors import UserError
+from windtunnel.programs.communication import Communication
 
 PRICE = 0.5
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.peers import PEERS_LIKE_ME, Exchange
+from windtunnel.capture.virtual_world.peer_data import PEERS_LIKE_ME, Exchange
 from windtunnel.emulate.shards import PERIOD, TiedShards
+from windtunnel.programs.communication import Communication
 
 torch = pytest.importorskip("torch")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from windtunnel.capture.script.communication import Communication
-from windtunnel.capture.script.peers import Exchange
+from windtunnel.capture.virtual_world.peer_data import Exchange
 from windtunnel.emulate.tape import Numbering, Tape, TapeError, TapeWriter, bytes_of, player
 from windtunnel.errors import InputFileError
+from windtunnel.programs.communication import Communication
 
 torch = pytest.importorskip("torch")
 

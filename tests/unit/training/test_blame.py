@@ -11,15 +11,17 @@ import pytest
 from windtunnel.engine import Slowdown, replay
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import transformer
+from windtunnel.step.disturbances.attribution import thinned
+from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.training import read_plan
-from windtunnel.training.blame import explain, path_parts, thinned
-from windtunnel.training.culprits import culprits_of
-from windtunnel.training.disturbances import cell_factors, parse_disturbances
+from windtunnel.training.disturbances.attribution import explain, path_of
+from windtunnel.training.disturbances.cells import cell_factors
+from windtunnel.training.disturbances.pace_setters import pace_setters_of
+from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.replicas import unfold
 from windtunnel.training.schedules import schedule
 
 # Large enough that kernels, not their launches, take the time: launches do not slow down.
@@ -54,7 +56,7 @@ def replayed(name: str, *slow: str, fold: bool = True):
     asked = parse_disturbances(slow, layout.cluster).slow
     unfolded = unfold(step, layout, pieces, pricer, *cell_factors(layout, asked), fold=fold)
     factors = np.array(pricer.training.slowdown_factors())
-    timeline = replay(unfolded.graph, unfolded.duration_ns, Slowdown(unfolded.interference, factors))
+    timeline = replay(unfolded.step.graph, unfolded.step.duration_ns, Slowdown(unfolded.step.interference, factors))
     return (unfolded, timeline, step, layout, asked)
 
 
@@ -91,7 +93,7 @@ def test_every_rank_and_every_nanosecond_is_accounted_for(name, slow):
 def test_the_critical_path_tiles_the_step_and_waits_are_times(name):
     parts = replayed(name, *MANY)
     unfolded, timeline, step, layout, slow = parts
-    path = path_parts(unfolded, timeline, step, culprits_of(layout, slow))
+    path = path_of(unfolded, timeline, step, pace_setters_of(layout, slow))
     assert path[0].start_ns == 0
     assert path[-1].end_ns == timeline.makespan_ns
     assert all(one.end_ns == other.start_ns for one, other in pairwise(path))
@@ -116,12 +118,12 @@ def test_one_very_slow_gpu_is_on_the_path_and_waits_less_than_its_peers(name):
     found, ranks = explain(*parts), of_ranks(explain(*parts))
     on_path = sum(one.end_ns - one.start_ns for one in found.critical_path if one.rank == gpu)
     assert on_path > 0.5 * parts[1].makespan_ns
-    culprits = culprits_of(parts[3], parts[4])
-    block = culprits.cell * culprits.tied
+    setters = pace_setters_of(parts[3], parts[4])
+    block = setters.cell * setters.tied
     peers = [rank for rank in range(gpu // block * block, gpu // block * block + block) if rank != gpu]
     assert all(ranks[peer][2] > ranks[gpu][2] for peer in peers)
     assert ranks[gpu][2] == min(rank[2] for rank in ranks)
-    stage = culprits.place(gpu)[0]
+    stage = setters.ranks.place(gpu)[0]
     last = {one.communicator: one.last_rank for one in found.waiting if one.worst_ns}
     own = [rank for name, rank in last.items() if name.endswith(f" of stage {stage}")]
     assert own

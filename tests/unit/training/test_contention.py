@@ -11,7 +11,7 @@ from windtunnel.hardware.cluster import cluster_with
 from windtunnel.hardware.topology import slowed, topology_of
 from windtunnel.model import transformer
 from windtunnel.training import read_plan
-from windtunnel.training.contention import uplink_factors, uplink_names
+from windtunnel.training.disturbances.contention import uplink_factors, uplink_names
 from windtunnel.training.layout import resolve
 
 MODEL = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=2048, name="small")

@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.hardware import parse_cluster
-from windtunnel.training.disturbances import SAMPLES, parse_disturbances
+from windtunnel.step.disturbances.disturbances import SAMPLES, parse_disturbances
 
 CLUSTER = parse_cluster("h100-sxm:64")
 

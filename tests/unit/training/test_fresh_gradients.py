@@ -9,12 +9,12 @@ import pytest
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import Model, load_model, transformer
 from windtunnel.training import predict
-from windtunnel.training.allocations import Load
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.pieces import fresh_gradients, pieces_of
+from windtunnel.training.lowering.model_chunks import fresh_gradients, pieces_of
+from windtunnel.training.memory.allocations import Load
+from windtunnel.training.memory.model_state import state_bytes
 from windtunnel.training.plan import Plan
 from windtunnel.training.schedules import Kind
-from windtunnel.training.state import state_bytes
 
 
 def model(**changes: Any) -> Model:

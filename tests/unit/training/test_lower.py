@@ -13,11 +13,11 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.training import read_plan
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.step import STREAMS, LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import NAMES, Kind, schedule
-from windtunnel.training.step import STREAMS, Step
 
 MODEL = load_model("llama-3-8b").with_changes(layers=8)
 
@@ -26,7 +26,7 @@ MODEL = load_model("llama-3-8b").with_changes(layers=8)
 class Lowered:
     """A step, replayed."""
 
-    step: Step
+    step: LoweredStep
     timeline: Timeline
 
     def ops(self, label: str, rank: int | None = None) -> list[int]:

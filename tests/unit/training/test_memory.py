@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from windtunnel.cost.device_memory import memory_document
 from windtunnel.graph.allocator import replay_allocator
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import Model, load_model, transformer
 from windtunnel.result import StageMemory
 from windtunnel.training import predict
-from windtunnel.training.allocations import Passes, Resident, two_steps
-from windtunnel.training.keeping import memory_document
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.memory import memory_of
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.memory.allocations import Passes, Resident, two_steps
+from windtunnel.training.memory.model_state import state_bytes
+from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Plan
 from windtunnel.training.schedules import Kind, Schedule, schedule
-from windtunnel.training.state import state_bytes
 
 GIB = 2**30
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from windtunnel.cost.device_memory import MIB, memory_document, outside_of_allocator
 from windtunnel.hardware import Cluster, cluster_with, parse_cluster
 from windtunnel.hardware.calibration import Calibration
 from windtunnel.training import predict
-from windtunnel.training.keeping import MIB, memory_document, outside_of_allocator
 
 PLAN = {"global_batch": 8, "seq_len": 512, "framework": "pytorch"}
 

@@ -15,7 +15,7 @@ from windtunnel.model import load_model
 from windtunnel.model.operations import Operation
 from windtunnel.training import predict
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.pieces import pieces_of, tensors_of
+from windtunnel.training.lowering.model_chunks import pieces_of, tensors_of
 from windtunnel.training.plan import read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind

@@ -14,7 +14,7 @@ from windtunnel.model.layer_operations import layer_operations
 from windtunnel.model.operations import Shard
 from windtunnel.training import predict, read_plan
 from windtunnel.training.layout import resolve
-from windtunnel.training.router_load import RouterLoad, parse_router_load, rank_loads_of
+from windtunnel.training.workload.router_load import RouterLoad, parse_router_load, rank_loads_of
 
 MOE = transformer(
     hidden=256, layers=4, heads=8, vocab=4096, ffn=256, experts=4, topk=2, family="mixtral", name="small-moe"

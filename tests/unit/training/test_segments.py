@@ -12,9 +12,9 @@ from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.model import load_model
 from windtunnel.training import read_plan
 from windtunnel.training.layout import resolve
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.pass_lowering import Phase, Segment, build_segment
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.segments import Phase, Segment, build_segment
 
 MODEL = load_model("llama-3-8b").with_changes(layers=2)
 MOE = load_model("mixtral-8x7b").with_changes(layers=2)

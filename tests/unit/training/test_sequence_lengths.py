@@ -11,14 +11,14 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model, transformer
 from windtunnel.training import read_plan
-from windtunnel.training.imbalance import mean_document, packed
 from windtunnel.training.layout import resolve
-from windtunnel.training.lower import lower
-from windtunnel.training.pieces import pieces_of
+from windtunnel.training.lowering.lower import lower
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.pass_lowering import Phase, build_segment
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import schedule
-from windtunnel.training.segments import Phase, build_segment
-from windtunnel.training.sequence_lengths import (
+from windtunnel.training.workload.imbalance import mean_document, packed
+from windtunnel.training.workload.sequence_lengths import (
     Lengths,
     attention_shares,
     attention_variants,

@@ -9,10 +9,10 @@ import pytest
 
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import Model, transformer
-from windtunnel.training.allocations import Passes
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.pieces import Piece, pieces_of
-from windtunnel.training.pipelined_shards import unmerged_chunks
+from windtunnel.training.lowering.model_chunks import Piece, pieces_of
+from windtunnel.training.lowering.pipelined_shards import unmerged_chunks
+from windtunnel.training.memory.allocations import Passes
 from windtunnel.training.plan import Plan
 from windtunnel.training.schedules import NAMES, SPLIT, Kind, schedule
 

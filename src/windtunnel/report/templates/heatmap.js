@@ -1,6 +1,6 @@
 "use strict";
 // Heat maps of ranks: columns of fields (a host's GPUs, a replica's stages), wrapped into lines that fill the width.
-(() => {
+window.windtunnel.heatmap = () => {
   const { showTip, hideTip, duration } = window.windtunnel;
   const heat = JSON.parse(document.getElementById("data").textContent).heat;
   let ranks = 0;
@@ -146,4 +146,5 @@
   repaint();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   matchMedia("print").addEventListener("change", repaint);
-})();
+};
+if (document.getElementById("data")) window.windtunnel.heatmap();

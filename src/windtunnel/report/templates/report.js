@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  let data = {};
   const tip = document.getElementById("tip");
 
   function significant(value) {
@@ -34,14 +34,19 @@
   document.addEventListener("pointerleave", hideTip);
   document.addEventListener("scroll", hideTip, { passive: true, capture: true });
 
-  window.windtunnel = { showTip, hideTip, duration };  // for the scripts behind this one
+  // Draws the report that stands in the page; a page that shows one report after another calls it for each.
+  function start() {
+    data = JSON.parse(document.getElementById("data").textContent);
+    const canvas = document.querySelector("#timeline canvas");
+    if (canvas) timeline(canvas, data.timeline);
+    const curves = document.querySelector(".curves");
+    if (curves) memoryCurves(curves, data.curves);
+    const copy = document.getElementById("copy");
+    if (copy) copy.addEventListener("click", () => copyCommand(copy));
+  }
 
-  const canvas = document.querySelector("#timeline canvas");
-  if (canvas) timeline(canvas, data.timeline);
-  const curves = document.querySelector(".curves");
-  if (curves) memoryCurves(curves, data.curves);
-  const copy = document.getElementById("copy");
-  if (copy) copy.addEventListener("click", () => copyCommand(copy));
+  window.windtunnel = { showTip, hideTip, duration, start };  // for the scripts behind this one
+  if (document.getElementById("data")) start();
 
   function timeline(canvas, ops) {
     const pen = canvas.getContext("2d");

@@ -11,6 +11,7 @@ A stage is on one rank only, so DualPipe, with each stage on two, has no such fi
 from __future__ import annotations
 
 import csv
+import io
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windtunnel.errors import InputFileError, LayoutError, ScheduleError
+from windtunnel.input_file import read_bytes
 from windtunnel.training.schedules.table import Kind, Schedule, table
 from windtunnel.training.schedules.verify import check
 
@@ -41,8 +43,7 @@ def load_csv(path: str | Path) -> Schedule:
     """Read and `check` a schedule, named after its file, chunks in order of stage. Raises `InputFileError`."""
     path = Path(path)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if row]
+        rows = [row for row in csv.reader(io.StringIO(read_bytes(path).decode(), newline="")) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputFileError(
             path, f"cannot be read: {error}", "give a CSV file with one row per pipeline rank"

@@ -1,0 +1,1 @@
+"""The processes that play the ranks of a captured job."""

@@ -1,0 +1,1 @@
+"""What a script executes, op by op, written down as the program of one rank."""

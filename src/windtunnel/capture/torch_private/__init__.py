@@ -1,0 +1,1 @@
+"""Every use of what PyTorch does not promise to keep, by the part of PyTorch that it is about."""

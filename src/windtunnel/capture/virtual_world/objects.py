@@ -1,0 +1,253 @@
+"""Object collectives: what peers hold is what this rank holds, as pickled copies, unless a mailbox brings the real
+thing.
+
+torch sends objects as two rounds of tensors whose sizes one must read; here they are answered as Python calls, at a
+cost that does not depend on fake tensors, and noted as control traffic.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.capture.torch_private import distributed as compat
+from windtunnel.capture.virtual_world.groups import Group
+from windtunnel.capture.virtual_world.initialisation import replace_public
+
+if TYPE_CHECKING:
+    from windtunnel.capture.virtual_world.world import World
+
+COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
+
+
+def install(world: World, patches: compat.Replacements) -> None:
+    """Replace torch's object collectives while the world is open."""
+    calls = ObjectCalls(world)
+    for name in (
+        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+        *("send_object_list", "recv_object_list"),
+    ):
+        replace_public(patches, name, _while_open(world, getattr(calls, name)))
+
+
+def _while_open(world: World, mine: Any) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (mine if world.is_open else original)(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+class ObjectCalls:
+    """torch's functions, by their names and arguments."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        """Every member's object, on every member."""
+        ours = self._group(group, "all_gather_object")
+        if ours is None:
+            return
+        self._gathered(ours, "all_gather", obj, object_list, root=-1)
+
+    def gather_object(
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group: Any = None,
+        group_dst: int | None = None,
+    ) -> None:
+        """Every member's object, on one."""
+        ours = self._group(group, "gather_object")
+        if ours is None:
+            return
+        root = self._position(ours, dst, group_dst, default=0)
+        if root == ours.position and not object_gather_list:
+            raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
+        self._gathered(ours, "gather", obj, object_gather_list if root == ours.position else None, root)
+
+    def broadcast_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        """One member's objects, on every member: they stay what they are here, where there is something to stay."""
+        ours = self._group(group, "broadcast_object_list")
+        if ours is None:
+            return
+        root = self._position(ours, src, group_src, default=0)
+        data = dumps(object_list)
+        self._call(ours, "broadcast", len(data), root)
+        sender = ours.members[root]
+        key = self._world.messages.key(ours, sender, sender, "broadcast")
+        if root == ours.position:
+            if ours.size > 1:
+                self._world.messages.put(key, data)
+        elif any(entry is None for entry in object_list):
+            if self._world.messages.reaches(sender):
+                object_list[:] = loads(self._world.messages.get(key, "broadcast_object_list", sender))
+            else:
+                self._note(f"broadcast_object_list: the objects of rank {sender} are not known, None stayed None")
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        """One object of one member's list, on each member."""
+        ours = self._group(group, "scatter_object_list")
+        if ours is None:
+            return
+        root = self._position(ours, src, group_src, default=0)
+        if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+            raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
+        inputs, messages, sender = scatter_object_input_list, self._world.messages, ours.members[root]
+        if root == ours.position:
+            if inputs is None:
+                raise ValueError("source rank must provide non-None scatter_object_input_list")
+            self._call(ours, "scatter", len(dumps(inputs)), root)
+            for receiver in messages.named_among(ours.members):
+                data = dumps(inputs[ours.members.index(receiver)])
+                messages.put(messages.key(ours, sender, receiver, "scatter"), data)
+            scatter_object_output_list[0] = loads(dumps(inputs[root]))
+            return
+        self._call(ours, "scatter", 0, root)
+        if sender in messages.named_among(ours.members):
+            data = messages.get(messages.key(ours, sender, self._world.rank, "scatter"), "scatter_object_list", sender)
+            scatter_object_output_list[0] = loads(data)
+        else:
+            self._note(f"scatter_object_list: the objects of rank {sender} are not known, the output stayed as it was")
+
+    def send_object_list(
+        self,
+        object_list: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: int | None = None,
+        use_batch: bool = False,
+    ) -> None:
+        """Objects to one member, if it runs."""
+        ours = self._group(group, "send_object_list")
+        if ours is None:
+            return
+        receiver = self._other(ours, dst, group_dst, "Destination")
+        data = dumps(object_list)
+        self._call(ours, "send", len(data), receiver)
+        messages, to = self._world.messages, ours.members[receiver]
+        if messages.reaches(to):
+            messages.put(messages.key(ours, self._world.rank, to, "objects"), data)
+
+    def recv_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+        use_batch: bool = False,
+    ) -> int:
+        """Objects from one member: only it knows them. Returns its global rank."""
+        ours = self._group(group, "recv_object_list")
+        if ours is None:
+            return -1
+        sender = ours.members[self._other(ours, src, group_src, "Source")]
+        messages = self._world.messages
+        key = messages.key(ours, sender, self._world.rank, "objects")
+        due = self._world.begin(call := self._asked(ours, "recv", 0, ours.members.index(sender)))
+        received = loads(messages.get(key, f"recv_object_list on group {ours.name!r}", sender))
+        object_list[: len(received)] = received
+        self._world.wait_for(call, due)
+        return sender
+
+    def _gathered(self, group: Group, kind: str, obj: Any, output: list[Any] | None, root: int) -> None:
+        data = dumps(obj)
+        self._call(group, kind, len(data) * group.size, root)
+        messages, rank = self._world.messages, self._world.rank
+        running = messages.named_among(group.members)
+        if running and (root < 0 or group.members[root] != rank):
+            receivers = running if root < 0 else [group.members[root]]
+            for receiver in receivers:
+                messages.put(messages.key(group, rank, receiver, kind), data)
+        if output is None:
+            return
+        if len(data) * group.size <= COPIED_BYTES:
+            output[: group.size] = [loads(data) for _ in range(group.size)]
+        else:
+            output[: group.size] = [loads(data)] * group.size
+        for sender in running:
+            theirs = messages.get(messages.key(group, sender, rank, kind), f"{kind} of objects", sender)
+            output[group.members.index(sender)] = loads(theirs)
+
+    def _call(self, group: Group, kind: str, size: int, position: int) -> None:
+        call = self._asked(group, kind, size, position)
+        self._world.wait_for(call, self._world.begin(call))
+
+    def _asked(self, group: Group, kind: str, size: int, position: int) -> Any:
+        return self._world.answers.ask(group, kind, size, (), position=position, is_async=False, control=True)
+
+    def _group(self, group: Any, name: str) -> Group | None:
+        c10d = compat.c10d()
+        if c10d._rank_not_in_group(group):
+            c10d._warn_not_in_group(name)
+            return None
+        return self._world.group_of(group if group is not None else c10d._get_default_group())
+
+    @staticmethod
+    def _position(group: Group, rank: int | None, position: int | None, default: int | None = None) -> int:
+        if rank is None and position is None:
+            rank = default
+        return int(compat.c10d()._canonicalize_group_rank(group.handle, rank, position))
+
+    def _other(self, group: Group, rank: int | None, position: int | None, which: str) -> int:
+        other = self._position(group, rank, position)
+        if other == group.position:
+            raise ValueError(f"{which} rank must not be the same as the rank of the current process.")
+        return other
+
+    def _note(self, text: str) -> None:
+        if text not in self._world.notes:
+            self._world.notes.append(text)
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors without data travel as their shapes."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        import torch
+
+        if isinstance(obj, torch.Tensor) and (isinstance(obj, compat.fake_tensor_class()) or obj.device.type == "meta"):
+            with compat.outside_modes():
+                return _empty, (tuple(obj.shape), tuple(obj.stride()), obj.dtype, str(obj.device), obj.requires_grad)
+        return NotImplemented
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any, device: str, requires_grad: bool) -> Any:
+    """Under fake tensors a fake one."""
+    import torch
+
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).requires_grad_(requires_grad)
+
+
+def dumps(obj: Any) -> bytes:
+    """Pickle, tensors without data included."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(obj)
+    return buffer.getvalue()
+
+
+def loads(data: bytes) -> Any:
+    """The objects again."""
+    return pickle.loads(data)

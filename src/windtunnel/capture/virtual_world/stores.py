@@ -1,0 +1,72 @@
+"""The key-value store of a job with one process: what the script finds where it expects a TCPStore. Imports torch."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError
+
+
+class LocalStore(dist.Store):  # type: ignore[misc]
+    """What this process sets it can get; a key that only a peer would have set is refused instead of waited for."""
+
+    def __init__(self, host: str = "localhost", port: int = 0) -> None:
+        super().__init__()
+        self.host, self.port = host, port
+        self._values: dict[str, bytes] = {}
+        self._timeout = timedelta(minutes=5)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store a value."""
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """Look a value up."""
+        if key not in self._values:
+            raise UnsupportedCommunicationError(
+                f"reading {key!r} from the job's key-value store, which another rank would have set,",
+                "set the key on every rank, or exchange the value with torch.distributed.broadcast_object_list",
+            )
+        return self._values[key]
+
+    def add(self, key: str, number: int) -> int:
+        """Add to a counter."""
+        total = int(self._values.get(key, b"0")) + number
+        self._values[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Set where the value is the expected one, or where there is none and none is expected."""
+        now = self._values.get(key)
+        if now == expected or (now is None and not expected):
+            self._values[key] = now = bytes(desired)
+        return expected if now is None else now
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Refuse where a key is missing: nobody else is there to set it."""
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        return all(key in self._values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return len(self._values)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Kept, and never reached."""
+        self._timeout = timeout
+
+
+def tcp_store(host_name: str = "localhost", port: int = 0, *_: Any, **__: Any) -> LocalStore:
+    """In place of `torch.distributed.TCPStore`, whose constructor waits for all ranks."""
+    return LocalStore(host_name, port)

@@ -1,0 +1,195 @@
+"""What a communication gives back: a `Work` that is done at a given time, and futures done by one timer thread.
+Imports torch.
+
+A `Work` has a Python half and a C++ half. C++ callers (functional collectives, DDP's reducer) keep the C++ half only,
+and a call on it whose Python half is gone falls through to a base class that waits for ever. So the Python half is
+kept until somebody has waited, and for a while longer: a coalesced call is waited for once per tensor. It keeps no
+tensors: memory would be held that the real library gives back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.capture.torch_private import distributed as compat
+from windtunnel.programs.communication import Communication
+
+SPIN_S = 300e-6  # `time.sleep` comes back up to this late; the rest is spun
+TIMER_SPIN_S = 80e-6  # less on the timer thread: while it spins nobody else runs Python
+KEPT_WORKS = 65_536  # works that nobody waits for are dropped, oldest first
+KEPT_WAITED = 4_096  # the same, of those that were waited for
+
+
+def wait_until(due: float | None) -> None:
+    """Return at `due` on `time.perf_counter`'s clock, some tens of microseconds late at most."""
+    if due is None:
+        return
+    while (left := due - time.perf_counter()) > 0:
+        if left > SPIN_S:
+            time.sleep(left - SPIN_S)
+
+
+class Timer:
+    """One thread that completes futures when they are due; it starts with the first and ends with `stop`."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._stopped = False
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def at(self, due: float, job: Callable[[], None]) -> None:
+        """Call `job` at `due`, on the timer's thread."""
+        with self._wake:
+            self._count += 1
+            heapq.heappush(self._jobs, (due, self._count, job))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="windtunnel-timer", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """End the thread; what is not due yet is done now, so that nobody waits for ever."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._jobs and not self._stopped:
+                    self._wake.wait()
+                if not self._jobs:
+                    return
+                due = self._jobs[0][0]
+                left = due - time.perf_counter()
+                if left > TIMER_SPIN_S and not self._stopped:
+                    self._wake.wait(left - TIMER_SPIN_S)
+                    continue
+                job = heapq.heappop(self._jobs)[2]
+            if not self._stopped:
+                while time.perf_counter() < due:
+                    pass
+            job()
+            del job  # else this thread holds the last bucket until the next one is due
+
+
+class VirtualWork(dist.Work):  # type: ignore[misc]
+    """One call, or several that a coalescing manager made one, done at `due`."""
+
+    def __init__(
+        self,
+        calls: tuple[Communication, ...],
+        due: float | None,
+        outputs: Iterable[Any],
+        works: Works,
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self.calls, self.due, self._works, self._source = calls, due, works, source
+        self._outputs = [weakref.ref(tensor) for tensor in outputs]
+        self._waited = False
+        works.keep(self)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until it is done, then tell the listener, once."""
+        wait_until(self.due)
+        self._works.settle(self)
+        if not self._waited:
+            self._waited = True
+            for call in self.calls:
+                self._works.waited(call)
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done by now."""
+        return self.due is None or time.perf_counter() >= self.due
+
+    def is_success(self) -> bool:
+        """Virtual peers do not fail."""
+        return True
+
+    def exception(self) -> None:
+        """Virtual peers do not fail."""
+
+    def source_rank(self) -> int:
+        """Group rank of the sender, of a receive from any source."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def result(self) -> list[Any]:
+        """The output tensors that are still there."""
+        return [tensor for tensor in (output() for output in self._outputs) if tensor is not None]
+
+    def get_future(self) -> Any:
+        """A future of the output tensors. Callbacks run on the timer's thread, as elsewhere on the backend's."""
+        outputs = self.result()
+        devices = sorted({tensor.device for tensor in outputs if tensor.device.type == "cuda"}, key=str)
+        real = bool(devices) and not any(isinstance(tensor, compat.fake_tensor_class()) for tensor in outputs)
+        future = torch.futures.Future(devices=devices) if real else torch.futures.Future()
+        due = self.due
+        self._works.settle(self)
+        if due is None or time.perf_counter() >= due:
+            future.set_result(outputs)
+        else:
+            self._works.timer.at(due, _completion(future, outputs))
+        return future
+
+
+def _completion(future: Any, outputs: list[Any]) -> Callable[[], None]:
+    def complete() -> None:
+        with contextlib.suppress(RuntimeError):  # the script may have set it itself
+            future.set_result(outputs)
+
+    return complete
+
+
+class Works:
+    """All works of a world: keeps those that nobody waited for, and passes waits on."""
+
+    def __init__(self, waited: Callable[[Communication], None]) -> None:
+        self.timer = Timer()
+        self.waited = waited
+        self._kept: dict[int, VirtualWork] = {}
+        self._waited: deque[VirtualWork] = deque(maxlen=KEPT_WAITED)
+
+    def keep(self, work: VirtualWork) -> None:
+        """Hold the Python half until it is waited for."""
+        self._kept[id(work)] = work
+        if len(self._kept) > KEPT_WORKS:
+            self._kept.pop(next(iter(self._kept)), None)
+
+    def settle(self, work: VirtualWork) -> None:
+        """Somebody waits for it, or has its future: let it go before long."""
+        if self._kept.pop(id(work), None) is not None:
+            self._waited.append(work)
+
+    def joined(self, works: Sequence[VirtualWork]) -> VirtualWork:
+        """One work that is done when all are."""
+        for work in works:
+            self.settle(work)
+        due = max((work.due for work in works if work.due is not None), default=None)
+        calls = tuple(call for work in works for call in work.calls)
+        return VirtualWork(calls, due, [tensor for work in works for tensor in work.result()], self)

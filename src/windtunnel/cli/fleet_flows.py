@@ -1,0 +1,91 @@
+"""`windtunnel fleet flows TRACE --policy ...`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from windtunnel.fleet.flows import FlowsAnswer
+
+
+def flows(
+    trace: Path,
+    /,
+    *,
+    policy: Annotated[
+        str, Parameter(help="One or more of sebf, scf, ncf, lcf, fifo, fair, d-clas (aalo), fai, with commas between.")
+    ] = "sebf",
+    clock: Annotated[str, Parameter(help="exact, or coflowsim: that simulator's own, to the tick.")] = "exact",
+    port: Annotated[str, Parameter(help="What each port sends and receives, such as 10Gb/s (128 MiB/s).")] = "",
+    out: Annotated[
+        Path | None, Parameter(help="Start and end of every coflow as CSV; with several policies, one after the other.")
+    ] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the aggregates as JSON.")] = False,
+) -> None:
+    """Coflows that share the ports of one switch: when each ends under a policy.
+
+    Parameters
+    ----------
+    trace
+        A text file of coflow-benchmark's layout, such as FB2010-1Hr-150-0.txt.
+    """
+    from windtunnel.cli.output import note, print_json, working
+    from windtunnel.errors import SpecError
+    from windtunnel.fleet.flows import policy_named, read_trace, run_flows
+    from windtunnel.fleet.flows.study import PORT_BYTES_PER_S
+    from windtunnel.units import parse_bandwidth
+
+    names = [policy_named(word.strip()) for word in policy.split(",")]
+    if len(set(names)) < len(names):
+        raise SpecError("policy", policy, "name each policy once")
+    rate = parse_bandwidth(port, "port") if port else PORT_BYTES_PER_S
+    read = read_trace(trace)
+    with working("moving flows"):
+        answers = [run_flows(read, name, clock, rate) for name in names]
+    if out is not None:
+        _write(out, answers)
+    if json:
+        print_json({"trace": str(trace), "ports": read.n_ports, "policies": {a.policy: a.to_dict() for a in answers}})
+    else:
+        _print(answers)
+    if answers[0].ignored:
+        note(f"{len(answers[0].ignored)} coflows have no mapper and were ignored: {', '.join(answers[0].ignored[:20])}")
+    if out is not None:
+        note(f"wrote {out}")
+
+
+def _write(out: Path, answers: list[FlowsAnswer]) -> None:
+    several = len(answers) > 1
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*(["policy"] if several else []), "coflow", "start_s", "finish_s", "finish_tick"])
+        for answer in answers:
+            ticks = [""] * len(answer.coflow) if answer.finish_tick is None else answer.finish_tick.tolist()
+            rows = zip(answer.coflow, answer.start_s.tolist(), answer.finish_s.tolist(), ticks, strict=True)
+            for name, start, finish, tick in rows:
+                ignored = start != start
+                words = [name, "", "", ""] if ignored else [name, f"{start:.9f}", f"{finish:.9f}", tick]
+                writer.writerow([*([answer.policy] if several else []), *words])
+
+
+def _print(answers: list[FlowsAnswer]) -> None:
+    import numpy as np
+    from rich.table import Table
+
+    from windtunnel.cli.output import stdout
+
+    table = Table(title=f"Coflow completion time, seconds, {answers[0].clock} clock", title_justify="left")
+    for column in ("policy", "mean", "p50", "p95", "p99", "last end"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for answer in answers:
+        cct = answer.cct_s
+        if not len(cct):
+            table.add_row(answer.policy, *["-"] * 5)
+            continue
+        values = [cct.mean(), *np.percentile(cct, [50, 95, 99]), np.nanmax(answer.finish_s)]
+        table.add_row(answer.policy, *(f"{value:,.3f}" for value in values))
+    stdout().print(table)

@@ -1,0 +1,139 @@
+"""`windtunnel serve MODEL --cluster ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def serve(
+    model: str,
+    /,
+    *,
+    cluster: Annotated[str, Parameter(help="GPU type and number, h100-sxm:8, or a cluster file.")],
+    engine: Annotated[
+        str, Parameter(help="Engine and release: vllm-0.12, sglang-0.5.9, trtllm-1.0; or a file.")
+    ] = "vllm",
+    tp: Annotated[int, Parameter(help="Tensor parallelism.")] = 1,
+    pp: Annotated[int, Parameter(help="Pipeline parallelism.")] = 1,
+    dp: Annotated[int, Parameter(help="Attention data parallelism inside a replica.")] = 1,
+    ep: Annotated[int | None, Parameter(help="Expert parallelism; by default as the engine does.")] = None,
+    replicas: Annotated[int, Parameter(help="Equal replicas behind one router.")] = 1,
+    router: Annotated[
+        Literal["round-robin", "least-loaded", "prefix-aware"], Parameter(help="Which replica gets a request.")
+    ] = "least-loaded",
+    weights: Annotated[str, Parameter(help="Weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int4.")] = "bf16",
+    expert_weights: Annotated[str | None, Parameter(help="Weights of routed experts, where different.")] = None,
+    kv: Annotated[Literal["bf16", "fp8"] | None, Parameter(help="KV cache; the engine's choice by default.")] = None,
+    max_num_seqs: Annotated[int | None, Parameter(help="Sequences in a batch.")] = None,
+    max_num_batched_tokens: Annotated[int | None, Parameter(help="Tokens in a step.")] = None,
+    num_gpu_blocks: Annotated[int | None, Parameter(help="KV blocks of a GPU, as the engine's log says.")] = None,
+    block_size: Annotated[int | None, Parameter(help="Tokens of a KV block.")] = None,
+    gpu_memory_utilization: Annotated[float | None, Parameter(help="Share of memory the engine takes.")] = None,
+    prefix_caching: Annotated[bool | None, Parameter(help="Keep prefixes for later requests.")] = None,
+    chunked_prefill: Annotated[bool | None, Parameter(help="Cut long prompts into chunks.")] = None,
+    workload: Annotated[Path | None, Parameter(help="Trace: CSV or JSONL of lengths and arrivals.")] = None,
+    requests: Annotated[
+        str | None, Parameter(help="A file of requests as --workload; or how many requests to make.")
+    ] = None,
+    requests_out: Annotated[Path | None, Parameter(help="Write each request's stamps here, as CSV.")] = None,
+    rate: Annotated[
+        float | None, Parameter(help="Requests per second: of made requests, or a trace scaled to it.")
+    ] = None,
+    cv: Annotated[float, Parameter(help="Burstiness of arrivals: 0 constant, 1 Poisson (default).")] = 1.0,
+    prompt: Annotated[int | None, Parameter(help="Prompt tokens of made requests.")] = None,
+    output: Annotated[int | None, Parameter(help="Output tokens of made requests.")] = None,
+    length_ratio: Annotated[float, Parameter(help="Lengths uniform from this share of it to all of it (1).")] = 1.0,
+    concurrency: Annotated[int | None, Parameter(help="Closed loop: so many requests in flight.")] = None,
+    waves: Annotated[int, Parameter(help="Closed loop: requests per slot (10).")] = 10,
+    slo: Annotated[str | None, Parameter(help="Limits: ttft=1s,tpot=50ms.")] = None,
+    goodput: Annotated[
+        bool, Parameter(negative="", help="Find the highest rate that keeps --slo for --attain.")
+    ] = False,
+    attain: Annotated[float, Parameter(help="Share of requests that must meet the limits (0.99).")] = 0.99,
+    prefill: Annotated[str | None, Parameter(help="Prefill pool of its own: 2xtp4.")] = None,
+    decode: Annotated[str | None, Parameter(help="Decode pool of its own: 1xtp8.")] = None,
+    kernels: Annotated[Path | None, Parameter(help="Measured kernels: a table, or the folder that holds them.")] = None,
+    speculative_tokens: Annotated[int, Parameter(help="Tokens drafted per step (0).")] = 0,
+    acceptance: Annotated[float, Parameter(help="Chance that a drafted token is kept.")] = 0.0,
+    gpu_hour: Annotated[float | None, Parameter(help="Price of a GPU hour, for cost per million tokens.")] = None,
+    seed: Annotated[int, Parameter(help="Seed of made lengths and arrivals (0).")] = 0,
+    page: Annotated[Path | None, Parameter(help="Write an HTML page with latency-rate curves here.")] = None,
+    trace: Annotated[Path | None, Parameter(help="Write the timeline of one replica for Perfetto here.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
+) -> int | None:
+    """Predict latency, throughput and attainment of a served model.
+
+    Parameters
+    ----------
+    model
+        A model of the catalogue, or the path of a config.json.
+    """
+    from windtunnel.cli.output import note, print_json, working
+    from windtunnel.serving import Deployment
+    from windtunnel.serving.question import ask, made_or_read, parsed_slo
+
+    if requests is not None and not requests.isdigit():
+        workload = Path(requests)
+    count = int(requests) if requests is not None and requests.isdigit() else None
+    layout = Deployment(
+        engine=engine,
+        tp=tp,
+        pp=pp,
+        attn_dp=dp,
+        moe_ep=ep,
+        weights=weights,
+        expert_weights=expert_weights,
+        kv=kv,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_gpu_blocks=num_gpu_blocks,
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        prefix_caching=prefix_caching,
+        chunked_prefill=chunked_prefill,
+        speculative_tokens=speculative_tokens,
+        acceptance=acceptance,
+    )
+    with working("serving"):
+        asked = made_or_read(
+            workload, count, rate, cv, prompt, output, length_ratio, concurrency, waves, seed, default_rate=goodput
+        )
+        result, curve = ask(
+            model,
+            cluster,
+            layout,
+            asked,
+            replicas=replicas,
+            router=router,
+            slo=parsed_slo(slo),
+            goodput=attain if goodput else None,
+            pools=(prefill, decode),
+            kernels=kernels,
+            timeline=trace is not None,
+            cost_per_gpu_hour=gpu_hour,
+            curve=page is not None,
+        )
+    if requests_out is not None:
+        result.write_requests(requests_out)
+        note(f"wrote {requests_out}")
+    if page is not None:
+        from windtunnel.report.serving_page import write_page
+
+        write_page(result.to_dict(), curve, page)
+        note(f"wrote {page}")
+    if trace is not None:
+        from windtunnel.report.serving_trace import write_trace
+
+        write_trace(result.timeline, trace)
+        note(f"wrote {trace}")
+    if json:
+        print_json(result.to_dict())
+    else:
+        from windtunnel.cli.output import stdout
+        from windtunnel.report.serving_console import print_serving
+
+        print_serving(result.to_dict(), stdout())
+    return None

@@ -1,0 +1,140 @@
+"""`windtunnel survive [MODEL] --cluster SPEC ...` and `windtunnel survive --spot TRACE.csv ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.errors import SpecError
+
+SPOT = Group("Spot machines", sort_key=6)
+
+
+def survive(
+    model: str | None = None,
+    /,
+    *,
+    cluster: Annotated[str | None, Parameter(help="GPU and count, e.g. h100-sxm:16384, or a cluster file.")] = None,
+    plan: Annotated[Path | None, Parameter(help="Plan file in YAML; flags override it.")] = None,
+    flags: PlanFlags = PlanFlags(),
+    set: Annotated[
+        tuple[str, ...], Parameter(name="--set", negative="", help="Change one number, as in predict.")
+    ] = (),
+    days: Annotated[float, Parameter(help="Wall time of the run in days (54).")] = 54.0,
+    policy: Annotated[
+        str,
+        Parameter(
+            help="Policies with commas between them: restart, standby, byterobust, shrink, ft-hsdp, oobleck, varuna,"
+            " parcae; with --spot: parcae, varuna, on-demand (restart,standby,shrink,parcae)."
+        ),
+    ] = "",
+    failures: Annotated[
+        str,
+        Parameter(help="llama3, rsc-1, rsc-2, production, none, a YAML file, or a CSV log with --observed (llama3)."),
+    ] = "llama3",
+    observed: Annotated[
+        str | None, Parameter(help="GPUs and days that a CSV log was kept for, e.g. 1024:30 or 1024x8:30.")
+    ] = None,
+    checkpoint: Annotated[str, Parameter(help="Work between checkpoints, e.g. 10min, or auto (auto).")] = "auto",
+    standbys: Annotated[str, Parameter(help="Machines kept warm, or auto (auto).")] = "auto",
+    recovery: Annotated[
+        tuple[str, ...],
+        Parameter(negative="", help="A time of a recovery, e.g. schedule=2min or load=90s; repeatable."),
+    ] = (),
+    storage: Annotated[
+        str | None,
+        Parameter(help="Bandwidth of the file system, e.g. 2TB/s; loading is computed with it (0.25 GB/s a GPU)."),
+    ] = None,
+    step_time: Annotated[str | None, Parameter(help="Step time where no model is given (10s).")] = None,
+    gpu_hour: Annotated[float | None, Parameter(help="Dollars for one GPU-hour; no money without it.")] = None,
+    seeds: Annotated[int, Parameter(help="Runs to sample (200).")] = 200,
+    seed: Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] = 0,
+    spot: Annotated[
+        Path | None,
+        Parameter(group=SPOT, help="CSV of spot machines: time_s,event,node or minute,added,removed."),
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        Parameter(group=SPOT, help="Folder with parcae_throughput.csv and parcae_constants.csv (the trace's)."),
+    ] = None,
+    forecast: Annotated[
+        Literal["known", "persistence"],
+        Parameter(group=SPOT, help="What parcae knows: the future (known), or that nothing changes (persistence)."),
+    ] = "known",
+    look_ahead: Annotated[int | None, Parameter(group=SPOT, help="Minutes that parcae looks ahead (12).")] = None,
+    decisions_out: Annotated[
+        Path | None, Parameter(group=SPOT, help="Write minute,d,p of the first policy here.")
+    ] = None,
+    failures_out: Annotated[Path | None, Parameter(help="Write the failure process as YAML here.")] = None,
+    report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Say what failures cost a job at its scale, policy by policy: effective training time, where the rest goes,
+    money.
+
+    Parameters
+    ----------
+    model
+        Name or config.json of a model, as in predict; with --spot a model of the tables, e.g. bert. Without one, step
+        time and state are assumed.
+    """
+    from windtunnel.cli.output import note, print_json, stdout, working
+
+    names = [name.strip() for name in policy.split(",") if name.strip()]
+    if spot is not None:
+        from windtunnel.cli.survive_spot import answered_spot
+
+        answered_spot(
+            model, spot, names, tables=tables, forecast=forecast, look_ahead=look_ahead, decisions_out=decisions_out,
+            seed=seed, json=json,
+        )  # fmt: skip
+        return
+    if cluster is None:
+        raise SpecError("--cluster", None, "name the cluster, e.g. h100-sxm:16384, or give --spot TRACE.csv")
+    if decisions_out is not None:
+        raise SpecError("--decisions-out", str(decisions_out), "decisions by the minute need --spot TRACE.csv")
+    from windtunnel.cli.survive_question import asked_of
+    from windtunnel.resilience import survive as survived
+
+    with working("predicting"):
+        asked = asked_of(
+            model,
+            cluster=cluster,
+            plan=plan,
+            flags=flags.given(),
+            sets=set,
+            days=days,
+            policies=names,
+            failures=failures,
+            observed=observed,
+            checkpoint=checkpoint,
+            standbys=standbys,
+            recovery=recovery,
+            storage=storage,
+            step_time=step_time,
+            gpu_hour=gpu_hour,
+            seeds=seeds,
+            seed=seed,
+        )
+    if failures_out is not None:
+        from windtunnel.report.files import write_atomically
+        from windtunnel.resilience import process_to_yaml
+
+        write_atomically(failures_out, process_to_yaml(asked.process).encode())
+        note(f"wrote {failures_out}")
+    with working("surviving"):
+        answer = survived(asked)
+    if report is not None:
+        from windtunnel.report.survival.page import write_survival
+
+        write_survival(answer, report)
+        note(f"wrote {report}")
+    if json:
+        print_json(answer.to_dict())
+    else:
+        from windtunnel.report.survival.console import print_survival
+
+        print_survival(answer, stdout())

@@ -1,0 +1,35 @@
+"""`windtunnel techniques`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def techniques(
+    name: str | None = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative="", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the techniques: what each does and needs, its parameters, and what runs it in PyTorch.
+
+    Parameters
+    ----------
+    name
+        One technique alone.
+    """
+    from windtunnel.cli.output import print_json, stdout
+    from windtunnel.techniques.named import named, told
+
+    listed = told()
+    if name is not None:
+        one = named(name).name
+        listed = [entry for entry in listed if entry["name"] == one]
+    if json:
+        print_json({"techniques": listed})
+        return
+    from windtunnel.report.techniques import print_techniques
+
+    print_techniques(listed, stdout())

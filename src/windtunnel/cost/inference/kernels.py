@@ -1,0 +1,330 @@
+"""What one kernel of an inference engine costs on one GPU, in seconds.
+
+    decode attention   measured over (batch, context) for the nearest (heads, KV heads, head size); else
+                       KV bytes / (bandwidth x efficiency) + launch
+    latent attention   the same, over heads alone: one latent of 576 numbers per token is read by all heads (MLA)
+    experts            measured over the tokens of the expert group for the model's own shape; else the bytes of the
+                       experts that get a token, N (1 - (1 - k/N)^T) of N, or their FLOPs, whichever is longer
+    all-reduce         the engines' own one-shot and two-shot kernels inside a CUDA graph; NCCL's above 8 GPUs
+    dense products     `cost.kernels`, as in training
+
+Where a shape was not timed, the nearest one is scaled by bytes moved. Tables: aiconfigurator-core 0.12 (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+from windtunnel.cost import roofline
+from windtunnel.cost.collectives import collective, group_of
+from windtunnel.cost.inference import measured
+from windtunnel.cost.inference.dense import DTYPES, gemm_s, quantised_grids
+from windtunnel.cost.inference.surface import Curve, Surface, curve, surface
+from windtunnel.cost.kernels import KernelCosts, kernel_costs
+from windtunnel.hardware.cluster import Cluster
+from windtunnel.hardware.gpu import Gpu
+
+WEIGHT_BYTES = {
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.008,
+    "nvfp4": 0.5625,
+    "mxfp4": 0.53125,
+    "int8": 1.0,
+    "int4": 0.53,
+}
+"""Bytes of a weight with its scales: of 4 bytes per 128 x 128 (fp8_block), of 1 byte per 16 (nvfp4) or 32 (mxfp4)."""
+MOE_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "mxfp4": "w4a16_mxfp4",
+    "int4": "int4_wo",
+}
+GEMM_DTYPE = {"fp8_block": "fp8", "mxfp4": "bf16", "int4": "bf16"}  # weights of 4 bits are multiplied in 16
+SKEW = "power_law_1.01"  # how unevenly tokens fall on experts where the tables give a choice; what its package assumes
+ROUTED_TILE = 16  # tokens by which an expert's rows are padded, as in the grouped kernels of vLLM and SGLang
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InferenceKernels:
+    """Kernel times of `framework` on one GPU of `cluster`; get it from `inference_kernels`."""
+
+    cluster: Cluster
+    framework: str  # of measured.FRAMEWORKS
+    release: str  # of the framework: sums over PCIe changed much between releases
+    dense: KernelCosts
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
+        return self.cluster.gpu
+
+    @property
+    def measured(self) -> bool:
+        """Whether attention and experts come from measured kernels."""
+        return self.gpu.kernel_tables is not None and measured.available()
+
+    def gemm_s(self, m: float, n: float, k: float, dtype: str) -> float:
+        """m x k times k x n with weights in `dtype`."""
+        grids = quantised_grids(self.gpu.kernel_tables) if self.gpu.kernel_tables and dtype in DTYPES else {}
+        if dtype in grids:
+            return gemm_s(grids[dtype], max(1.0, m), n, k)
+        multiplied = GEMM_DTYPE.get(dtype, dtype)
+        if not self.gpu.supports(multiplied):
+            multiplied = "bf16"
+        seconds = self.dense.gemm(max(1.0, m), n, k, multiplied).seconds
+        ratio = WEIGHT_BYTES[dtype] / WEIGHT_BYTES[multiplied]
+        if ratio < 1.0:  # fewer bytes of weights, though multiplied in more
+            saved = (1.0 - ratio) * WEIGHT_BYTES[multiplied] * n * k / self.bandwidth
+            floor = 2.0 * m * n * k / (self.gpu.peak_flops("bf16") * roofline.gemm_efficiency(self.gpu, "bf16").peak)
+            seconds = max(seconds - saved, floor, ratio * seconds)
+        return seconds
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that a long kernel streams."""
+        return self.gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(self.gpu)[0]
+
+    def stream_s(self, bytes_total: float) -> float:
+        """A kernel that reads and writes so many bytes."""
+        return self.dense.memory_bound(max(1.0, bytes_total)).seconds
+
+    def decode_attention(self, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, window: int | None) -> Surface:
+        """Over (sequences, mean context): one new token each against the cache, one layer."""
+        return _decode_attention(self.gpu, self.framework, heads, kv_heads, head_dim, kv_dtype, window)
+
+    def latent_attention(self, heads: int, latent: int, kv_dtype: str) -> Surface:
+        """Over (sequences, mean context): MLA in its absorbed form, one layer, without the products around it."""
+        return _latent_attention(self.gpu, self.framework, heads, latent, kv_dtype)
+
+    def absorbed_s(self, tokens: float, heads: int, nope: int, value: int, rank: int) -> float:
+        """The two batched products that bring queries into the latent space and values out of it."""
+        weights = 2.0 * heads * rank * (nope + value)
+        flops = 2.0 * tokens * heads * rank * (nope + value)
+        rows = 2.0 * tokens * heads * (2 * rank + nope + value)
+        return 2 * roofline.launch_floor_s() + max(
+            (weights + rows) / self.bandwidth, flops / (0.5 * self.gpu.peak_flops("bf16"))
+        )
+
+    def prefill_attention_s(
+        self, chunk: int, past: int, heads: int, kv_heads: int, head_dim: int, value_dim: int, window: int | None
+    ) -> float:
+        """`chunk` new tokens of one sequence after `past` cached ones, one layer, causal."""
+        return self.dense.attention(
+            1, chunk, chunk + past, heads, max(1, kv_heads), head_dim, True, window, value_head_dim=value_dim
+        ).seconds
+
+    def experts(
+        self, hidden: int, inter: int, topk: int, experts: int, tp: int, ep: int, dtype: str, gated: bool = True
+    ) -> Curve:
+        """Over the tokens of the whole expert group: routing, both products and the sum, on the busiest GPU."""
+        return _experts(self, hidden, inter, topk, experts, tp, ep, dtype, gated)
+
+    def all_reduce_s(self, bytes_total: float, gpus: int) -> float:
+        """Sum over `gpus` neighbours."""
+        if gpus <= 1:
+            return 0.0
+        return _all_reduce(self.cluster, self.framework, self.release, gpus).at(max(1.0, bytes_total))
+
+    def exchange_s(self, kind: str, bytes_total: float, gpus: int) -> float:
+        """Another collective between `gpus` neighbours: all_gather, reduce_scatter, all_to_all, send_recv."""
+        if gpus <= 1:
+            return 0.0
+        return collective(kind, bytes_total, group_of(gpus, 1, self.cluster), self.cluster).seconds
+
+
+@lru_cache(maxsize=64)
+def inference_kernels(cluster: Cluster, framework: str, release: str = "") -> InferenceKernels:
+    """Kernel times of an engine (`vllm`, `sglang`, `trtllm`) on a cluster's GPU; `release` "" = the newest."""
+    return InferenceKernels(cluster, framework, release, kernel_costs(cluster.gpu))
+
+
+@lru_cache(maxsize=512)
+def _decode_attention(
+    gpu: Gpu, framework: str, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, window: int | None
+) -> Surface:
+    width = 1.0 if kv_dtype == "fp8" else 2.0
+    for _, path in _tables(gpu, "attention", "generation_attention_perf", framework):
+        kinds = measured.distinct(path, ("num_heads", "num_key_value_heads", "head_dim"), ())
+        # Multi-head attention is listed with as many KV heads as heads, or with 0 for "the same".
+        fits = [kind for kind in kinds if kind[1] > 0]
+        kv = "fp8" if kv_dtype == "fp8" else "bfloat16"
+        by_window = (("window_size", window or 0),) if measured.has_column(path, "window_size") else ()
+        if not fits:
+            continue
+        chosen = min(fits, key=lambda kind: _distance(kind, (heads, kv_heads, head_dim)))
+        where = (
+            *zip(("num_heads", "num_key_value_heads", "head_dim"), chosen, strict=True),
+            ("kv_cache_dtype", kv),
+            *by_window,
+        )
+        found = measured.rows(path, ("batch_size", "step", "latency"), where)
+        if not len(found["latency"]) and by_window:
+            where = (*where[:-1], ("window_size", 0))
+            found = measured.rows(path, ("batch_size", "step", "latency"), where)
+        if not len(found["latency"]):
+            continue
+        scale = (
+            max(heads / chosen[0], kv_heads / chosen[1]) * head_dim / chosen[2]
+            if chosen != (heads, kv_heads, head_dim)
+            else 1.0
+        )
+        if chosen[0] >= heads and chosen[1] == kv_heads and chosen[2] == head_dim:
+            scale = 1.0  # the cache decides, not the queries
+        seconds = found["latency"] * 1e-3 * (scale if scale > 1.0 else 1.0)
+        table = surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, seconds)
+        if scale < 1.0:
+            table = _scaled(table, scale, roofline.launch_floor_s())
+        if window is not None and by_window and where[-1][1] == 0:
+            table = _windowed(table, window)
+        return table
+    per_token = 2.0 * kv_heads * head_dim * width
+    table = _streamed(gpu, per_token)
+    return table if window is None else _windowed(table, window)
+
+
+@lru_cache(maxsize=128)
+def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtype: str) -> Surface:
+    kv = "fp8" if kv_dtype == "fp8" else "bfloat16"
+    for _, path in _tables(gpu, "mla", "generation_mla_perf", framework):
+        timed = [kind[0] for kind in measured.distinct(path, ("num_heads",), (("kv_cache_dtype", kv),))]
+        if not timed:
+            continue
+        nearest = min(timed, key=lambda n: abs(math.log(n / heads)))
+        found = measured.rows(path, ("batch_size", "step", "latency"), (("num_heads", nearest), ("kv_cache_dtype", kv)))
+        return surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, found["latency"] * 1e-3)
+    width = 1.0 if kv_dtype == "fp8" else 2.0
+    return _streamed(gpu, latent * width, flops_per_token=4.0 * heads * latent)
+
+
+@lru_cache(maxsize=512)
+def _experts(
+    kernels: InferenceKernels,
+    hidden: int,
+    inter: int,
+    topk: int,
+    experts: int,
+    tp: int,
+    ep: int,
+    dtype: str,
+    gated: bool,
+) -> Curve:
+    name = MOE_NAMES.get(dtype, "bfloat16")
+    shape = {"hidden_size": hidden, "inter_size": inter, "topk": topk, "num_experts": experts}
+    for _, path in _tables(kernels.gpu, "moe", "moe_perf", kernels.framework):
+        for wanted in (name, "fp8_block" if name == "fp8" else name):
+            where: tuple[tuple[str, object], ...] = (*shape.items(), ("moe_dtype", wanted))
+            kinds = measured.distinct(path, ("moe_tp_size", "moe_ep_size", "distribution"), where)
+            if not kinds:
+                continue
+            sizes = [kind for kind in kinds if kind[2] == SKEW] or list(kinds)
+            chosen = min(sizes, key=lambda kind: (abs(math.log(kind[0] / tp)) + abs(math.log(kind[1] / ep)), kind[2]))
+            where = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
+            found = measured.rows(path, ("num_tokens", "latency"), where)
+            line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
+            ratio = chosen[0] * chosen[1] / (tp * ep)
+            if ratio == 1.0:
+                return line
+            return Curve(
+                line.nodes, tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
+            )
+    nodes = tuple(float(2**i) for i in range(0, 15))
+    return Curve(
+        nodes, tuple(_experts_s(kernels, t, hidden, inter, topk, experts, tp, ep, dtype, gated) for t in nodes)
+    )
+
+
+def _experts_s(
+    kernels: InferenceKernels,
+    tokens: float,
+    hidden: int,
+    inter: int,
+    topk: int,
+    experts: int,
+    tp: int,
+    ep: int,
+    dtype: str,
+    gated: bool,
+) -> float:
+    """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
+    matrices = 3 if gated else 2
+    touched = experts * -math.expm1(tokens * math.log1p(-topk / experts)) if topk < experts else float(experts)
+    of_one = matrices * hidden * inter / tp
+    bytes_total = touched / ep * of_one * WEIGHT_BYTES[dtype] + 4.0 * tokens * topk / ep * (hidden + inter / tp)
+    rows = tokens * topk / ep + touched / ep * ROUTED_TILE / 2
+    held = GEMM_DTYPE.get(dtype, dtype)
+    rate = kernels.gpu.peak_flops(held if kernels.gpu.supports(held) else "bf16")
+    efficiency = roofline.gemm_efficiency(kernels.gpu, held if kernels.gpu.supports(held) else "bf16").peak
+    launch = 4 * roofline.launch_floor_s()  # sort, two grouped products, sum
+    return launch + max(bytes_total / kernels.bandwidth, 2.0 * rows * of_one / (rate * efficiency * 0.7))
+
+
+@lru_cache(maxsize=64)
+def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Curve:
+    """Inside a node as engines do it, from tables; NCCL's elsewhere.
+
+    Over NVLink TensorRT-LLM's own kernels, timed inside a graph, stand for those of the same kind in all engines: the
+    tables of vLLM and SGLang hold some 12 us of launch that a CUDA graph takes away. Over PCIe that matters
+    little, and the release much: without peer access a sum takes twice as long.
+    """
+    group = group_of(gpus, 1, cluster)
+    nodes = tuple(float(2**i) for i in range(7, 31))
+    ours = tuple(collective("all_reduce", b, group, cluster).seconds for b in nodes)
+    system = cluster.gpu.kernel_tables
+    if system is None or gpus > cluster.gpus_in_domain:
+        return Curve(nodes, ours)
+    nvlink = cluster.scale_up.protocol == "nvlink"
+    whose, of = ("trtllm", "") if nvlink else (framework, release)
+    for _, path in measured.paths(system, "comm", "custom_allreduce_perf", whose, of):
+        if (gpus,) not in measured.distinct(path, ("num_gpus",), ()):
+            continue
+        found = measured.rows(path, ("message_size", "latency"), (("num_gpus", gpus),))
+        line = curve(found["message_size"].astype(float) * 2.0, found["latency"] * 1e-3)  # elements of 2 bytes
+        return Curve(
+            nodes, tuple(min(line.at(b), o) if nvlink else line.at(b) for b, o in zip(nodes, ours, strict=True))
+        )
+    return Curve(nodes, ours)
+
+
+def _tables(gpu: Gpu, operation: str, name: str, framework: str) -> list[tuple[str, Any]]:
+    return list(measured.paths(gpu.kernel_tables, operation, name, framework)) if gpu.kernel_tables else []
+
+
+def _distance(timed: tuple[int, int, int], wanted: tuple[int, int, int]) -> tuple[float, float]:
+    """How unlike two shapes are: head size first, then KV heads, then query heads."""
+    heads, kv, dim = (abs(math.log(a / b)) for a, b in zip(timed, wanted, strict=True))
+    return (4.0 * dim + 2.0 * kv + heads, heads)
+
+
+def _streamed(gpu: Gpu, bytes_per_token: float, flops_per_token: float = 0.0) -> Surface:
+    """Bytes of the cache over bandwidth, FLOPs over the rate, and a launch, for a GPU without tables."""
+    bandwidth = gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0]
+    per_token = max(bytes_per_token / bandwidth, flops_per_token / (0.4 * gpu.peak_flops("bf16")))
+    launch = 2 * roofline.launch_floor_s()
+    batches, contexts = (1.0, 4096.0), (1.0, 1 << 20)
+    return Surface(
+        batches, tuple(Curve(contexts, tuple(launch + b * c * per_token for c in contexts)) for b in batches)
+    )
+
+
+def _scaled(table: Surface, scale: float, floor_s: float) -> Surface:
+    curves = tuple(Curve(one.nodes, tuple(max(floor_s, s * scale) for s in one.seconds)) for one in table.curves)
+    return Surface(table.batches, curves)
+
+
+def _windowed(table: Surface, window: int) -> Surface:
+    """A cache of which at most `window` tokens are read."""
+    capped = []
+    for one in table.curves:
+        nodes = sorted({*(n for n in one.nodes if n < window), float(window)})
+        end = one.at(window)
+        capped.append(Curve((*nodes, float(1 << 22)), (*(one.at(n) for n in nodes), end)))
+    return Surface(table.batches, tuple(capped))

@@ -1,0 +1,73 @@
+"""Rows of one measured table of `aiconfigurator-core`, filtered while they are read.
+
+Tables lie at `<system>/<operation>/<framework>/<version>/<name>.parquet`. Of several versions the newest that has the
+file serves: they time the same kernel on the same GPU, and what an older engine loses to it is the engine profile's.
+A framework without the table borrows that of another, in the order of `FRAMEWORKS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.tables import package_data
+
+FRAMEWORKS = ("trtllm", "sglang", "vllm")
+Columns = dict[str, NDArray[Any]]
+
+
+def available() -> bool:
+    """Whether the package with the tables is installed."""
+    return package_data() is not None
+
+
+def paths(system: str, operation: str, name: str, framework: str, release: str = "") -> Iterator[tuple[str, Path]]:
+    """(framework, file) of a table, that of `framework` first; of each the newest version, up to `release` if given."""
+    found = package_data()
+    if found is None:
+        return
+    for one in (framework, *(other for other in FRAMEWORKS if other != framework)):
+        folder = found[0] / system / operation / one
+        versions = sorted((path.parent for path in folder.glob(f"*/{name}.parquet")), key=lambda at: _order(at.name))
+        if versions:
+            older = [at for at in versions if release and one == framework and _order(at.name) <= _order(release)]
+            chosen = older[-1] if older else versions[0 if release and one == framework else -1]
+            yield one, chosen / f"{name}.parquet"
+
+
+@lru_cache(maxsize=256)
+def rows(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> Columns:
+    """`columns` of the rows whose other columns have the values in `where`."""
+    import pyarrow.parquet as pq
+
+    filters = [(name, "=", value) for name, value in where]
+    table = pq.read_table(path, columns=list(columns), filters=filters or None)
+    return {name: np.asarray(table.column(name).to_pylist()) for name in columns}
+
+
+@lru_cache(maxsize=256)
+def distinct(
+    path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]
+) -> tuple[tuple[Any, ...], ...]:
+    """The combinations of `columns` that occur, sorted."""
+    found = rows(path, columns, where)
+    return tuple(sorted(set(zip(*(found[name].tolist() for name in columns), strict=True))))
+
+
+@lru_cache(maxsize=256)
+def has_column(path: Path, name: str) -> bool:
+    """Whether the table has such a column."""
+    import pyarrow.parquet as pq
+
+    return name in pq.read_schema(path).names
+
+
+def _order(version: str) -> tuple[int, ...]:
+    """Versions in the order of their numbers: 1.3.0rc20 after 1.3.0rc10."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))

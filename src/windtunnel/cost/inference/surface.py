@@ -1,0 +1,87 @@
+"""Times over one or two sizes, straight lines between the measured sizes.
+
+A memory-bound kernel is a + b x bytes, and bytes grow with the product of batch and context: bilinear interpolation in
+the sizes themselves gives that back exactly, where logs would bend it. Measured times are made monotone first: a
+larger batch or a longer context never takes less. Beyond the last node a line goes on at its last slope, at least at
+that of a ray through the origin's side (never flat): work is still work there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.interpolation import monotone
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Seconds over one size."""
+
+    nodes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Seconds at `size`; the first node's below it."""
+        nodes, seconds = self.nodes, self.seconds
+        if size <= nodes[0] or len(nodes) == 1:
+            return seconds[0] * max(1.0, size / nodes[0]) if len(nodes) == 1 else seconds[0]
+        place = min(bisect_right(nodes, size), len(nodes) - 1)
+        low, high = nodes[place - 1], nodes[place]
+        slope = (seconds[place] - seconds[place - 1]) / (high - low)
+        if size > nodes[-1]:
+            slope = max(slope, 0.5 * seconds[-1] / nodes[-1])
+            return seconds[-1] + slope * (size - nodes[-1])
+        return seconds[place - 1] + slope * (size - low)
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """Seconds over batch and context: one `Curve` over the context for each batch that was timed."""
+
+    batches: tuple[float, ...]
+    curves: tuple[Curve, ...]
+
+    def at(self, batch: float, context: float) -> float:
+        """Seconds at a batch and a mean context; between two batches on the straight line."""
+        batches, curves = self.batches, self.curves
+        if batch <= batches[0] or len(batches) == 1:
+            return curves[0].at(context) * (max(1.0, batch / batches[0]) if len(batches) == 1 else 1.0)
+        place = min(bisect_right(batches, batch), len(batches) - 1)
+        low, high = curves[place - 1].at(context), curves[place].at(context)
+        share = (batch - batches[place - 1]) / (batches[place] - batches[place - 1])
+        return max(low, low + share * (high - low))
+
+
+def curve(sizes: Array, seconds: Array) -> Curve:
+    """The fastest time of each size, made monotone."""
+    nodes = np.unique(sizes)
+    best = np.array([seconds[sizes == node].min() for node in nodes])
+    smooth = np.exp(monotone(np.log(best)))
+    return Curve(tuple(map(float, nodes)), tuple(map(float, smooth)))
+
+
+def surface(batches: Array, contexts: Array, seconds: Array) -> Surface:
+    """The fastest time of each (batch, context), made monotone along the context and then along the batch."""
+    rows = np.unique(batches)
+    curves = [curve(contexts[batches == row], seconds[batches == row]) for row in rows]
+    floor: Curve | None = None
+    risen: list[Curve] = []
+    for one in curves:
+        below = floor
+        if below is not None:
+            one = Curve(
+                one.nodes,
+                tuple(
+                    max(s, below.at(n)) if n <= below.nodes[-1] else s
+                    for n, s in zip(one.nodes, one.seconds, strict=True)
+                ),
+            )
+        risen.append(one)
+        floor = one
+    return Surface(tuple(map(float, rows)), tuple(risen))

@@ -1,0 +1,118 @@
+"""What a policy sees and what it answers. Both are values: a policy is a pure function of its snapshot.
+
+    policy.decide(snapshot) -> Decision
+
+What a policy remembers between decisions (queues, the last population of a search) is the `memory` of its last answer,
+handed back in the next snapshot. So the same snapshots give the same decisions, and a log of them replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Placement = tuple[tuple[int, int], ...]  # (node, GPUs on it), in the order in which they were given
+EMPTY: Placement = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job that is neither done nor rejected, as a policy sees it."""
+
+    index: int  # position in the trace
+    submit_s: float
+    gpus: int  # requested
+    placement: Placement = EMPTY  # held now
+    executed_s: float = 0.0  # time for which it has held GPUs
+    gpu_seconds: float = 0.0  # held so far
+    restarts: int = 0
+    remaining_s: float | None = None  # on the GPUs requested, where the policy may know it
+    deadline_s: float | None = None
+    work: Any = None  # the job's model of its own speed, for policies that size jobs
+    done: Any = None  # how far that work is
+
+    @property
+    def held(self) -> int:
+        """GPUs held now."""
+        return sum(count for _, count in self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at one moment."""
+
+    now_s: float
+    jobs: Sequence[JobView]  # in the order of the trace
+    nodes: Sequence[int]  # GPUs of each node that is up; 0 for one that is down
+    memory: Any = None
+
+    @property
+    def capacity(self) -> int:
+        """GPUs that are up."""
+        return sum(self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """GPUs for each job that is to run, in the order in which new placements are sought; all others wait.
+
+    `placement` fixes nodes for the jobs it names; the clock places the others. `wake_s`: when to ask again even if
+    nothing happens. `reject`: jobs that are turned away for good.
+    """
+
+    gpus: Mapping[int, int]
+    placement: Mapping[int, Placement] = field(default_factory=dict)
+    reject: tuple[int, ...] = ()
+    wake_s: float | None = None
+    memory: Any = None
+    why: Mapping[int, str] = field(default_factory=dict)  # why a job waits, where there is more to say than "no room"
+
+
+class Policy(Protocol):
+    """One scheduler. Implementations are frozen: their fields are their parameters."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """What runs from now on."""
+        ...
+
+
+def kept_or_placed(
+    snapshot: Snapshot, decision: Decision, place: Any
+) -> dict[int, Placement]:
+    """Placements of a decision: a job that keeps its number of GPUs keeps its nodes, the others are placed in order.
+
+    `place(free, gpus) -> Placement` takes from `free`, a list of free GPUs by node. AssertionError if it cannot.
+    """
+    free = list(snapshot.nodes)
+    held = {job.index: job.placement for job in snapshot.jobs}
+    result: dict[int, Placement] = {}
+    for index, gpus in decision.gpus.items():
+        fixed = decision.placement.get(index)
+        before = held[index]
+        if fixed is not None:
+            result[index] = fixed
+        elif before and sum(count for _, count in before) == gpus:
+            result[index] = before
+        else:
+            continue
+        for node, count in result[index]:
+            free[node] -= count
+    assert min(free, default=0) >= 0, "a decision gave a node more than it has"
+    for index, gpus in decision.gpus.items():
+        if index not in result and gpus > 0:
+            result[index] = place(free, gpus)
+    return result
+
+
+def from_fullest(free: list[int], gpus: int) -> Placement:
+    """GPUs from the node with most free, the first of equals, until there are enough. Takes them from `free`."""
+    taken: list[tuple[int, int]] = []
+    while gpus > 0:
+        node = max(range(len(free)), key=free.__getitem__)
+        count = min(free[node], gpus)
+        assert count > 0, "placed more GPUs than are free"
+        free[node] -= count
+        gpus -= count
+        taken.append((node, count))
+    return tuple(taken)

@@ -1,0 +1,23 @@
+"""Coflows: groups of flows that are done when the last is, and who goes first on shared ports."""
+
+from windtunnel.fleet.flows.study import CLOCKS, POLICIES, FlowsAnswer, policy_named, run_flows
+from windtunnel.fleet.flows.trace import Shuffle, Trace, read_trace
+from windtunnel.fleet.flows.traffic import Transfer, all_to_all, gather, of_trace, on_switch, paired, spread
+
+__all__ = [
+    "CLOCKS",
+    "POLICIES",
+    "FlowsAnswer",
+    "Shuffle",
+    "Trace",
+    "Transfer",
+    "all_to_all",
+    "gather",
+    "of_trace",
+    "on_switch",
+    "paired",
+    "policy_named",
+    "read_trace",
+    "run_flows",
+    "spread",
+]

@@ -1,0 +1,89 @@
+"""Pollux: jobs, their GPUs and their batch sizes chosen together, to maximise goodput fairly.
+
+Each interval: maximise the harmonic mean over jobs of speed-up x restart factor, by NSGA-II (population 100, 100
+generations) from the last interval's states. Speed-up = goodput over the goodput on ceil(G / jobs) GPUs of one node;
+where the allocation changes it counts max(age - 30 s x restarts, 0) / (age + 30 s) only. At most one multi-node job per
+node; at most twice as many GPUs as the job ever tried. Jobs with least attained service come first where nodes overflow.
+Source: A. Qiao et al., "Pollux", OSDI 2021; adaptdl, simulator/pollux.py (Apache-2.0), as rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.fleet.decision import EMPTY, Decision, JobView, Placement, Snapshot
+
+RESTART_S = 30.0
+Matrix = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The last population: which jobs its rows are, the states, and how many decisions were made."""
+
+    jobs: tuple[int, ...]
+    states: Matrix
+    round: int
+
+
+@dataclass(frozen=True)
+class Pollux:
+    """`seed` makes runs repeatable: Pollux itself is random."""
+
+    seed: int = 0
+    population: int = 100
+    generations: int = 100
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Jobs need `work` with `most_gpus` and `speedups(most, reference)`."""
+        from windtunnel.engine.genetic_kernels import search
+
+        jobs = sorted(snapshot.jobs, key=lambda job: (job.gpu_seconds, job.submit_s))
+        nodes = np.array(snapshot.nodes, dtype=np.int64)
+        base = np.zeros((len(jobs), len(nodes)), dtype=np.int16)
+        for row, job in enumerate(jobs):
+            for node, count in job.placement:
+                base[row, node] += count
+        memory: Memory | None = snapshot.memory
+        start = base[None] if memory is None else _carried(memory, jobs, len(nodes))
+        most = np.array([min(job.work.most_gpus, snapshot.capacity) for job in jobs], dtype=np.int64)
+        fair = -(-snapshot.capacity // len(jobs))
+        width = snapshot.capacity + 1
+        speedup = np.zeros((len(jobs), 2, width))
+        for row, job in enumerate(jobs):
+            speedup[row, :, : int(most[row]) + 1] = job.work.speedups(int(most[row]), fair)
+        age = np.array([snapshot.now_s - job.submit_s for job in jobs])
+        restarts = np.array([job.restarts for job in jobs])
+        factor = np.maximum(age - restarts * RESTART_S, 0.0) / (age + RESTART_S)
+        round_ = memory.round + 1 if memory else 0
+        seed = (self.seed * 1_000_003 + round_) % 2**31
+        share = len(nodes) / snapshot.capacity
+        states, best = search(
+            start, base, speedup, factor, most, nodes, share, self.population, self.generations, seed
+        )
+        chosen = {job.index: _placement(states[best, row]) for row, job in enumerate(jobs)}
+        placement = {index: cells for index, cells in chosen.items() if cells}
+        return Decision(
+            gpus={index: sum(count for _, count in cells) for index, cells in placement.items()},
+            placement=placement,
+            memory=Memory(tuple(job.index for job in jobs), states, round_),
+        )
+
+
+def _carried(memory: Memory, jobs: list[JobView], nodes: int) -> Matrix:
+    """The last population for today's jobs: rows of jobs that left go, rows of new ones are empty."""
+    row_of = {index: row for row, index in enumerate(memory.jobs)}
+    states: Matrix = np.zeros((len(memory.states), len(jobs), nodes), dtype=np.int16)
+    for row, job in enumerate(jobs):
+        if job.index in row_of:
+            states[:, row] = memory.states[:, row_of[job.index]]
+    return states
+
+
+def _placement(cells: Any) -> Placement:
+    on = np.flatnonzero(cells)
+    return tuple((int(node), int(cells[node])) for node in on) if len(on) else EMPTY

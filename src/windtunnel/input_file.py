@@ -1,0 +1,105 @@
+"""Reading files that a user names: regular files of bounded size, unpacked to bounded size.
+
+A pipe would wait for ever, a device never ends, a few kilobytes of gzip or of YAML aliases unpack to more than fits in
+memory. Each is an OSError here, with a message fit to be shown, so that callers treat it as any file that cannot be
+read.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+MIB = 1 << 20
+TEXT_BYTES_MOST = 64 * MIB  # of tables and specs
+UNPACKED_BYTES_MOST = 4096 * MIB
+YAML_NODES_MOST = 1_000_000  # aliases written out
+
+
+def open_input(path: str | Path) -> IO[bytes]:
+    """The file at `path`, opened for reading bytes. OSError for what is no regular file, or cannot be opened."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(21, os.strerror(21), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(0, "is a pipe or a device, not a file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: str | Path, most: int = TEXT_BYTES_MOST) -> bytes:
+    """All of a file. OSError also where it is larger than `most` bytes."""
+    with open_input(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(0, f"is larger than {most // MIB} MiB", str(path))
+    return content
+
+
+def read_text(path: str | Path, encoding: str = "utf-8", most: int = TEXT_BYTES_MOST) -> str:
+    """All of a text file, line ends as `open` gives them. OSError as `read_bytes`; UnicodeDecodeError."""
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding=encoding).read()
+
+
+def gunzip(packed: bytes, most: int = UNPACKED_BYTES_MOST) -> bytes:
+    """What gzip packed, in one or several members. OSError where it is damaged, cut off, or more than `most` bytes."""
+    parts, total = [], 0
+    while packed:
+        stream = zlib.decompressobj(wbits=31)
+        try:
+            part = stream.decompress(packed, most - total + 1)
+        except zlib.error as error:
+            raise OSError(0, f"is no gzip, or is damaged ({error})") from None
+        parts.append(part)
+        total += len(part)
+        if total > most:
+            raise OSError(0, f"unpacks to more than {most // MIB} MiB")
+        if not stream.eof:
+            raise OSError(0, "is gzip that is cut off")
+        packed = stream.unused_data
+    return b"".join(parts)
+
+
+def read_yaml(path: str | Path) -> Any:
+    """What a YAML file says, by the safe rules. OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError."""
+    import yaml
+
+    loader = yaml.SafeLoader(read_text(path))
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if yaml_nodes(node) > YAML_NODES_MOST:
+            raise OSError(0, f"stands for more than {YAML_NODES_MOST:,} values with its aliases written out", str(path))
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def yaml_nodes(node: Any) -> int:
+    """Values in a composed YAML node, each counted as often as it is referred to. OSError for a circle of aliases."""
+    counts: dict[int, int | None] = {}
+
+    def count(one: Any) -> int:
+        if id(one) in counts:
+            known = counts[id(one)]
+            if known is None:
+                raise OSError(0, "has an alias that refers to what it is part of")
+            return known
+        counts[id(one)] = None
+        children = one.value if isinstance(one.value, list) else ()
+        total = 1
+        for child in children:
+            total += sum(map(count, child)) if isinstance(child, tuple) else count(child)
+        counts[id(one)] = total
+        return total
+
+    return count(node)

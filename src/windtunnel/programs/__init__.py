@@ -1,0 +1,1 @@
+"""Recorded programs of a few ranks become one step of the whole job. Knows no torch."""

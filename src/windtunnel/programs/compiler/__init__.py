@@ -1,0 +1,1 @@
+"""What torch.compile would make of a captured region: fused kernels and collectives beside them."""

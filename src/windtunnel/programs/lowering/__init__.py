@@ -1,0 +1,1 @@
+"""Programs of rank classes as one priced graph."""

@@ -1,0 +1,1 @@
+"""Which ranks run the same program, from a few that were recorded."""

@@ -1,0 +1,100 @@
+"""What is printed after a script ran as one real rank among virtual peers: plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import quantiles
+from typing import Any
+
+from windtunnel.emulate.run import Emulation, Outcome
+from windtunnel.emulate.timeline import size_text
+from windtunnel.units import format_time
+
+
+def report_lines(asked: Emulation, outcome: Outcome, predicted_s: float | None = None) -> Iterator[str]:
+    """The answer, top line first."""
+    facts = outcome.facts
+    peers = asked.launch.world_size - 1
+    others = f"{peers:,} peer{'' if peers == 1 else 's'} virtual"
+    yield f"rank {asked.rank} of {asked.launch.world_size:,} ran for real, {others}, on {asked.cluster}"
+    yield from _steps(asked, outcome, predicted_s)
+    yield from _memory(facts)
+    yield from _faked(asked, facts)
+    for text in facts.get("notes") or ():
+        yield f"note: {text}"
+
+
+def _steps(asked: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:
+    facts, step = outcome.facts, outcome.step_s
+    if step is None:
+        yield "step        none seen: no optimizer of torch.optim was stepped twice, so nothing is said about times"
+        return
+    steps = outcome.settled_steps_s
+    spread = ""
+    if len(steps) >= 4:
+        tenths = quantiles(steps, n=10)
+        spread = f", p10 {format_time(tenths[0])}, p90 {format_time(tenths[-1])}"
+    yield f"step        {format_time(step)} median of {len(steps)} of the real rank{spread}"
+    blocked = list(facts.get("blocked_s") or ())[-len(steps) :]
+    if blocked:
+        share = sum(blocked) / max(sum((facts.get("step_s") or [0.0])[-len(blocked) :]), 1e-12)
+        yield f"waiting     {share:.1%} of it, for communications with peers"
+    behind = facts.get("behind_s", 0.0) / max(1, facts.get("steps", 1))
+    if behind > 0.01 * step:
+        yield f"emulating   took {format_time(behind)} a step more: the script's clock shows it, these figures do not"
+    replayed = facts.get("replayed_step_s")
+    if replayed:
+        off = f"{replayed / step - 1:+.1%}"
+        yield f"replayed    {format_time(replayed)} by the whole job, all ranks virtual, as fast as measured ({off})"
+    if predicted_s is not None:
+        yield f"predicted   {format_time(predicted_s)} on {asked.cluster} (the real rank runs on this machine)"
+    settled, movement = facts.get("settled_at"), facts.get("movement")
+    if settled is not None:
+        yield f"settled     arrivals of peers hold since step {settled} (they last moved by {movement:.2%} of the step)"
+    elif movement is not None:
+        yield f"settled     not yet: arrivals of peers last moved by {movement:.2%} of the step; run more steps"
+    else:
+        yield "settled     not yet: too few steps; peers came when the real rank came"
+
+
+def _memory(facts: Mapping[str, Any]) -> Iterator[str]:
+    memory = facts.get("memory")
+    if not memory:
+        return
+    reserved = f", {size_text(memory['reserved_bytes'])} reserved" if memory["reserved_bytes"] else ""
+    at = f", at {memory['op']}" if memory["op"] else ""
+    place = f" ({memory['place']})" if memory["place"] else ""
+    yield f"peak memory {size_text(memory['allocated_bytes'])} allocated{reserved}{at}{place}"
+    for name, size in sorted(memory["categories"].items(), key=lambda item: -item[1]):
+        yield f"            {size_text(size):>8} {name}"
+
+
+def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
+    kinds = facts.get("kinds") or {}
+    if not kinds:
+        yield "faked       nothing: the script communicated with nobody"
+        return
+    told = ", ".join(f"{count:,} {kind} ({size_text(moved)})" for kind, (count, moved) in kinds.items())
+    yield f"faked       {told}"
+    what = {"like-me": "peers hold what this rank holds; received messages are noise", "noise": "noise"}[asked.data]
+    if asked.tape is not None and asked.tape[0] == "replay":
+        what = f"from {asked.tape[1]}"
+    yield f"            data: {what}; times: their members' arrivals, priced on {asked.cluster}"
+    if facts.get("unplanned"):
+        share = facts["unplanned"] / max(1, facts["unplanned"] + facts.get("planned", 0))
+        count = facts["unplanned"]
+        many = "1 communication" if count == 1 else f"{count:,} communications"
+        unlike = f"{many} ({share:.1%}) {'was' if count == 1 else 'were'} of steps unlike the others"
+        yield f"            {unlike}: peers came when the real rank came"
+    if asked.slow:
+        worst = max(asked.slow, key=lambda rank: asked.slow[rank])
+        count = f"{len(asked.slow):,} peers" if len(asked.slow) > 1 else f"rank {worst}"
+        yield f"            {count} slowed, rank {worst} by {asked.slow[worst]:g}"
+    if asked.peer_times:
+        yield f"            computing of other classes: as measured, {', '.join(map(str, asked.peer_times))}"
+    if _lacks_stages(asked, kinds):
+        yield "            messages came when asked for: other stages' programs are not known; give --captured FOLDER"
+
+
+def _lacks_stages(asked: Emulation, kinds: Mapping[str, Any]) -> bool:
+    return "recv" in kinds and asked.captured is None

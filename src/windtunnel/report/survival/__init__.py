@@ -1,0 +1,1 @@
+"""What failures cost a job, on the console and as a page."""

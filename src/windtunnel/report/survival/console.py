@@ -1,0 +1,92 @@
+"""A Survival on one screen: policies beside each other, and where the wall time goes."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from windtunnel.report.console import heading
+from windtunnel.report.figures import plain
+from windtunnel.report.printing import print_trimmed
+from windtunnel.resilience import PolicyEntry, Survival
+from windtunnel.units import format_count, format_percent, format_time
+
+
+def print_survival(answer: Survival, console: Console) -> None:
+    """Print on `console`."""
+    print_trimmed(render_survival(answer), console)
+
+
+def render_survival(answer: Survival) -> RenderableType:
+    """The screen as a rich renderable."""
+    asked, first = answer.asked, answer.entries[0]
+    mttf = "nothing fails" if not first.interruptions else f"one interruption every {format_time(answer.mttf_s)}"
+    parts: list[RenderableType] = [
+        Text(),
+        Text(
+            f"{asked.gpus:,} GPUs, {asked.replicas:,} replicas of {asked.stages} stages, {asked.days:g} days,"
+            f" {asked.seeds:,} runs",
+            style="bold",
+        ),
+        Text(
+            f"failures: {plain(asked.process.name)}, {mttf}; {first.interruptions:,.0f} in all"
+            f" (80 % of runs: {first.interruptions_p10:,.0f} to {first.interruptions_p90:,.0f}), and"
+            f" {first.planned:,.0f} planned"
+        ),
+        *heading("Policies, on the same failures"),
+        _policies(answer),
+        *heading("Where the wall time goes (mean run)"),
+        _waterfall(answer),
+        *heading("Interruptions by cause"),
+        _causes(first),
+    ]
+    return Group(*parts, Text())
+
+
+def _policies(answer: Survival) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    money = any(one.cost_usd is not None for one in answer.entries)
+    tokens = any(one.tokens_per_s is not None for one in answer.entries)
+    names = ["policy", "ETTR", "p5–p95", "exact", "linear", "save every", "standbys", "GPU-hours wasted"]
+    for name in [*names, *(["tokens/s"] if tokens else []), *(["cost"] if money else [])]:
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for one in answer.entries:
+        row = [
+            one.policy,
+            format_percent(one.ettr),
+            f"{format_percent(one.ettr_p5)} – {format_percent(one.ettr_p95)}",
+            format_percent(one.ettr_exact),
+            format_percent(one.ettr_linear),
+            format_time(one.checkpoint_interval_s),
+            str(one.standbys),
+            format_count(one.gpu_hours_wasted),
+        ]
+        if tokens:
+            row.append(format_count(one.tokens_per_s or 0.0))
+        if money:
+            row.append(f"${format_count(one.cost_usd or 0.0)}")
+        table.add_row(*row)
+    return table
+
+
+def _waterfall(answer: Survival) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for one in answer.entries:
+        table.add_column(one.policy, justify="right")
+    for part in answer.entries[0].waterfall:
+        shares = [one.waterfall[part] / answer.wall_s for one in answer.entries]
+        if any(shares):
+            table.add_row(part, *(format_percent(share, 2) for share in shares))
+    return table
+
+
+def _causes(one: PolicyEntry) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, count in sorted(one.interruptions_by_cause.items(), key=lambda item: (-item[1], item[0])):
+        if count:
+            table.add_row(plain(name), f"{count:,.1f}")
+    return table

@@ -1,0 +1,200 @@
+"""A Survival as one offline HTML page: waterfall by policy, ETTR against GPUs and interval, standbys, one run's
+timeline.
+
+Python decides every width and path; the template arranges them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from windtunnel.report.figures import plain, shares
+from windtunnel.report.files import write_atomically
+from windtunnel.report.pages import page_template
+from windtunnel.resilience import PolicyEntry, Survival
+from windtunnel.units import format_count, format_percent, format_time
+
+W, H = 460.0, 220.0
+COLOURS = {
+    "productive": "optimizer-0",
+    "checkpoint stall": "memory-0",
+    "lost work": "comm-2",
+    "detect": "comm-0",
+    "localise": "comm-3",
+    "schedule": "comm-1",
+    "groups": "host-0",
+    "warm-up": "host-1",
+    "load": "memory-1",
+    "fewer machines": "waiting-0",
+    "slow hosts": "waiting-2",
+}
+LINES = ("compute-0", "comm-2", "optimizer-0", "comm-0", "host-0", "memory-0", "comm-1", "waiting-1")
+EPISODES_SHOWN = 400
+
+
+def write_survival(answer: Survival, path: Path | str) -> None:
+    """Write the page at `path`. Raises InputFileError when it cannot be written."""
+    write_atomically(Path(path), render_survival_html(answer).encode())
+
+
+def render_survival_html(answer: Survival) -> str:
+    """The whole page. The same answer gives the same text."""
+    asked, first = answer.asked, answer.entries[0]
+    facts = [
+        (f"{asked.gpus:,}", "GPUs"),
+        (f"{asked.replicas:,} × {asked.stages}", "replicas × stages"),
+        (f"{asked.days:g}", "days"),
+        (f"{asked.seeds:,}", "runs"),
+        (plain(asked.process.name), "failures"),
+        (format_time(answer.mttf_s) if math.isfinite(answer.mttf_s) else "never", "between interruptions"),
+        (
+            f"{first.interruptions:,.0f}",
+            f"interruptions ({first.interruptions_p10:,.0f} – {first.interruptions_p90:,.0f})",
+        ),
+    ]
+    return page_template("survival.html.j2").render(
+        facts=facts,
+        source=plain(asked.process.source),
+        policies=[_policy(answer, one) for one in answer.entries],
+        parts=[
+            {"label": part, "slot": COLOURS[part]}
+            for part in COLOURS
+            if any(one.waterfall[part] > 0 for one in answer.entries)
+        ],
+        charts=_charts(answer),
+        timelines=[_timeline(answer, one) for one in answer.entries],
+        causes=[
+            {"name": plain(name), "count": f"{count:,.1f}"}
+            for name, count in sorted(first.interruptions_by_cause.items(), key=lambda item: (-item[1], item[0]))
+            if count
+        ],
+        width=f"{W:g}",
+        height=f"{H:g}",
+    )
+
+
+def _policy(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
+    parts = [(part, one.waterfall[part]) for part in COLOURS if one.waterfall[part] > 0]
+    printed = shares([seconds for _, seconds in parts], 2)
+    return {
+        "name": plain(one.policy),
+        "ettr": format_percent(one.ettr),
+        "band": f"{format_percent(one.ettr_p5)} – {format_percent(one.ettr_p95)}",
+        "exact": format_percent(one.ettr_exact),
+        "linear": format_percent(one.ettr_linear),
+        "interval": format_time(one.checkpoint_interval_s),
+        "standbys": str(one.standbys),
+        "wasted": format_count(one.gpu_hours_wasted),
+        "cost": "" if one.cost_usd is None else f"${format_count(one.cost_usd)}",
+        "segments": [
+            {
+                "slot": COLOURS[part],
+                "width": f"{seconds / answer.wall_s * 100:.4f}",
+                "tip": f"{part}\n{share} of the wall time, {format_time(seconds)}",
+            }
+            for (part, seconds), share in zip(parts, printed, strict=True)
+        ],
+    }
+
+
+Point = tuple[float, float]
+
+
+def _charts(answer: Survival) -> list[dict[str, Any]]:
+    entries = answer.entries
+    charts = [
+        _chart("ETTR by GPUs", [(one.policy, one.scale_curve, "") for one in entries], lambda x: f"{x / 1024:g}k", [])
+    ]
+    exact = [(one.policy, [(d, e) for d, e, _ in one.interval_curve], "") for one in entries]
+    linear = [(one.policy, [(d, e) for d, _, e in one.interval_curve], "4 4") for one in entries]
+    marks = [(one.checkpoint_interval_s, one.ettr_exact) for one in entries]
+    charts.append(_chart("ETTR by checkpoint interval (dashed: linear form)", [*exact, *linear], _seconds, marks))
+    pooled = [one for one in entries if one.standby_curve]
+    if pooled:
+        lines = [(one.policy, [(k + 1.0, cost) for k, cost in one.standby_curve], "") for one in pooled]
+        marks = [(one.standbys + 1.0, dict(one.standby_curve)[one.standbys]) for one in pooled]
+        charts.append(
+            _chart("Machines' worth of time lost by standbys", lines, lambda x: f"{x - 1:g}", marks, percent=False)
+        )
+    return charts
+
+
+def _seconds(value: float) -> str:
+    return format_time(value, 1)
+
+
+def _chart(
+    title: str,
+    lines: Sequence[tuple[str, Sequence[tuple[float, float]], str]],
+    label: Callable[[float], str],
+    marks: Sequence[Point],
+    *,
+    percent: bool = True,
+) -> dict[str, Any]:
+    """Lines over a logarithmic axis; each name has one colour."""
+    points = [point for _, line, _ in lines for point in line]
+    low, high = min(math.log(x) for x, _ in points), max(math.log(x) for x, _ in points)
+    bottom, top = (0.0, 1.0) if percent else (0.0, max(y for _, y in points) * 1.05 or 1.0)
+
+    def at(point: Point) -> Point:
+        across = (math.log(point[0]) - low) / (high - low or 1.0)
+        return across * W, H - (point[1] - bottom) / (top - bottom) * H
+
+    names = list(dict.fromkeys(name for name, _, _ in lines))
+    ticks = lines[0][1] if len(lines[0][1]) <= 9 else lines[0][1][:: max(1, len(lines[0][1]) // 6)]
+    return {
+        "title": title,
+        "lines": [
+            {
+                "name": plain(name),
+                "slot": LINES[names.index(name) % len(LINES)],
+                "dash": dash,
+                "path": "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in map(at, line)),
+                "dots": [
+                    {
+                        "x": f"{at(point)[0]:.1f}",
+                        "y": f"{at(point)[1]:.1f}",
+                        "tip": f"{plain(name)}\n{label(point[0])}: "
+                        + (format_percent(point[1]) if percent else f"{point[1]:,.2f}"),
+                    }
+                    for point in line
+                ]
+                if not dash
+                else [],
+            }
+            for name, line, dash in lines
+        ],
+        "marks": [{"x": f"{at(point)[0]:.1f}", "y": f"{at(point)[1]:.1f}"} for point in marks],
+        "x": [{"at": f"{at((x, 0.0))[0]:.1f}", "label": label(x)} for x, _ in ticks],
+        "y": [
+            {
+                "at": f"{H - share * H:.1f}",
+                "label": format_percent(share, 0) if percent else f"{bottom + share * (top - bottom):,.1f}",
+            }
+            for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+        ],
+        "names": [{"name": plain(name), "slot": LINES[at % len(LINES)]} for at, name in enumerate(names)],
+    }
+
+
+def _timeline(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
+    """The first run: what was not productive, the longest stretches first, in their places."""
+    stops = [each for each in one.timeline if each.part not in ("productive", "checkpoint stall")]
+    longest = sorted(stops, key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
+    wall_ns = answer.wall_s * 1e9
+    return {
+        "name": plain(one.policy),
+        "stops": [
+            {
+                "slot": COLOURS[each.part],
+                "left": f"{each.begin_ns / wall_ns * 100:.4f}",
+                "width": f"{(each.end_ns - each.begin_ns) / wall_ns * 100:.4f}",
+                "tip": f"{each.part}: {plain(each.cause)}\n{format_time((each.end_ns - each.begin_ns) / 1e9)},"
+                f" day {each.begin_ns / 8.64e13:.2f}",
+            }
+            for each in sorted(longest, key=lambda each: each.begin_ns)
+        ],
+    }

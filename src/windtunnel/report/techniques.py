@@ -1,0 +1,53 @@
+"""Techniques on the console: the list of them, and what one brings to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from windtunnel.units import format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from windtunnel.result import TechniqueGain
+
+
+def print_techniques(listed: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Each with what it does, needs and takes."""
+    for number, one in enumerate(listed):
+        if number:
+            console.print()
+        names = ", ".join(one["aliases"])
+        console.print(f"[bold]{one['name']}[/bold]" + (f" (also {names})" if names else ""))
+        console.print(f"  {one['does']}")
+        console.print(f"  needs: {one['needs']}")
+        console.print(f"  runs:  {one['runs']}")
+        if one["excludes"]:
+            console.print(f"  not with: {', '.join(one['excludes'])}")
+        for parameter in one["parameters"]:
+            choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
+            console.print(f"    {parameter['name']}={parameter['default']}  {parameter['help']}{choices}", markup=False)
+
+
+def gain_lines(gain: TechniqueGain) -> list[RenderableType]:
+    """A section of the console's screen: figures, parameters, what lies behind them, notes."""
+    without, after = format_time(gain.step_time_without_s), format_time(gain.step_time_with_s)
+    lines = [f"{gain.name}: {without} a step without, {after} with: {gain.gain:.3f} x"]
+    lines += _named("chosen", gain.parameters)
+    lines += _named("behind it", gain.details)
+    return [Text(), Text("Technique", style="bold"), *(Text(f"  {line}") for line in (*lines, *gain.notes))]
+
+
+def _named(title: str, values: Mapping[str, Any]) -> list[str]:
+    if not values:
+        return []
+    if all(isinstance(value, Mapping) for value in values.values()):
+        return [line for name, inner in values.items() for line in _named(f"{title}, {name}", inner)]
+    return [f"{title}: " + ", ".join(f"{name} {_shown(value)}" for name, value in values.items())]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

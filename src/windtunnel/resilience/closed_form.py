@@ -1,0 +1,88 @@
+"""A policy's ETTR in closed form, for curves: what `run/many.py` simulates, without its chance.
+
+Interruptions are of two kinds. Those that read a checkpoint enter the renewal form of `ettr.py`. Those that keep the
+step
+under way cost their downtime and half a step:  1 / (1 + rate x (down + step / 2)). Machines away from the job are a
+Poisson number with mean rate x time away, and the job runs at the mean speed over it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from windtunnel.resilience.failures import FailureProcess
+from windtunnel.resilience.policies import Job, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Interruptions a second and their mean downtime in seconds, and the speed with the mean number of machines
+    away.
+    """
+
+    reading_per_s: float
+    reading_down_s: float
+    keeping_per_s: float
+    keeping_down_s: float  # with half a step
+    speed: float
+
+
+def rates_of(process: FailureProcess, policy: Policy, job: Job, gpus: int, *, spare: bool) -> Rates:
+    """What a policy makes of each cause, where standbys are enough (`spare`) or are never there."""
+    nodes = -(-gpus // job.gpus_per_node)
+    reading = reading_time = keeping = keeping_time = away = 0.0
+    back_s = sum(policy.rejoin)
+    for cause in process.causes:
+        rate = cause.of_job(gpus, nodes) * (1.0 + process.bursts.share)
+        reaction = policy.react(cause, spare)
+        down = sum(reaction.phases)
+        if reaction.away_s > 0 and policy.away == "from the job":
+            away += rate * policy.units(cause) * reaction.away_s
+            down += back_s
+        if reaction.keeps_step:
+            keeping += rate
+            keeping_time += rate * (down + job.step_s / 2)
+        else:
+            reading += rate
+            reading_time += rate * down
+    slow = process.slow
+    share = slow.rate_per_node_s * nodes * _mean_slow_s(policy, slow.shortest_s, slow.longest_s)
+    slowed = 1.0 - (-math.expm1(-share)) * slow.slower / (1.0 + slow.slower)
+    return Rates(
+        reading,
+        reading_time / reading if reading else 0.0,
+        keeping,
+        keeping_time / keeping if keeping else 0.0,
+        _mean_rate(policy.rate, away) * slowed,
+    )
+
+
+def closed_form(rates: Rates, stall_s: float, interval_s: float, form: Callable[..., float]) -> float:
+    """ETTR with checkpoints every `interval_s`; `form`: `ettr.exact` or `ettr.linear`."""
+    saved = form(rates.reading_per_s, rates.reading_down_s, stall_s, interval_s)
+    return saved * rates.speed / (1.0 + rates.keeping_per_s * rates.keeping_down_s)
+
+
+def _mean_slow_s(policy: Policy, shortest: float, longest: float) -> float:
+    """Mean of a log-uniform time, cut where the policy sends the host away."""
+    if longest <= shortest:
+        return min(longest, policy.slow_found_s or longest)
+    span = math.log(longest / shortest)
+    cut = min(max(policy.slow_found_s or longest, shortest), longest)
+    return (cut - shortest) / span + cut * math.log(longest / cut) / span
+
+
+def _mean_rate(rate: Callable[[int], float], away: float) -> float:
+    """Speed with a Poisson number of parts away: they come at random and stay for a time (M/G/infinity)."""
+    if away <= 0:
+        return rate(0)
+    chance = math.exp(-away) if away < 700 else 0.0
+    mean = chance * rate(0)
+    total = chance
+    for units in range(1, math.ceil(away + 8 * math.sqrt(away)) + 8):
+        chance = math.exp(units * math.log(away) - away - math.lgamma(units + 1))
+        mean += chance * rate(units)
+        total += chance
+    return mean / total if total > 0 else 0.0

@@ -1,0 +1,242 @@
+"""The study: what failures cost a job, under each policy, on the same failures.
+
+`survive(asked)` draws the failures once, chooses interval and standbys where they are left open, runs every policy
+through them and reads off ETTR, waterfall, interruptions and cost. Step times arrive as callables: this package knows
+no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.errors import SpecError
+from windtunnel.resilience import ettr, standbys
+from windtunnel.resilience.checkpoints import Checkpoint
+from windtunnel.resilience.closed_form import Rates, closed_form, rates_of
+from windtunnel.resilience.failures import FailureProcess, FailureTrace, draw
+from windtunnel.resilience.policies import Job, Policy, policy_named
+from windtunnel.resilience.recovery import RecoveryTimes
+from windtunnel.resilience.run import PARTS, Episode, Outcome, Saving, run_many, run_one
+
+DAY_S = 86_400.0
+LONGEST_INTERVAL_S = DAY_S
+CURVE_POINTS = 25
+SCALES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question. What is None is chosen."""
+
+    gpus: int
+    gpus_per_node: int
+    replicas: int
+    stages: int
+    step_s: float
+    rate: Callable[[int], float]  # replicas -> speed, of the speed of all
+    process: FailureProcess
+    times: RecoveryTimes
+    checkpoint: Checkpoint
+    days: float
+    policies: Sequence[str] = ("restart", "standby", "shrink", "parcae")
+    interval_s: float | None = None
+    standbys: int | None = None
+    seeds: int = 200
+    seed: int = 0
+    tokens_per_s: float | None = None
+    usd_per_gpu_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.days <= 3650:
+            raise SpecError("days", self.days, "give days, more than 0 and at most ten years")
+        if not 1 <= self.seeds <= 100_000:
+            raise SpecError("seeds", self.seeds, "give 1 to 100,000 runs")
+        if self.standbys is not None and not 0 <= self.standbys <= self.gpus:
+            raise SpecError("standbys", self.standbys, "give a number of machines, or auto")
+        if self.interval_s is not None and not self.interval_s >= 1e-3:
+            raise SpecError("checkpoint", self.interval_s, "give an interval such as 10min, or auto")
+
+    def job(self) -> Job:
+        """What policies ask of it."""
+        return Job(self.gpus, self.gpus_per_node, self.replicas, self.stages, self.step_s, self.times, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEntry:
+    """One policy's answer; seconds, shares, GPU-hours. The waterfall is the mean run and sums to the wall time."""
+
+    policy: str
+    ettr: float
+    ettr_p5: float
+    ettr_p95: float
+    ettr_exact: float  # closed form
+    ettr_linear: float  # as papers print it
+    interruptions: float  # unplanned, mean of the runs
+    interruptions_p10: float
+    interruptions_p90: float
+    planned: float
+    interruptions_by_cause: Mapping[str, float]
+    waterfall: Mapping[str, float]
+    checkpoint_interval_s: float
+    checkpoint_stall_s: float
+    young_s: float
+    daly_s: float
+    standbys: int
+    standbys_cheapest: int
+    gpu_hours: float
+    gpu_hours_wasted: float
+    cost_usd: float | None
+    tokens_per_s: float | None
+    interval_curve: Sequence[tuple[float, float, float]]  # interval, exact ETTR, linear ETTR
+    standby_curve: Sequence[tuple[int, float]]  # standbys, machines' worth of time lost
+    scale_curve: Sequence[tuple[int, float]]  # GPUs, exact ETTR
+    timeline: Sequence[Episode]  # of the first run
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """The answer."""
+
+    asked: Asked
+    wall_s: float
+    mttf_s: float
+    entries: Sequence[PolicyEntry]
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON: the first policy's figures on top, and one entry per policy."""
+        asked, entries = self.asked, [_entry_dict(one) for one in self.entries]
+        head = {
+            "gpus": asked.gpus,
+            "replicas": asked.replicas,
+            "stages": asked.stages,
+            "days": asked.days,
+            "seeds": asked.seeds,
+            "seed": asked.seed,
+            "step_s": asked.step_s,
+            "failures": asked.process.name,
+            "failures_source": asked.process.source,
+            "mttf_s": self.mttf_s if np.isfinite(self.mttf_s) else None,
+            "wall_s": self.wall_s,
+        }
+        return {**entries[0], **head, "policies": entries}
+
+
+def _entry_dict(one: PolicyEntry) -> dict[str, object]:
+    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "timeline"}
+    curves = {name: [list(point) for point in fields[name]] for name in fields if name.endswith("_curve")}
+    intervals = {name: fields[name] if np.isfinite(fields[name]) else None for name in ("young_s", "daly_s")}
+    return {**fields, **curves, **intervals}
+
+
+def survive(asked: Asked) -> Survival:
+    """Every policy on the same failures. Raises UnknownNameError for a policy, SpecError for a field."""
+    job = asked.job()
+    policies = [policy_named(name, job) for name in asked.policies]
+    if not policies:
+        raise SpecError("policy", None, "name at least one")
+    wall_s = asked.days * DAY_S
+    trace = draw(asked.process, asked.gpus, asked.gpus_per_node, wall_s, asked.seeds, asked.seed)
+    entries = [_entry(asked, job, policy, trace) for policy in policies]
+    return Survival(asked, wall_s, asked.process.mttf_s(asked.gpus, asked.gpus_per_node), entries)
+
+
+def _entry(asked: Asked, job: Job, policy: Policy, trace: FailureTrace) -> PolicyEntry:
+    process, saving = asked.process, asked.checkpoint
+    host_rate = process.host_rate_per_s(asked.gpus_per_node)
+    pooled = policy.away == "from standbys"
+    needed = standbys.standbys_needed(job.hosts, standbys.unavailable(host_rate, asked.times.replenish))
+    kept = (needed if asked.standbys is None else asked.standbys) if pooled else 0
+    wait_s = asked.times.schedule + asked.times.warm_up
+    most = max(2 * needed + 4, kept)
+    costs = standbys.standby_costs(job.hosts, host_rate, asked.times.replenish, wait_s, most) if pooled else ()
+    rates = rates_of(process, policy, job, asked.gpus, spare=kept > 0)
+    interval = asked.interval_s or best_interval(rates, saving, asked.step_s)
+    outcome = run_many(trace, policy, _saving(saving, interval), asked.step_s, kept)
+    _, timeline = run_one(trace, 0, policy, _saving(saving, interval), asked.step_s, kept)
+    return _read(asked, policy, outcome, rates, interval, kept, costs, timeline)
+
+
+def best_interval(rates: Rates, saving: Checkpoint, step_s: float) -> float:
+    """The interval that the closed form likes best, not shorter than a step or than writing takes."""
+    least = max(saving.least_interval_s, step_s)
+    longest = max(LONGEST_INTERVAL_S, least)
+    if rates.reading_per_s <= 0:
+        return longest
+    return ettr.best_interval_s(rates.reading_per_s, rates.reading_down_s, saving.stall_s, least, longest)
+
+
+def _saving(checkpoint: Checkpoint, interval_s: float) -> Saving:
+    persist = round(checkpoint.persist_s * 1e9) if checkpoint.two_stage else 0
+    return Saving(max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), persist)
+
+
+def _read(
+    asked: Asked,
+    policy: Policy,
+    outcome: Outcome,
+    rates: Rates,
+    interval: float,
+    kept: int,
+    costs: tuple[tuple[int, float], ...],
+    timeline: Sequence[Episode],
+) -> PolicyEntry:
+    process, stall = asked.process, asked.checkpoint.stall_s
+    low, high = np.percentile(outcome.ettr, [5, 95])
+    unplanned = np.array([one.symptom != "planned" for one in process.causes], bool)
+    counts = outcome.interruptions
+    total = counts[:, unplanned].sum(axis=1)
+    mean = outcome.seconds.mean(axis=0)
+    share = float(outcome.ettr.mean())
+    gpu_hours = (asked.gpus + kept * asked.gpus_per_node) * outcome.wall_s / 3600.0
+    intervals = np.geomspace(max(asked.checkpoint.least_interval_s, interval / 20), interval * 20, CURVE_POINTS)
+    return PolicyEntry(
+        policy=policy.name,
+        ettr=share,
+        ettr_p5=float(low),
+        ettr_p95=float(high),
+        ettr_exact=closed_form(rates, stall, interval, ettr.exact),
+        ettr_linear=closed_form(rates, stall, interval, ettr.linear),
+        interruptions=float(total.mean()),
+        interruptions_p10=float(np.percentile(total, 10)),
+        interruptions_p90=float(np.percentile(total, 90)),
+        planned=float(counts[:, ~unplanned].sum(axis=1).mean()),
+        interruptions_by_cause={one.name: float(n) for one, n in zip(process.causes, counts.mean(axis=0), strict=True)},
+        waterfall={name: float(seconds) for name, seconds in zip(PARTS, mean, strict=True)},
+        checkpoint_interval_s=interval,
+        checkpoint_stall_s=stall,
+        young_s=ettr.young_s(rates.reading_per_s, stall),
+        daly_s=ettr.daly_s(rates.reading_per_s, stall),
+        standbys=kept,
+        standbys_cheapest=standbys.cheapest_standbys(costs) if costs else 0,
+        gpu_hours=gpu_hours,
+        gpu_hours_wasted=gpu_hours - share * asked.gpus * outcome.wall_s / 3600.0,
+        cost_usd=None if asked.usd_per_gpu_hour is None else gpu_hours * asked.usd_per_gpu_hour,
+        tokens_per_s=None if asked.tokens_per_s is None else asked.tokens_per_s * share,
+        interval_curve=[
+            (float(d), closed_form(rates, stall, d, ettr.exact), closed_form(rates, stall, d, ettr.linear))
+            for d in intervals
+        ],
+        standby_curve=costs,
+        scale_curve=_scale_curve(asked, policy.name),
+        timeline=timeline,
+    )
+
+
+def _scale_curve(asked: Asked, name: str) -> list[tuple[int, float]]:
+    """Exact ETTR of the same job on more and fewer GPUs: replicas are added, each with its own best interval."""
+    points = []
+    for gpus in SCALES:
+        replicas = max(1, round(asked.replicas * gpus / asked.gpus))
+        whole = asked.replicas
+
+        def rate(left: int, replicas: int = replicas, whole: int = whole) -> float:
+            return asked.rate(round(left * whole / replicas)) if whole >= replicas else left / replicas
+
+        job = Job(gpus, asked.gpus_per_node, replicas, asked.stages, asked.step_s, asked.times, rate)
+        rates = rates_of(asked.process, policy_named(name, job), job, gpus, spare=True)
+        interval = asked.interval_s or best_interval(rates, asked.checkpoint, asked.step_s)
+        points.append((gpus, closed_form(rates, asked.checkpoint.stall_s, interval, ettr.exact)))
+    return points

@@ -1,0 +1,109 @@
+"""From a model, a cluster and a deployment to replicas that can be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from windtunnel.cost.inference import inference_kernels
+from windtunnel.errors import SpecError
+from windtunnel.hardware.cluster import Cluster
+from windtunnel.model.architecture import Model
+from windtunnel.serving.deployment import Deployment, check
+from windtunnel.serving.engines.profile import Profile, load_engine
+from windtunnel.serving.kv.capacity import Memory, memory_of
+from windtunnel.serving.replica.replica import Replica
+from windtunnel.serving.replica.rules import Rules, rules_of
+from windtunnel.serving.step_time.layers import Layers
+from windtunnel.serving.step_time.times import Prices, StepTimes
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """A deployment made ready: its step times are worked out once and shared by all its replicas."""
+
+    model: Model
+    cluster: Cluster
+    deployment: Deployment
+    profile: Profile
+    memory: Memory
+    times: StepTimes
+    rules: Rules
+    blocks: int  # of one replica: all attention ranks together
+    measured: bool  # whether attention and experts are priced by measured kernels
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights leave any room for the cache."""
+        return self.blocks > 0
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one request may have."""
+        tokens = self.blocks // self.deployment.attn_dp * self.rules.block_size
+        limit = self.deployment.max_model_len
+        return tokens if limit is None else min(tokens, limit)
+
+    def replica(self) -> Replica:
+        """A fresh instance."""
+        return Replica(self.times, self.rules, self.blocks)
+
+
+def engine_of(
+    model: Model,
+    cluster: Cluster,
+    deployment: Deployment,
+    *,
+    profile: Profile | None = None,
+    prices: Prices | None = None,
+) -> Engine:
+    """Check a deployment and price it.
+
+    `profile` stands in for the one that the deployment names; `prices` for the model's own (measured tables).
+    Raises LayoutError and SpecError.
+    """
+    check(deployment, model, cluster)
+    used = load_engine(deployment.engine) if profile is None else profile
+    kv = deployment.kv or used.kv
+    memory = memory_of(model, deployment, used, cluster, kv)
+    size = deployment.block_size or used.block_size
+    of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
+    blocks = of_rank * deployment.attn_dp
+    kernels = inference_kernels(cluster, used.framework, used.release)
+    own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
+    drafted = (deployment.speculative_tokens, deployment.acceptance)
+    times = StepTimes(
+        own,
+        used,
+        model.n_layers / deployment.pp,
+        deployment.attn_dp,
+        drafted,
+        deployment.weights not in ("bf16", "fp16"),
+    )
+    return Engine(
+        model, cluster, deployment, used, memory, times, rules_of(used, deployment, blocks), blocks, kernels.measured
+    )
+
+
+def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: Profile, kv: str) -> Layers:
+    """Prices of a deployment's kernels; they depend on nothing of the profile but whose kernels they are."""
+    slim = replace(
+        deployment,
+        engine=profile.engine,
+        max_num_seqs=None,
+        max_num_batched_tokens=None,
+        num_gpu_blocks=None,
+        block_size=None,
+        gpu_memory_utilization=None,
+        prefix_caching=None,
+        chunked_prefill=None,
+        max_model_len=None,
+    )
+    return _layers(model, slim, cluster, profile.framework, profile.release, kv)
+
+
+@lru_cache(maxsize=256)
+def _layers(model: Model, deployment: Deployment, cluster: Cluster, framework: str, release: str, kv: str) -> Layers:
+    if framework not in ("vllm", "sglang", "trtllm"):
+        raise SpecError("framework", framework, "use vllm, sglang or trtllm")
+    return Layers(model, deployment, inference_kernels(cluster, framework, release), kv)

@@ -1,0 +1,103 @@
+"""How one replica of a model is laid out: parallel sizes, number formats, and limits that its engine is started with.
+
+    GPUs of a replica = tensor x pipeline x attention-data
+
+Attention is split by `tp` and repeated `attn_dp` times, each copy with requests of its own; experts are split by
+`moe_tp` (every expert in slices) x `moe_ep` (whole experts), which together are tp x attn_dp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.cost.inference.kernels import WEIGHT_BYTES
+from windtunnel.errors import LayoutError, SpecError
+from windtunnel.hardware.cluster import Cluster
+from windtunnel.model.architecture import Model
+
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """One replica. Fields that are None are the engine profile's default, or follow from the others."""
+
+    engine: str = "vllm"  # name or name-version of an engine profile
+    tp: int = 1
+    pp: int = 1
+    attn_dp: int = 1
+    moe_tp: int | None = None
+    moe_ep: int | None = None
+    weights: str = "bf16"  # of dense matrices: a key of WEIGHT_BYTES
+    expert_weights: str | None = None  # of routed experts; None = as `weights`
+    kv: str | None = None  # bf16 or fp8; None = the engine's choice for these weights
+    max_num_seqs: int | None = None  # per attention rank, as engines count it
+    max_num_batched_tokens: int | None = None  # per step and attention rank
+    block_size: int | None = None
+    num_gpu_blocks: int | None = None  # per attention rank; None = what memory leaves
+    gpu_memory_utilization: float | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    max_model_len: int | None = None
+    speculative_tokens: int = 0  # drafted per step; 0 = none
+    acceptance: float = 0.0  # chance that a drafted token is kept, given those before it were
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "attn_dp", "moe_tp", "moe_ep", *LIMITS, "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise SpecError(name, value, "must be a whole number of at least 1")
+        for name in ("weights", "expert_weights"):
+            value = getattr(self, name)
+            if value is not None and value not in WEIGHT_BYTES:
+                raise SpecError(name, value, f"use one of {', '.join(WEIGHT_BYTES)}")
+        if self.kv not in (None, "bf16", "fp8"):
+            raise SpecError("kv", self.kv, "use bf16 or fp8")
+        if self.gpu_memory_utilization is not None and not 0.05 <= self.gpu_memory_utilization <= 1.0:
+            raise SpecError("gpu_memory_utilization", self.gpu_memory_utilization, "must be 0.05 to 1")
+        if not 0 <= self.speculative_tokens <= 16:
+            raise SpecError("speculative_tokens", self.speculative_tokens, "must be 0 to 16")
+        if not 0.0 <= self.acceptance <= 1.0:
+            raise SpecError("acceptance", self.acceptance, "must be 0 to 1")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp * self.attn_dp
+
+    @property
+    def expert_sizes(self) -> tuple[int, int]:
+        """(slices per expert, groups of experts): what is given, the rest as engines choose it."""
+        ranks = self.tp * self.attn_dp
+        if self.moe_tp is None and self.moe_ep is None:
+            return (ranks, 1) if self.attn_dp == 1 else (1, ranks)
+        if self.moe_ep is None:
+            return self.moe_tp or 1, ranks // (self.moe_tp or 1)
+        return (ranks // self.moe_ep if self.moe_tp is None else self.moe_tp), self.moe_ep
+
+    @property
+    def routed(self) -> str:
+        """Number format of routed experts."""
+        return self.expert_weights or self.weights
+
+    def words(self) -> str:
+        """As people write it: tp8, tp2 pp2, dp8 ep8."""
+        sizes = (("tp", self.tp), ("pp", self.pp), ("dp", self.attn_dp), ("ep", self.expert_sizes[1]))
+        return " ".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
+
+
+def check(deployment: Deployment, model: Model, cluster: Cluster) -> None:
+    """Raise LayoutError for sizes that contradict each other, the model or the cluster."""
+    if deployment.gpus > cluster.n_gpus:
+        problem = f"a replica of {deployment.words()} takes {deployment.gpus} GPUs of {cluster.n_gpus}"
+        raise LayoutError(problem, "use smaller parallel sizes or a larger cluster")
+    heads = min(layer.attention.heads for layer in model.layers)
+    if deployment.tp > heads:
+        raise LayoutError(f"tp {deployment.tp} is more than the {heads} heads", "use fewer tensor-parallel GPUs")
+    if deployment.pp > model.n_layers:
+        raise LayoutError(f"pp {deployment.pp} is more than the {model.n_layers} layers", "use fewer pipeline stages")
+    if any(layer.feed_forward.kind == "moe" for layer in model.layers):
+        slices, groups = deployment.expert_sizes
+        if slices * groups != deployment.tp * deployment.attn_dp:
+            problem = f"moe_tp {slices} x moe_ep {groups} is not tp {deployment.tp} x attn_dp {deployment.attn_dp}"
+            raise LayoutError(problem, "experts are spread over all GPUs of a stage: make both products equal")

@@ -1,0 +1,156 @@
+"""What differs between inference engines and their releases: how they batch, what they reserve, what they cost.
+
+A file `<engine>.yaml` holds `defaults`, then `releases` from the oldest to the newest, each with what is different. A
+release that is not listed is read as the nearest older one (or the oldest). Times:
+
+    step     t = max(GPU, host) when the next step is planned while this one runs, else their sum
+    GPU      kernels + layers x layer_gap_s;   expert, attention and prefill kernels times their factor
+    host     step_s + sequence_s x sequences
+
+The factors say how far a release's kernels lie from those that were timed alone; they are fitted, few, and listed with
+what they were fitted on. A user's own file of the same form is read too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+
+FOLDER = Path(__file__).parent
+ALIASES = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtllm", "dynamo-trtllm": "trtllm"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One release of one engine. Times in seconds."""
+
+    engine: str
+    release: str
+    framework: str = "vllm"  # whose kernels: of cost.inference.measured.FRAMEWORKS
+    batching: Literal["mixed", "prefill_first"] = "mixed"  # prompts beside decodes, or before them
+    reserve: Literal["prompt", "output", "ratio"] = "prompt"  # blocks that admission asks for
+    reserve_ratio: float = 0.7  # with `ratio`: of the output that running sequences still lack
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    preemption: Literal["recompute", "swap"] = "recompute"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    watermark: float = 0.0  # share of blocks that admission leaves free
+    gpu_memory_utilization: float = 0.9
+    utilization_of: Literal["total", "rest"] = "total"  # of all memory, or of what weights and activations leave
+    gather_steps: int = 0  # attention ranks: steps that prompts wait until there is one for every rank
+    reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
+    kv: str = "bf16"
+    asynchronous: bool = False  # the next step is planned while this one runs
+    delay_steps: int = 0  # steps by which the host learns of a token later
+    graph_limit: int = 512  # largest decode batch that is captured; 0 = none are
+    graph_sizes: tuple[int, ...] = ()  # captured batches; () = 1, 2, 4, then every 8 to 256, then every 16
+    step_s: float = 0.0
+    sequence_s: float = 0.0
+    mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
+    layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
+    eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
+    expert_factor: float = 1.0
+    attention_factor: float = 1.0
+    prefill_factor: float = 1.0
+    quantised_prefill_factor: float = 1.0  # on top, where dense weights have fewer than 16 bits
+    expert_prefill_factor: float = 1.0
+    prefill_attention_factor: float = 1.0
+    first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
+    band: float = 0.15  # log half-width of p5 to p95 of a step time
+
+    def padded(self, batch: int) -> tuple[int, bool]:
+        """(batch that is computed, whether it runs as a captured graph)."""
+        if batch > self.graph_limit:
+            return batch, False
+        if self.graph_sizes:
+            place = bisect_left(self.graph_sizes, batch)
+            return (self.graph_sizes[place], True) if place < len(self.graph_sizes) else (batch, False)
+        if batch <= 4:
+            return (1, 2, 4, 4)[batch - 1] if batch else 1, True
+        step = 8 if batch <= 256 else 16
+        return -(-batch // step) * step, True
+
+
+def engine_names() -> tuple[str, ...]:
+    """Engines that are shipped, each with its releases: `vllm-0.12`, ..."""
+    names = []
+    for path in sorted(FOLDER.glob("*.yaml")):
+        names += [f"{path.stem}-{release}" for release in _document(path)["releases"]]
+    return tuple(names)
+
+
+@lru_cache(maxsize=64)
+def load_engine(spec: str) -> Profile:
+    """The profile of `vllm`, `vllm-0.12.0` or a YAML file: the newest release where none is named.
+
+    Raises:
+        UnknownNameError: no such engine.
+        InputFileError, SpecError: a file with a fault.
+    """
+    if spec.endswith((".yaml", ".yml")):
+        path, wanted = Path(spec), ""
+        name = path.stem
+    else:
+        text = spec.lower().replace(" ", "-")
+        match = re.match(r"(tensorrt[-_]llm|trt-llm|dynamo-trtllm|[a-z_]+)[-=@]?v?(.*)$", text)
+        name, wanted = (ALIASES.get(match[1], match[1]), match[2]) if match else (text, "")
+        path = FOLDER / f"{name}.yaml"
+        if not path.exists():
+            raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])
+    document = _document(path)
+    release = _nearest(wanted, list(document["releases"]))
+    fields = {**document.get("defaults", {}), **(document["releases"][release] or {})}
+    return _profile(name, wanted or release, fields, path)
+
+
+def _nearest(wanted: str, releases: list[str]) -> str:
+    """The newest release that is not newer than `wanted`; the oldest where all are; the newest where none is named."""
+    if not wanted:
+        return releases[-1]
+    order = _order(wanted)
+    older = [one for one in releases if _order(one) <= order]
+    return older[-1] if older else releases[0]
+
+
+def _order(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:4])
+
+
+@lru_cache(maxsize=64)
+def _document(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputFileError(path, " ".join(str(error).split()), "give an engine profile in YAML") from error
+    if not isinstance(found, dict) or not isinstance(found.get("releases"), dict) or not found["releases"]:
+        raise InputFileError(path, "holds no `releases:`", "list at least one release with its numbers")
+    found["releases"] = {str(name): value for name, value in found["releases"].items()}
+    return found
+
+
+def _profile(name: str, release: str, fields: Mapping[str, Any], path: Path) -> Profile:
+    known = {item.name: item for item in dataclasses.fields(Profile)}
+    values: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key == "sources":
+            continue
+        if key not in known or key in ("engine", "release"):
+            raise SpecError(key, value, f"unknown; an engine profile knows {', '.join(sorted(known))}", str(path))
+        if isinstance(value, list):
+            value = tuple(int(one) for one in value)
+        elif str(known[key].type) == "float":
+            value = float(value)
+        values[key] = value
+    return Profile(engine=name, release=release, **values)

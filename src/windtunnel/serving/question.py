@@ -1,0 +1,141 @@
+"""A question as the command line asks it: words and numbers to a workload, a deployment and an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.hardware.catalogue import parse_cluster
+from windtunnel.model.catalogue import load_model
+from windtunnel.serving.build import engine_of
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.profile import load_engine
+from windtunnel.serving.goodput import Curve, goodput_of, rate_curve
+from windtunnel.serving.result import ServingResult
+from windtunnel.serving.run import serve_with
+from windtunnel.serving.workload.files import read_workload
+from windtunnel.serving.workload.lengths import arrivals, lengths
+from windtunnel.serving.workload.requests import Workload
+from windtunnel.units import parse_time
+
+MADE = 1000  # requests of an open loop that names no number
+
+
+def made_or_read(
+    path: Path | None,
+    count: int | None,
+    rate: float | None,
+    cv: float,
+    prompt: int | None,
+    output: int | None,
+    ratio: float,
+    concurrency: int | None,
+    waves: int,
+    seed: int,
+    *,
+    default_rate: bool = False,
+) -> Workload:
+    """The workload of a file, or one made from lengths and a rate or a concurrency. Raises UserError."""
+    if path is not None:
+        if prompt is not None or output is not None:
+            raise SpecError(
+                "--prompt", prompt, "a file of requests has lengths of its own: leave --prompt and --output out"
+            )
+        if not path.exists():
+            raise InputFileError(path, "is not there", "give a CSV or JSONL of requests")
+        return read_workload(path, rate_per_s=rate, cv=cv, concurrency=concurrency, requests=count, seed=seed)
+    if prompt is None or output is None:
+        raise UserError("no requests are given: add --workload FILE, or --prompt N --output N")
+    for name, value in (("--prompt", prompt), ("--output", output), ("--waves", waves), ("--requests", count)):
+        if value is not None and not 1 <= value <= 10_000_000:
+            raise SpecError(name, value, "give a whole number of at least 1")
+    if concurrency is not None:
+        if not 1 <= concurrency <= 100_000:
+            raise SpecError("--concurrency", concurrency, "give 1 to 100000")
+        n = concurrency * waves if count is None else count
+        prompts, outputs = lengths(n, prompt, output, ratio, seed)
+        return Workload(prompts, outputs, None, concurrency, name=f"{prompt} in, {output} out")
+    if rate is None:
+        if not default_rate:
+            raise UserError("no load is given: add --rate R (open loop) or --concurrency C (closed loop)")
+        rate = 1.0
+    n = MADE if count is None else count
+    prompts, outputs = lengths(n, prompt, output, ratio, seed)
+    return Workload(prompts, outputs, arrivals(n, rate, cv, seed), name=f"{prompt} in, {output} out")
+
+
+def parsed_slo(text: str | None) -> dict[str, float]:
+    """`ttft=1s,tpot=50ms` in seconds. Raises SpecError."""
+    found: dict[str, float] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, value = part.partition("=")
+        key = f"{name.strip().lower()}_s"
+        if not equals or key not in ("ttft_s", "tpot_s"):
+            raise SpecError("--slo", text, "write ttft=1s,tpot=50ms")
+        found[key] = parse_time(value.strip(), "--slo")
+        if found[key] <= 0.0:
+            raise SpecError("--slo", text, "a limit is above zero")
+    return found
+
+
+def ask(
+    model: str,
+    cluster: str,
+    deployment: Deployment,
+    workload: Workload,
+    *,
+    replicas: int = 1,
+    router: str = "least-loaded",
+    slo: Mapping[str, float] | None = None,
+    goodput: float | None = None,
+    pools: tuple[str | None, str | None] = (None, None),
+    kernels: Path | None = None,
+    timeline: bool = False,
+    cost_per_gpu_hour: float | None = None,
+    curve: bool = False,
+) -> tuple[ServingResult, Curve | None]:
+    """The answer, and the latency-rate curve where one is wanted. Raises UserError."""
+    built = load_model(model)
+    machine = parse_cluster(cluster)
+    needed = replicas * deployment.gpus
+    if pools == (None, None) and needed > machine.n_gpus:
+        raise SpecError("--replicas", replicas, f"{needed} GPUs are more than the cluster's {machine.n_gpus}")
+    if replicas < 1:
+        raise SpecError("--replicas", replicas, "give at least 1")
+    if goodput is not None:
+        if not slo:
+            raise UserError("goodput needs limits: add --slo ttft=1s,tpot=50ms")
+        if not 0.0 < goodput <= 1.0:
+            raise SpecError("--attain", goodput, "give a share above 0, at most 1")
+        if workload.concurrency is not None:
+            raise SpecError("--concurrency", workload.concurrency, "goodput is a rate: use an open loop")
+    if pools != (None, None):
+        from windtunnel.serving.disaggregated.pools import pooled_runner
+
+        run = pooled_runner(built, machine, deployment, pools, slo or {}, cost_per_gpu_hour)
+    else:
+        prices = None
+        if kernels is not None:
+            from windtunnel.serving.step_time.given import given_prices
+
+            whose = load_engine(deployment.engine)
+            prices = given_prices(kernels, built, deployment, machine, whose.framework, whose.release)
+        engine = engine_of(built, machine, deployment, prices=prices)
+
+        def run(load: Workload) -> ServingResult:
+            return serve_with(
+                engine,
+                load,
+                replicas=replicas,
+                router=router,
+                slo=slo,
+                timeline=timeline,
+                cost_per_gpu_hour=cost_per_gpu_hour,
+            )
+
+    result = goodput_of(run, workload, goodput) if goodput is not None else run(workload)
+    drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
+    return result, drawn

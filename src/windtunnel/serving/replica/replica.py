@@ -1,0 +1,529 @@
+"""One engine instance with continuous batching, simulated in runs of steps.
+
+    idle -> (arrival) -> step with prompt chunks | run of k equal decode steps -> (its end) -> ...
+
+A decode step adds a token to each of b sequences. Until the next finish, block shortage, bend of the price line or
+arrival that can be admitted, steps differ only by the context that grows by b: k of them are one event whose length is
+the closed form k t0 + s k (k - 1) / 2 in ticks. Sums over the batch (contexts, blocks needed at each residue of the
+block size, finishing steps) are kept, never the tokens of each sequence, so an event costs the same for 1 or 500.
+
+`stepwise.StepwiseReplica` with `ContinuousBatching` is the same machine one step and one sequence at a time; a law
+test holds their stamps equal. A replica does no I/O: it is handed arrivals and the end of its own current event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import isqrt
+from typing import final
+
+from windtunnel.serving.kv.pool import BlockPool
+from windtunnel.serving.replica.rules import RATIO_FLOOR, RATIO_STEPS, Rules
+from windtunnel.serving.replica.sequence import Sequence
+from windtunnel.serving.replica.tally import Tally
+from windtunnel.serving.step_time.times import TICKS_PER_NS, DecodeLine, StepTimes
+
+IDLE, MIXED, RUN = 0, 1, 2
+SHIFT = TICKS_PER_NS.bit_length() - 1
+NEVER = 1 << 62
+RATIO_LOOKS = 8  # steps after which admission by ratio is tried again; engines look after each
+
+
+@final
+class Replica:
+    """One engine instance. `next_ns` is when its current event ends; call `advance` then."""
+
+    def __init__(
+        self, times: StepTimes, rules: Rules, blocks: int, *, on_first: Callable[[Sequence], bool] | None = None
+    ) -> None:
+        self.times = times
+        self.rules = rules
+        self.pool = BlockPool(blocks)
+        self.waiting: deque[Sequence] = deque()
+        self.partial: list[Sequence] = []  # admitted, prompt not yet computed
+        self.decoding: dict[int, Sequence] = {}  # in the order of admission
+        self.tally = Tally()
+        self.outstanding_tokens = 0  # prompt tokens that wait or are being computed: what routers look at
+        self.on_first = on_first  # a prefill-only replica: called with a sequence whose prompt is done; True takes it
+        self.next_ns = NEVER
+        self._clock = 0  # ticks: start of the current event
+        self._mode = IDLE
+        self._length = 0  # ticks of the current event
+        self._run: tuple[int, int, int] = (0, 0, 0)  # steps, first, growth per step
+        self._chunks: list[tuple[Sequence, int]] = []
+        self._beside = 0  # sequences that decode in a mixed step
+        self._steps = 0  # decode steps so far
+        self._context_sum = 0
+        self._due = [0] * rules.block_size  # sequences by (context - steps) mod block size
+        self._ends: list[tuple[int, int, int, Sequence]] = []  # finishing step, order, epoch
+        self._order = 0
+        self._end_sum = 0  # of end_step over the decoding
+        self._promised = 0  # blocks that running sequences will hold at their end, where admission reserves them
+        self._ratio_from = 0  # step since which the expected share of output falls
+        self._stall = 0  # ticks since the decoding sequences' last token
+        self._gather_until = -1  # decode step at which waiting prompts are admitted in any case; -1 = none wait
+        self._adopted: list[Sequence] = []  # prompts from elsewhere that join at the next step
+        self._held = 0  # of which, and of those still on their way, blocks are held
+        self._last_start = 0  # ticks: when the last step began, and the one after it was planned where plans lag
+        self._just_finished = 0  # sequences that ended with it
+        self._swap_in = 0  # ticks of swapping in that the next step waits for
+
+    # --------------------------------------------------------------------------------------------------- stimuli
+
+    def submit(self, one: Sequence, now_ns: int) -> None:
+        """A request arrives."""
+        self.waiting.append(one)
+        self.outstanding_tokens += one.known
+        if self._mode == IDLE:
+            one.queued_ns = now_ns
+            self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
+            self._just_finished = 0
+            self._begin()
+            return
+        one.queued_ns = self._boundary(now_ns << SHIFT) >> SHIFT
+        if (
+            self._mode == RUN
+            and len(self.waiting) <= self.rules.gather
+            and len(self.decoding) < self.rules.max_num_seqs
+        ):
+            if self.rules.gather == 1 or len(self.waiting) == self.rules.gather:
+                self._cut(now_ns << SHIFT)
+            elif len(self.waiting) == 1:
+                self._cut(now_ns << SHIFT, self.rules.gather_steps)
+
+    def advance(self) -> list[Sequence]:
+        """The current event ends: returns the requests that finished, their stamps set, and begins the next."""
+        finished = self._end_mixed() if self._mode == MIXED else self._end_run()
+        self._begin()
+        return finished
+
+    def adopt(self, one: Sequence, now_ns: int) -> None:
+        """Take in a sequence whose prompt was computed elsewhere; `hold` has taken its blocks here."""
+        one.queued_ns = now_ns if one.queued_ns < 0 else one.queued_ns
+        self._adopted.append(one)
+        if self._mode == IDLE:
+            self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
+            self._begin()
+        elif self._mode == RUN:
+            self._cut(now_ns << SHIFT)
+
+    def can_hold(self, one: Sequence) -> bool:
+        """Whether blocks and a place in the batch are there for a prompt that was computed elsewhere."""
+        here = len(self.decoding) + len(self._adopted) + len(self.partial) + self._held
+        blocks = -(-one.known // self.rules.block_size)
+        # A run takes its blocks when it ends: what it will take is not free for others.
+        running = self._blocks_for(self._run[0]) if self._mode == RUN else self._due[-self._steps % self.rules.block_size]
+        room = blocks + self.rules.watermark_blocks + running <= self.pool.free
+        return room and here < self.rules.max_num_seqs and not self.waiting
+
+    def hold(self, one: Sequence) -> None:
+        """Take the blocks into which a prompt's cache will be copied."""
+        self.pool.take(-(-one.known // self.rules.block_size))
+        self._held += 1
+
+    def give_up(self, one: Sequence, now_ns: int) -> None:
+        """A prompt's cache has been copied away: its blocks here are free, and the queue may go on."""
+        self._give_back(one, one.blocks)
+        if self._mode == IDLE and self.waiting:
+            self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
+            self._begin()
+
+    def cancel(self, index: int) -> bool:
+        """A client hangs up: forget its request; True if it was there. Its blocks are free at once."""
+        for queue in (self.waiting, self.partial):
+            for one in queue:
+                if one.index == index:
+                    self.outstanding_tokens -= one.known - one.computed
+                    if queue is self.partial:
+                        self._give_back(one, one.blocks)
+                        self._chunks = [(other, n) for other, n in self._chunks if other is not one]
+                    queue.remove(one)
+                    return True
+        one_decoding = self.decoding.get(index)
+        if one_decoding is None:
+            return False
+        if self._mode == RUN:
+            self._cut(self._clock + 1)  # the step that runs is the last it takes part in
+        self._leave(one_decoding)
+        if self._mode == MIXED:
+            self._beside = max(0, self._beside - 1)
+        return True
+
+    @property
+    def load(self) -> int:
+        """Requests that are here."""
+        return len(self.waiting) + len(self.partial) + len(self.decoding) + self._held
+
+    # ------------------------------------------------------------------------------------------------- begin a step
+
+    def _begin(self) -> None:
+        rules = self.rules
+        if self._adopted:
+            for one in self._adopted:
+                self._held -= 1
+                self._join(one)
+                if rules.reserve == "output":
+                    self._promised += -(-(one.prompt + one.output) // rules.block_size)
+            self._adopted.clear()
+        batch = len(self.decoding)
+        chunks: list[tuple[Sequence, int]] = []
+        mixed = rules.batching == "mixed"
+        if (self.waiting or self.partial) and not (rules.gather > 1 and self._gathers(batch)):
+            preempted, kept = False, 0
+            if mixed and batch:
+                preempted = self._make_room(self._due[-self._steps % rules.block_size])
+                batch = len(self.decoding)
+                kept = self._due[-self._steps % rules.block_size]
+            budget = rules.token_budget - (batch if mixed else 0)
+            for one in self.partial:
+                n = min(one.known - one.computed, budget, rules.longest_chunk)
+                if n > 0:
+                    chunks.append((one, n))
+                    budget -= n
+            if not preempted and self.waiting and budget > 0:
+                self._admit(chunks, budget, kept)
+        if chunks:
+            self._begin_mixed(chunks, batch if mixed else 0)
+        elif batch:
+            self._begin_run()
+        else:
+            self._mode = IDLE
+            self.next_ns = NEVER
+
+    def _gathers(self, batch: int) -> bool:
+        """Whether prompts are held back until every attention rank has one, or their time is up."""
+        if not batch or self.partial or len(self.waiting) >= self.rules.gather:
+            self._gather_until = -1
+            return False
+        if self._gather_until < 0:
+            self._gather_until = self._steps + self.rules.gather_steps
+        if self._steps >= self._gather_until:
+            self._gather_until = -1
+            return False
+        return True
+
+    def _admit(self, chunks: list[tuple[Sequence, int]], budget: int, kept: int) -> None:
+        """Take in waiting requests while there is room; `kept` blocks are for those that decode beside them."""
+        rules, pool, waiting = self.rules, self.pool, self.waiting
+        size = rules.block_size
+        running = len(self.decoding) + len(self.partial)
+        while waiting and budget > 0 and running < rules.max_num_seqs:
+            one = waiting[0]
+            if self._too_late(one, running):
+                return
+            hit = 0
+            if one.names and rules.prefix_caching:
+                hit = min(pool.known(one.names), (one.known - 1) // size)
+            rest = one.known - hit * size
+            n = min(rest, budget, rules.longest_chunk)
+            if n < rest and not rules.chunked and (chunks or rest <= rules.longest_whole):
+                return  # whole prompts only: it waits for an empty step; one that never fits is taken in pieces
+            blocks = -(-one.known // size)
+            fresh = pool.fresh_needed(one.names, hit, blocks) if hit else blocks
+            if not self._room_for(one, fresh + kept, running):
+                return
+            waiting.popleft()
+            running += 1
+            if hit:
+                pool.share(one.names[:hit])
+                one.shared = list(one.names[:hit])
+            pool.lookups += len(one.names)
+            pool.hits += hit
+            pool.take(blocks - hit)
+            one.blocks = blocks
+            one.computed = hit * size
+            one.hit = hit * size
+            if rules.reserve == "output":
+                self._promised += -(-(one.prompt + one.output) // size)
+            if one.scheduled_ns < 0:
+                one.scheduled_ns = (self._last_start if rules.lag else self._clock) >> SHIFT
+            self.outstanding_tokens -= one.computed
+            self.partial.append(one)
+            if rules.swap_ticks_per_block and one.generated:
+                self._swap_in += rules.swap_ticks_per_block * blocks
+                self.outstanding_tokens -= one.known - one.computed - 1
+                one.computed = one.known - 1
+                n = 1
+            chunks.append((one, n))
+            budget -= n
+
+    def _too_late(self, one: Sequence, running: int) -> bool:
+        """Whether the next step was planned before this request, or the place for it, was there."""
+        if not self.rules.lag or not (self.decoding or self.partial):
+            return False
+        return one.queued_ns << SHIFT > self._last_start or running + self._just_finished >= self.rules.max_num_seqs
+
+    def _room_for(self, one: Sequence, fresh: int, running: int) -> bool:
+        rules, pool = self.rules, self.pool
+        size = rules.block_size
+        if running == 0:  # alone it may have all; one that will never fit is refused before it comes here
+            return fresh <= pool.free
+        if rules.reserve == "output":
+            final_blocks = -(-(one.prompt + one.output) // size)
+            return self._promised + final_blocks <= pool.total and fresh <= pool.free
+        if rules.reserve == "ratio":
+            start = rules.reserve_ratio
+            since = self._steps - self._ratio_from
+            ratio = max(RATIO_FLOOR * start, start - (1.0 - RATIO_FLOOR) * start * since / RATIO_STEPS)
+            lacking = self._end_sum - self._steps * len(self.decoding)
+            lacking += sum(other.output - other.generated for other in self.partial)
+            expected = ratio * lacking + (one.output - one.generated) * ratio
+            return fresh + int(expected / size) <= pool.free
+        return fresh + rules.watermark_blocks <= pool.free
+
+    def _begin_mixed(self, chunks: list[tuple[Sequence, int]], batch: int) -> None:
+        rules = self.rules
+        self._chunks = chunks
+        self._beside = batch
+        if batch:
+            self.pool.take(self._due[-self._steps % rules.block_size])
+        shapes = [(n, one.computed) for one, n in chunks]
+        done = sum(1 for one, n in chunks if one.computed + n == one.known)
+        length = self.times.mixed(batch, self._context_sum + batch, shapes, done) + self._swap_in
+        self._swap_in = 0
+        self._start(MIXED, length)
+
+    def _begin_run(self) -> None:
+        rules = self.rules
+        room = self._make_room(self._due[-self._steps % rules.block_size])
+        if room and not self.decoding:  # cannot be: the last one is never preempted
+            raise AssertionError("nothing left to decode")
+        batch = len(self.decoding)
+        ends = self._ends
+        while ends[0][2] != ends[0][3].epoch:
+            heappop(ends)
+        steps = ends[0][0] - self._steps
+        line = self.times.decode(batch)
+        now = self._context_sum + batch
+        first, growth, steps = _straight(line, now, batch, steps)
+        if rules.lag and self.waiting and batch < rules.max_num_seqs and self._too_late(self.waiting[0], batch):
+            steps = 1
+        if rules.reserve == "ratio" and self.waiting and batch < rules.max_num_seqs:
+            steps = min(steps, RATIO_LOOKS)  # what admission expects of the running falls from step to step
+        if self._gather_until >= 0 and steps > self._gather_until - self._steps:
+            steps = self._gather_until - self._steps
+        free = self.pool.free
+        if batch * (steps // rules.block_size + 1) > free:
+            steps = self._steps_that_fit(steps, free)
+        self._run = (steps, first, growth)
+        self._start(RUN, steps * first + growth * (steps * (steps - 1) // 2))
+
+    def _start(self, mode: int, length: int) -> None:
+        self._mode = mode
+        self._length = length
+        self.next_ns = (self._clock + length + TICKS_PER_NS - 1) >> SHIFT
+
+    def _boundary(self, at: int) -> int:
+        """When the step ends during which `at` (ticks) falls: the engine looks for arrivals then."""
+        if self._mode != RUN:
+            return self._clock + self._length
+        _, first, growth = self._run
+        done = _steps_until(at - self._clock + 1, first, growth)
+        return self._clock + done * first + growth * (done * (done - 1) // 2)
+
+    def _cut(self, at: int, after: int = 0) -> None:
+        """Let the current run end with the step during which `at` (ticks) falls, or the one after where plans lag.
+
+        `after`: so many steps later; the wait that starts then.
+        """
+        steps, first, growth = self._run
+        done = _steps_until(at - self._clock + 1, first, growth)  # what ends at that very time is planned already
+        if self.rules.lag:
+            done += 1
+        if after:
+            self._gather_until = self._steps + done + after
+            done += after
+        if done < steps:
+            self._run = (done, first, growth)
+            self._start(RUN, done * first + growth * (done * (done - 1) // 2))
+
+    # --------------------------------------------------------------------------------------------------- end a step
+
+    def _end_mixed(self) -> list[Sequence]:
+        rules, pool, length = self.rules, self.pool, self._length
+        self._last_start = self._clock
+        self._clock += length
+        now_ns = self._clock >> SHIFT
+        finished: list[Sequence] = []
+        batch = self._beside
+        tokens = batch
+        self.tally.step(length, batch + len(self._chunks), pool.held, 1)
+        if batch:
+            self._steps += 1
+            self._context_sum += batch
+            self.tally.gaps(length + self._stall, 0, 1, batch)
+            self._stall = 0
+            self._pop_finished(now_ns, finished)
+        elif self.decoding:
+            self._stall += length
+        size = rules.block_size
+        for one, n in self._chunks:
+            tokens += n
+            before = one.computed
+            one.computed = before + n
+            self.outstanding_tokens -= n
+            if one.names and rules.prefix_caching:
+                full = one.computed // size
+                one.shared.extend(pool.name(one.names[before // size : full]))
+            if one.computed < one.known:
+                continue
+            self.partial.remove(one)
+            one.generated += 1
+            if one.first_ns < 0:
+                one.first_ns = now_ns
+            if self.on_first is not None and self.on_first(one):
+                continue
+            if one.generated >= one.output:
+                one.last_ns = now_ns
+                self._give_back(one, one.blocks)
+                finished.append(one)
+            else:
+                self._join(one)
+        self.tally.tokens += tokens
+        self._chunks = []
+        self._just_finished = len(finished)
+        return finished
+
+    def _end_run(self) -> list[Sequence]:
+        steps, first, growth = self._run
+        batch = len(self.decoding)
+        self._clock += self._length
+        self._last_start = self._clock - first - growth * (steps - 1)
+        self.pool.take(self._blocks_for(steps))
+        self._steps += steps
+        self._context_sum += steps * batch
+        tally = self.tally
+        tally.step(self._length, batch, self.pool.held, steps)
+        tally.tokens += steps * batch
+        if self._stall:
+            tally.gaps(first + self._stall, 0, 1, batch)
+            self._stall = 0
+            tally.gaps(first + growth, growth, steps - 1, batch)
+        else:
+            tally.gaps(first, growth, steps, batch)
+        finished: list[Sequence] = []
+        self._pop_finished(self._clock >> SHIFT, finished)
+        self._just_finished = len(finished)
+        return finished
+
+    def _pop_finished(self, now_ns: int, finished: list[Sequence]) -> None:
+        ends, steps = self._ends, self._steps
+        while ends and ends[0][0] <= steps:
+            _, _, epoch, one = heappop(ends)
+            if epoch != one.epoch:
+                continue
+            one.generated = one.output
+            one.last_ns = now_ns
+            self._leave(one)
+            finished.append(one)
+
+    # --------------------------------------------------------------------------------------------- the decoding set
+
+    def _join(self, one: Sequence) -> None:
+        one.context = one.known
+        one.joined = self._steps
+        one.end_step = self._steps + one.output - one.generated
+        self.decoding[one.index] = one
+        self._order += 1
+        heappush(self._ends, (one.end_step, self._order, one.epoch, one))
+        self._context_sum += one.context
+        self._end_sum += one.end_step
+        self._due[(one.context - self._steps) % self.rules.block_size] += 1
+
+    def _leave(self, one: Sequence) -> None:
+        """Out of the decoding, blocks back."""
+        size = self.rules.block_size
+        del self.decoding[one.index]
+        one.epoch += 1
+        context = one.context + self._steps - one.joined
+        self._context_sum -= context
+        self._end_sum -= one.end_step
+        self._due[(one.context - one.joined) % size] -= 1
+        self._give_back(one, -(-context // size))
+
+    def _give_back(self, one: Sequence, blocks: int) -> None:
+        self.pool.release(blocks, one.shared, self.rules.prefix_caching)
+        one.shared = []
+        one.blocks = 0
+        if self.rules.reserve == "output":
+            self._promised -= -(-(one.prompt + one.output) // self.rules.block_size)
+
+    def _make_room(self, needed: int) -> bool:
+        """Preempt from the tail until the decoding sequences can have the blocks of their next step."""
+        preempted = False
+        while needed > self.pool.free and len(self.decoding) + len(self.partial) > 1:
+            if self.partial:
+                one = self.partial.pop()
+                self.outstanding_tokens += one.computed
+                self._give_back(one, one.blocks)
+            else:
+                one = next(reversed(self.decoding.values()))
+                one.generated = one.output - (one.end_step - self._steps)
+                self._leave(one)
+                one.known = one.prompt + one.generated
+                self.outstanding_tokens += one.known
+                needed = self._due[-self._steps % self.rules.block_size]
+                self._ratio_from = self._steps
+            one.computed = 0
+            one.preemptions += 1
+            self.tally.preemptions += 1
+            self.waiting.appendleft(one)
+            preempted = True
+        return preempted
+
+    # ---------------------------------------------------------------------------------------------- blocks of a run
+
+    def _blocks_for(self, steps: int) -> int:
+        """Blocks that `steps` more decode steps take."""
+        size, due = self.rules.block_size, self._due
+        whole, rest = divmod(steps, size)
+        needed = whole * len(self.decoding)
+        place = -self._steps % size
+        for _ in range(rest):
+            needed += due[place]
+            place = place - 1 if place else size - 1
+        return needed
+
+    def _steps_that_fit(self, steps: int, free: int) -> int:
+        """The most steps, up to `steps`, whose blocks are there; at least one, for which room was made."""
+        if self._blocks_for(steps) <= free:
+            return steps
+        low, high = 1, steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._blocks_for(middle) <= free:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def _straight(line: DecodeLine, context_sum: int, batch: int, steps: int) -> tuple[int, int, int]:
+    """(ticks of the first step, growth per step, steps that stay on the same straight piece)."""
+    ends = line.ends
+    low, high = 0, len(ends) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] < context_sum:
+            low = middle + 1
+        else:
+            high = middle
+    slope = line.slope[low]
+    stay = (ends[low] - context_sum) // batch + 1
+    return line.base[low] + slope * context_sum, slope * batch, steps if steps < stay else stay
+
+
+def _steps_until(ticks: int, first: int, growth: int) -> int:
+    """The least number of steps, at least one, that take `ticks` or longer: k first + growth k (k - 1) / 2 >= ticks."""
+    if ticks <= first:
+        return 1
+    if growth == 0:
+        return -(-ticks // first)
+    half = 2 * first - growth
+    steps = (isqrt(half * half + 8 * growth * ticks) - half) // (2 * growth)
+    steps = max(1, steps - 1)
+    while steps * first + growth * (steps * (steps - 1) // 2) < ticks:
+        steps += 1
+    return steps

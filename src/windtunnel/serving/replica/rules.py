@@ -1,0 +1,60 @@
+"""The rules by which a replica batches: an engine profile's defaults with what the deployment says instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.profile import Profile
+
+RATIO_FLOOR = 0.14  # SGLang: the share of output that admission expects falls to this part of its start ...
+RATIO_STEPS = 600  # ... over so many decode steps without a retraction (sglang/srt/managers/scheduler.py)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Limits of the whole replica: all attention ranks together."""
+
+    batching: Literal["mixed", "prefill_first"] = "mixed"
+    chunked: bool = True
+    reserve: Literal["prompt", "output", "ratio"] = "prompt"
+    reserve_ratio: float = 0.7
+    max_num_seqs: int = 256
+    token_budget: int = 8192
+    longest_chunk: int = 8192  # of one prompt in one step
+    block_size: int = 16
+    watermark_blocks: int = 0
+    prefix_caching: bool = False
+    lag: bool = False  # a step is planned while the one before it runs: arrivals wait for one more
+    gather: int = 1  # prompts that are waited for before any is admitted beside decodes ...
+    gather_steps: int = 0  # ... but no longer than so many decode steps
+    swap_ticks_per_block: int = 0  # above zero: preempted sequences go to host memory and come back at this price
+
+    @property
+    def longest_whole(self) -> int:
+        """The longest prompt that one step can compute."""
+        return min(self.longest_chunk, self.token_budget)
+
+
+def rules_of(profile: Profile, deployment: Deployment, blocks: int) -> Rules:
+    """The rules of a deployment; `blocks` in all."""
+    ranks = deployment.attn_dp
+    chosen = deployment.chunked_prefill
+    caching = deployment.prefix_caching
+    budget = deployment.max_num_batched_tokens or profile.max_num_batched_tokens
+    return Rules(
+        batching=profile.batching,
+        chunked=profile.chunked_prefill if chosen is None else chosen,
+        reserve=profile.reserve,
+        reserve_ratio=profile.reserve_ratio,
+        max_num_seqs=(deployment.max_num_seqs or profile.max_num_seqs) * ranks,
+        token_budget=budget * ranks,
+        longest_chunk=budget,
+        block_size=deployment.block_size or profile.block_size,
+        watermark_blocks=int(profile.watermark * blocks),
+        prefix_caching=profile.prefix_caching if caching is None else caching,
+        lag=profile.delay_steps > 0,
+        gather=ranks if profile.gather_steps else 1,
+        gather_steps=profile.gather_steps,
+    )

@@ -1,0 +1,54 @@
+"""One request inside a replica."""
+
+from __future__ import annotations
+
+from typing import final
+
+
+@final
+class Sequence:
+    """A request's lengths, where it stands, and its stamps in nanoseconds (-1 = not yet)."""
+
+    __slots__ = (
+        "arrival_ns",
+        "blocks",
+        "computed",
+        "context",
+        "end_step",
+        "epoch",
+        "first_ns",
+        "generated",
+        "hit",
+        "index",
+        "joined",
+        "known",
+        "last_ns",
+        "names",
+        "output",
+        "preemptions",
+        "prompt",
+        "queued_ns",
+        "scheduled_ns",
+        "shared",
+        "used_ns",
+    )
+
+    def __init__(self, index: int, prompt: int, output: int, arrival_ns: int, names: tuple[int, ...] = ()) -> None:
+        self.index = index  # in the workload
+        self.prompt = prompt
+        self.output = output
+        self.arrival_ns = arrival_ns
+        self.names = names  # of its full prompt blocks
+        self.known = prompt  # tokens to compute before the next one can be sampled
+        self.computed = 0  # of those
+        self.generated = 0
+        self.hit = 0  # prompt tokens that a prefix cache saved
+        self.blocks = 0  # held when it joined the decoding, or while it is prefilled
+        self.shared: list[int] = []  # names among them
+        self.context = 0  # cached tokens when it joined
+        self.joined = 0  # the replica's decode step count then
+        self.end_step = 0  # and when its last token comes
+        self.epoch = 0  # rises when it leaves the decoding before its end
+        self.preemptions = 0
+        self.used_ns = 0  # service so far, for policies that count it
+        self.queued_ns = self.scheduled_ns = self.first_ns = self.last_ns = -1

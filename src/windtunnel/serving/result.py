@@ -1,0 +1,134 @@
+"""What a serving run says: latencies, throughput, attainment, regime, and how they came about.
+
+The regime compares the time that replicas worked with the time that there was, and the queue's growth:
+
+    stable           the queue keeps its length; TTFT is a property of the deployment
+    near saturation  busy more than 90 % of the time or queueing is most of TTFT: no point TTFT is promised
+    over             the queue grows as long as requests come: TTFT is a property of how long one looks
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from windtunnel.serving.measures import Distribution, Stamps
+
+Regime = Literal["stable", "near saturation", "over"]
+
+
+@dataclass(frozen=True, eq=False)
+class ServingResult:
+    """One run. Seconds, tokens and requests of all replicas together."""
+
+    spec: Mapping[str, Any]  # model, cluster, deployment, workload, as asked
+    feasible: bool
+    reason: str  # why not, where it is not
+    requests: int
+    finished: int
+    refused: int
+    ttft: Distribution | None
+    tpot: Distribution | None
+    itl: Distribution | None
+    e2e: Distribution | None
+    queue: Distribution | None
+    duration_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    requests_per_s: float
+    slo: Mapping[str, float]
+    slo_attainment: float | None
+    goodput_requests_per_s: float | None
+    regime: Regime
+    gpus: int
+    gpu_seconds: float
+    utilisation: float  # share of the time in which a replica worked
+    batch_mean: float  # sequences in a step, over busy time
+    kv_use_mean: float  # share of blocks held, over busy time
+    kv_use_peak: float
+    preemptions: int
+    prefix_hit_rate: float
+    steps: int
+    band: float  # log half-width of p5 to p95 of step times
+    sources: tuple[str, ...]
+    memory: Mapping[str, float]
+    stamps: Stamps | None = field(default=None, repr=False)
+    timeline: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
+    search: Mapping[str, Any] | None = None  # what a goodput or placement search tried
+    cost_per_gpu_hour: float | None = None
+
+    @property
+    def tpot_band_s(self) -> tuple[float, float] | None:
+        """p5 and p95 of mean TPOT: the band of step times."""
+        if self.tpot is None:
+            return None
+        return self.tpot.mean * math.exp(-self.band), self.tpot.mean * math.exp(self.band)
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Of output, where a GPU hour has a price."""
+        if self.cost_per_gpu_hour is None or self.output_tokens_per_s <= 0.0:
+            return None
+        return self.cost_per_gpu_hour * self.gpus / 3600.0 / self.output_tokens_per_s * 1e6
+
+    def write_requests(self, path: Path) -> None:
+        """One CSV line per request that was sent: its stamps in seconds, empty where an event never came."""
+        found = self.stamps
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file)
+            lines.writerow(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"))
+            if found is None:
+                return
+            columns = (found.queued, found.scheduled, found.first, found.last)
+            for place, index in enumerate(found.index.tolist()):
+                times = (float(column[place]) for column in columns)
+                lines.writerow((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: plain numbers, None where there is nothing to say."""
+
+        def of(one: Distribution | None) -> dict[str, float] | None:
+            return None if one is None else one.to_dict()
+
+        band = self.tpot_band_s
+        return {
+            "study": "serving",
+            "spec": dict(self.spec),
+            "feasible": self.feasible,
+            "reason": self.reason,
+            "requests": self.requests,
+            "finished": self.finished,
+            "refused": self.refused,
+            "ttft_s": of(self.ttft),
+            "tpot_s": of(self.tpot),
+            "itl_s": of(self.itl),
+            "e2e_s": of(self.e2e),
+            "queue_s": of(self.queue),
+            "tpot_band_s": None if band is None else {"p5": band[0], "p95": band[1]},
+            "ttft_is_promised": self.regime == "stable",
+            "duration_s": self.duration_s,
+            "output_tokens_per_s": self.output_tokens_per_s,
+            "total_tokens_per_s": self.total_tokens_per_s,
+            "requests_per_s": self.requests_per_s,
+            "slo": dict(self.slo),
+            "slo_attainment": self.slo_attainment,
+            "goodput_requests_per_s": self.goodput_requests_per_s,
+            "regime": self.regime,
+            "gpus": self.gpus,
+            "gpu_seconds": self.gpu_seconds,
+            "utilisation": self.utilisation,
+            "batch_mean": self.batch_mean,
+            "kv_use_mean": self.kv_use_mean,
+            "kv_use_peak": self.kv_use_peak,
+            "preemptions": self.preemptions,
+            "prefix_hit_rate": self.prefix_hit_rate,
+            "steps": self.steps,
+            "sources": list(self.sources),
+            "memory_bytes_per_gpu": dict(self.memory),
+            "search": None if self.search is None else dict(self.search),
+            "cost_per_million_output_tokens": self.cost_per_million_tokens,
+        }

@@ -1,0 +1,234 @@
+"""`serve`: requests through one or more equal replicas of a deployment, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import UnknownNameError
+from windtunnel.hardware.catalogue import parse_cluster
+from windtunnel.hardware.cluster import Cluster
+from windtunnel.model.architecture import Model
+from windtunnel.model.catalogue import load_model
+from windtunnel.serving.build import Engine, engine_of
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.profile import Profile
+from windtunnel.serving.measures import Stamps, distribution, gap_distribution, stamps_of
+from windtunnel.serving.replica.replica import Replica
+from windtunnel.serving.result import Regime, ServingResult
+from windtunnel.serving.routing.choices import LeastLoaded, PrefixAware, RoundRobin
+from windtunnel.serving.simulate import Rejected, Router, simulate
+from windtunnel.serving.step_time.times import TICKS_PER_S, Prices
+from windtunnel.serving.workload.requests import Workload
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "prefix-aware": PrefixAware,
+}
+BUSY = 0.9  # share of busy time from which a run counts as near saturation
+GROWING = 2.0  # times by which the queueing of the last third exceeds that of the first, for a run that is over
+
+
+def serve(
+    model: str | Model,
+    cluster: str | Cluster,
+    deployment: Deployment | Mapping[str, Any],
+    workload: Workload,
+    *,
+    replicas: int = 1,
+    router: str | Router = "least-loaded",
+    slo: Mapping[str, float] | None = None,
+    profile: Profile | None = None,
+    prices: Prices | None = None,
+    timeline: bool = False,
+    cost_per_gpu_hour: float | None = None,
+) -> ServingResult:
+    """Predict what a deployment does to a workload.
+
+    `slo`: `ttft_s` and `tpot_s`, either or both. `router`: a key of ROUTERS, or an object with `choose`.
+    `profile`, `prices`: as in `build.engine_of`. A model that does not fit is an answer: `feasible` is False.
+    Raises SpecError, LayoutError, UnknownNameError.
+    """
+    built = load_model(model) if isinstance(model, str) else model
+    machine = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    layout = deployment if isinstance(deployment, Deployment) else Deployment(**deployment)
+    engine = engine_of(built, machine, layout, profile=profile, prices=prices)
+    return serve_with(
+        engine,
+        workload,
+        replicas=replicas,
+        router=router,
+        slo=slo,
+        timeline=timeline,
+        cost_per_gpu_hour=cost_per_gpu_hour,
+    )
+
+
+def serve_with(
+    engine: Engine,
+    workload: Workload,
+    *,
+    replicas: int = 1,
+    router: str | Router = "least-loaded",
+    slo: Mapping[str, float] | None = None,
+    timeline: bool = False,
+    cost_per_gpu_hour: float | None = None,
+) -> ServingResult:
+    """As `serve`, on an engine that is priced already."""
+    if not engine.fits:
+        return infeasible(engine, workload, replicas, slo or {})
+    servers = [engine.replica() for _ in range(replicas)]
+    if timeline:
+        servers[0].tally.timeline = []
+    chosen = _router(router) if isinstance(router, str) else router
+    sent, refused = simulate(workload, servers, chosen, block_size=engine.rules.block_size, longest=engine.longest)
+    extra = round(engine.profile.first_token_s * 1e9)
+    if extra:
+        for one in sent:
+            if one.first_ns >= 0:
+                one.first_ns += extra
+            if one.last_ns >= 0:
+                one.last_ns += extra
+    return summarise(engine, workload, servers, stamps_of(sent), refused, slo or {}, cost_per_gpu_hour)
+
+
+def summarise(
+    engine: Engine,
+    workload: Workload,
+    servers: Sequence[Replica],
+    stamps: Stamps,
+    refused: Sequence[Rejected],
+    slo: Mapping[str, float],
+    cost_per_gpu_hour: float | None = None,
+    gpus: int | None = None,
+) -> ServingResult:
+    """The result of replicas that have run."""
+    done = ~np.isnan(stamps.last)
+    end = float(np.nanmax(stamps.last)) if done.any() else 0.0
+    begin = float(stamps.arrival.min()) if len(stamps.arrival) else 0.0
+    window = max(end - begin, 1e-12)
+    outputs, prompts = float(stamps.output[done].sum()), float(stamps.prompt[done].sum())
+    busy = sum(one.tally.busy_ticks for one in servers) / TICKS_PER_S
+    total_ticks = max(1, sum(one.tally.busy_ticks for one in servers))
+    blocks = max(1, engine.blocks)
+    attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(workload)) if slo else None
+    share = busy / (window * len(servers))
+    lookups = sum(one.pool.lookups for one in servers)
+    all_gpus = engine.deployment.gpus * len(servers) if gpus is None else gpus
+    waited = (stamps.scheduled - stamps.arrival)[~np.isnan(stamps.scheduled)]
+    regime = _regime(stamps, share, workload)
+    rate = float(done.sum()) / window
+    return ServingResult(
+        spec=_spec(engine, workload, len(servers)),
+        feasible=True,
+        reason="",
+        requests=len(workload),
+        finished=int(done.sum()),
+        refused=len(refused),
+        ttft=distribution(stamps.ttft),
+        tpot=distribution(stamps.tpot),
+        itl=gap_distribution(one.tally.gap_counts for one in servers),
+        e2e=distribution(stamps.e2e),
+        queue=distribution(waited),
+        duration_s=window,
+        output_tokens_per_s=outputs / window,
+        total_tokens_per_s=(outputs + prompts) / window,
+        requests_per_s=rate,
+        slo=dict(slo),
+        slo_attainment=attained,
+        goodput_requests_per_s=None if attained is None else attained * len(workload) / window,
+        regime=regime,
+        gpus=all_gpus,
+        gpu_seconds=all_gpus * window,
+        utilisation=share,
+        batch_mean=sum(one.tally.sequence_ticks for one in servers) / total_ticks,
+        kv_use_mean=sum(one.tally.block_ticks for one in servers) / total_ticks / blocks,
+        kv_use_peak=max(one.pool.peak for one in servers) / blocks,
+        preemptions=sum(one.tally.preemptions for one in servers),
+        prefix_hit_rate=sum(one.pool.hits for one in servers) / lookups if lookups else 0.0,
+        steps=sum(one.tally.steps for one in servers),
+        band=engine.profile.band,
+        sources=sources_of(engine),
+        memory=_memory(engine),
+        stamps=stamps,
+        timeline=tuple(servers[0].tally.timeline or ()),
+        cost_per_gpu_hour=cost_per_gpu_hour,
+    )
+
+
+def sources_of(engine: Engine) -> tuple[str, ...]:
+    """Where the prices come from, in words."""
+    kernels = (
+        "kernels: measured (aiconfigurator-core)" if engine.measured else "kernels: bytes over bandwidth (roofline)"
+    )
+    return (kernels, f"engine: profile {engine.profile.engine} {engine.profile.release}, fitted constants")
+
+
+def _regime(stamps: Stamps, share: float, workload: Workload) -> Regime:
+    ttft, queue = stamps.first - stamps.arrival, stamps.scheduled - stamps.arrival
+    if len(queue) == 0 or np.isnan(queue).all():
+        return "over"
+    third = max(1, len(queue) // 3)
+    mean_queue, mean_ttft = float(np.nanmean(queue)), float(np.nanmean(ttft))
+    early, late = float(np.nanmean(queue[:third])), float(np.nanmean(queue[-third:]))
+    if workload.concurrency is not None:  # a closed loop limits itself: over where slots only wait for a place
+        if mean_queue > 0.5 * float(np.nanmean(stamps.last - stamps.arrival)):
+            return "over"
+        return "near saturation" if mean_queue > 0.7 * mean_ttft and mean_ttft > 1.0 else "stable"
+    span = float(stamps.arrival[-1] - stamps.arrival[0])
+    if late > GROWING * max(early, 1e-3) and late > 0.05 * span and mean_queue > 0.5 * mean_ttft:
+        return "over"
+    if mean_queue > 0.5 * mean_ttft and mean_queue > 0.1:
+        return "near saturation"
+    return "stable"
+
+
+def _router(name: str) -> Router:
+    if name not in ROUTERS:
+        raise UnknownNameError("router", name, ROUTERS)
+    return ROUTERS[name]()
+
+
+def _memory(engine: Engine) -> dict[str, float]:
+    found = engine.memory
+    return {
+        "weights": found.weights,
+        "activations": found.activations,
+        "reserved": found.reserved,
+        "kv_cache": max(0.0, found.kv),
+        "kv_per_token": found.kv_per_token,
+        "kv_blocks": float(engine.blocks // engine.deployment.attn_dp),
+    }
+
+
+def _spec(engine: Engine, workload: Workload, replicas: int) -> dict[str, Any]:
+    layout = {name: value for name, value in asdict(engine.deployment).items() if value is not None}
+    return {
+        "model": engine.model.name,
+        "cluster": engine.cluster.name,
+        "gpu": engine.cluster.gpu.name,
+        "deployment": layout,
+        "engine": f"{engine.profile.engine} {engine.profile.release}",
+        "replicas": replicas,
+        "workload": workload.to_dict(),
+    }
+
+
+def infeasible(engine: Engine, workload: Workload, replicas: int, slo: Mapping[str, float]) -> ServingResult:
+    """The answer where weights and activations leave no room for a cache."""
+    memory, gpu = engine.memory, engine.cluster.gpu
+    needed = (memory.weights + memory.activations + memory.reserved) / 2**30
+    reason = (
+        f"does not fit: a GPU holds {memory.weights / 2**30:.1f} GiB of weights, {needed:.1f} GiB with activations and"
+        f" buffers, of {gpu.usable_memory_bytes / 2**30:.1f} GiB; use more GPUs per replica, or fewer bits"
+    )
+    return ServingResult(
+        _spec(engine, workload, replicas), False, reason, len(workload), 0, len(workload),
+        None, None, None, None, None, 0.0, 0.0, 0.0, 0.0, dict(slo), 0.0 if slo else None, 0.0 if slo else None, "over",
+        engine.deployment.gpus * replicas, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, engine.profile.band, sources_of(engine),
+        _memory(engine),
+    )  # fmt: skip

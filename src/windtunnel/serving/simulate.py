@@ -1,0 +1,114 @@
+"""Requests through replicas: the study's event loop.
+
+    arrival -> router -> replica;   end of a replica's event -> answers -> the client sends on
+
+Two kinds of events in the order of (time, kind, sequence): a replica's end before an arrival of the same nanosecond,
+since what a step plans was planned before it. A replica whose run was cut short by an arrival has a new end; the old
+entry is passed over when it comes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from windtunnel.serving.replica.sequence import Sequence
+from windtunnel.serving.workload.clients import Client, client_of
+from windtunnel.serving.workload.requests import Workload
+
+
+class Server(Protocol):
+    """What the loop needs of a replica."""
+
+    @property
+    def next_ns(self) -> int:
+        """When its current event ends; `NEVER` where nothing goes on."""
+
+    def submit(self, one: Sequence, now_ns: int) -> None:
+        """A request arrives."""
+
+    def advance(self) -> list[Sequence]:
+        """The current event ends; returns the finished."""
+
+
+class Router(Protocol):
+    """Chooses a replica."""
+
+    def choose(self, one: Sequence, servers: Listed[Server]) -> int:
+        """Index of the replica that gets this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request that no replica can ever hold."""
+
+    index: int
+    reason: str
+
+
+def simulate(
+    workload: Workload,
+    servers: Listed[Server],
+    router: Router | None,
+    *,
+    block_size: int,
+    client: Client | None = None,
+    longest: int | None = None,
+    until_ns: int | None = None,
+) -> tuple[list[Sequence], list[Rejected]]:
+    """Every request with its stamps, and those refused at once because prompt and output exceed `longest` tokens.
+
+    Each request ends exactly once: answered, refused, or, with `until_ns`, still without a last stamp.
+    """
+    names = workload.names_in(block_size)
+    prompts, outputs = workload.input_tokens.tolist(), workload.output_tokens.tolist()
+    people = client_of(workload) if client is None else client
+    sent: list[Sequence] = []
+    refused: list[Rejected] = []
+    arrivals = list(people.start())
+    heapify(arrivals)
+    ends: list[tuple[int, int]] = []
+    only = servers[0] if len(servers) == 1 or router is None else None
+    answered_matters = workload.concurrency is not None or client is not None
+    pending = [0] * len(servers)  # the time last pushed, to pass over what is stale
+    while arrivals or ends:
+        if ends and (not arrivals or ends[0][0] <= arrivals[0][0]):
+            now_ns, place = heappop(ends)
+            server = servers[place]
+            if now_ns != server.next_ns or pending[place] != now_ns:
+                continue
+            pending[place] = 0
+            if until_ns is not None and now_ns > until_ns:
+                break
+            finished = server.advance()
+            if server.next_ns < NEVER:
+                heappush(ends, (server.next_ns, place))
+                pending[place] = server.next_ns
+            if answered_matters:
+                for one in finished:
+                    for at, index in people.answered(one.index, now_ns):
+                        heappush(arrivals, (at, index))
+            continue
+        now_ns, index = heappop(arrivals)
+        if until_ns is not None and now_ns > until_ns:
+            break
+        prompt, output = prompts[index], outputs[index]
+        if longest is not None and prompt + output > longest:
+            refused.append(Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit"))
+            for at, following in people.answered(index, now_ns):
+                heappush(arrivals, (at, following))
+            continue
+        one = Sequence(index, prompt, output, now_ns, names[index] if names is not None else ())
+        sent.append(one)
+        place = 0 if only is not None else router.choose(one, servers)  # type: ignore[union-attr]
+        server = servers[place]
+        server.submit(one, now_ns)
+        if server.next_ns != pending[place] and server.next_ns < NEVER:
+            heappush(ends, (server.next_ns, place))
+            pending[place] = server.next_ns
+    return sent, refused
+
+
+NEVER = 1 << 62

@@ -1,0 +1,229 @@
+"""The same prices as fast tables, in integer ticks of 1/1024 ns.
+
+    decode step    t = base[b, segment] + slope[b, segment] x (sum of contexts),   whole ticks
+    mixed step     t = dense(T) + group(G) + decode attention + sum over chunks of prefill attention + head + host
+
+For a given batch the decode time is a straight line between two context nodes: k steps in a row, in which the sum of
+contexts grows by b each, take k t0 + s k (k - 1) / 2 with s = slope x b. Every step is a whole number of ticks, so the
+closed form and one step at a time give the same integer.
+
+Attention ranks (`attn_dp`) step together: sequences spread evenly over them, prompts go to the least loaded, and the
+longest rank is waited for. A pipeline holds as many micro-batches as stages; each passes all stages.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from windtunnel.serving.engines.profile import Profile
+
+TICKS_PER_NS = 1024
+TICKS_PER_S = TICKS_PER_NS * 10**9
+PER_OCTAVE = 2  # nodes per doubling in tables over tokens
+
+
+class Prices(Protocol):
+    """What a step is made of, in seconds: `layers.Layers`, or tables of measured kernels."""
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+
+    def dense(self, tokens: float) -> float:
+        """All that sees the tokens of one attention rank."""
+
+    def group(self, tokens: float) -> float:
+        """All that sees the tokens of every rank."""
+
+    def decode_surface(self) -> Callable[[float, float], float]:
+        """Decode attention over (sequences of one rank, mean context)."""
+
+    def decode_nodes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(batches, contexts) between which the surface is straight."""
+
+    def prefill(self, chunk: int, past: int) -> float:
+        """Attention of one prompt's chunk."""
+
+    def head(self, sequences: float) -> float:
+        """Output matrix and sampling."""
+
+    def handover(self, tokens: float) -> float:
+        """Activations to the next stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLine:
+    """Step times of one batch size: straight lines over the sum of contexts."""
+
+    ends: tuple[int, ...]  # sum of contexts up to which a segment holds; the last is without end
+    base: tuple[int, ...]  # ticks
+    slope: tuple[int, ...]  # ticks per cached token
+
+    def at(self, context_sum: int) -> int:
+        """Ticks of one step."""
+        place = bisect_left(self.ends, context_sum)
+        return self.base[place] + self.slope[place] * context_sum
+
+
+@dataclass(eq=False)
+class StepTimes:
+    """Times of a deployment's iterations, remembered as they are asked for."""
+
+    prices: Prices
+    profile: Profile
+    layers: float  # of one stage
+    ranks: int = 1  # attention ranks of the replica
+    speculative: tuple[int, float] = (0, 0.0)  # tokens drafted per step, acceptance
+    quantised: bool = False  # whether dense weights have fewer than 16 bits
+    _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
+    _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
+    _prefill: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
+    _mixed: dict[int, float] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _surface(self) -> Callable[[float, float], float]:
+        return self.prices.decode_surface()
+
+    @cached_property
+    def _contexts(self) -> tuple[float, ...]:
+        return self.prices.decode_nodes()[1]
+
+    def decode(self, sequences: int) -> DecodeLine:
+        """Step times of `sequences` that all add one token."""
+        line = self._decode.get(sequences)
+        if line is None:
+            line = self._decode[sequences] = self._line(sequences)
+        return line
+
+    def mixed(self, decoding: int, context_sum: int, chunks: Sequence[tuple[int, int]], finishing: int) -> int:
+        """Ticks of a step with prompt chunks (tokens, tokens before them) beside `decoding` sequences.
+
+        `finishing`: chunks that end their prompt, so that their sequence gets its first token.
+        """
+        stages, ranks = self.prices.stages, self.ranks
+        fresh = sum(n for n, _ in chunks)
+        if ranks == 1:
+            rank_tokens = float(decoding + fresh)
+            attention = sum(self._prompt(n, past) for n, past in chunks)
+        else:
+            rank_tokens, attention = self._fullest_rank(decoding, chunks)
+        if decoding:
+            attention += stages * self._surface(decoding / (ranks * stages), context_sum / decoding)
+        profile = self.profile
+        tokens = rank_tokens / stages if stages > 1 else rank_tokens
+        dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
+        gpu = stages * (
+            self.over("dense", tokens) * dense
+            + self.over("group", (decoding + fresh) / stages) * profile.expert_prefill_factor
+            + self.prices.handover(tokens)
+        )
+        gpu += attention * profile.prefill_attention_factor
+        gpu += self.over("head", max(1.0, (decoding + finishing) / ranks))
+        layers = stages * self.layers
+        gpu += layers * profile.layer_gap_s
+        host = profile.step_s + profile.sequence_s * (decoding + len(chunks)) / ranks
+        launched = layers * profile.eager_layer_s
+        return max(1, round(TICKS_PER_S * (max(gpu, launched) + profile.mixed_step_s + self._exposed(host, gpu))))
+
+    def over(self, part: str, size: float) -> float:
+        """`dense`, `group` or `head` at a size, straight between nodes."""
+        known = self._nodes.get(part)
+        if known is None:
+            nodes = sorted({float(round(2.0 ** (i / PER_OCTAVE))) for i in range(15 * PER_OCTAVE + 1)})
+            price = getattr(self.prices, part)
+            known = self._nodes[part] = (nodes, [price(node) for node in nodes])
+        nodes, seconds = known
+        if size <= nodes[0]:
+            return seconds[0]
+        place = min(bisect_right(nodes, size), len(nodes) - 1)
+        low, high = nodes[place - 1], nodes[place]
+        return seconds[place - 1] + (seconds[place] - seconds[place - 1]) * (size - low) / (high - low)
+
+    def _line(self, sequences: int) -> DecodeLine:
+        """Straight lines of one batch: graph padding, host and speculation included."""
+        profile, stages, ranks = self.profile, self.prices.stages, self.ranks
+        drafted, _ = self.speculative
+        of_rank = -(-sequences // (ranks * stages))
+        padded, captured = profile.padded(of_rank * (1 + drafted))
+        fixed = self.over("dense", padded) + self.prices.handover(padded)
+        fixed += self.over("group", padded * ranks) * profile.expert_factor
+        fixed = stages * fixed + self.over("head", of_rank * (1 + drafted))
+        layers = stages * self.layers
+        fixed += layers * profile.layer_gap_s
+        host = profile.step_s + profile.sequence_s * -(-sequences // ranks)
+        if not captured:
+            fixed = max(fixed, layers * profile.eager_layer_s)
+        contexts = self._contexts
+        times = []
+        for context in contexts:
+            gpu = fixed + stages * self._surface(of_rank, context) * profile.attention_factor * (1.0 + 0.1 * drafted)
+            times.append(gpu + self._exposed(host, gpu))
+        ends, base, slope = [], [], []
+        for place in range(len(contexts) - 1):
+            low, high = contexts[place] * sequences, contexts[place + 1] * sequences
+            per_token = (times[place + 1] - times[place]) / (high - low)
+            ticks = max(0, round(TICKS_PER_S * per_token))
+            ends.append(int(high))
+            slope.append(ticks)
+            base.append(max(1, round(TICKS_PER_S * times[place] - ticks * low)))
+        per_token = max(times[-1] - times[-2], 0.0) / ((contexts[-1] - contexts[-2]) * sequences)
+        ticks = round(TICKS_PER_S * per_token)
+        ends.append(1 << 62)
+        slope.append(ticks)
+        base.append(max(1, round(TICKS_PER_S * times[-1] - ticks * contexts[-1] * sequences)))
+        return DecodeLine(tuple(ends), tuple(base), tuple(slope))
+
+    def _exposed(self, host: float, gpu: float) -> float:
+        """What of the host's time is seen: all of it, or, planned while the GPU runs, what is longer."""
+        return max(0.0, host - gpu) if self.profile.asynchronous else host
+
+    def _prompt(self, chunk: int, past: int) -> float:
+        """Prefill attention, from a table over (chunk, past) with two nodes per octave."""
+        known = self._prefill.get((chunk, past))
+        if known is not None:
+            return known
+        low, high, share = _between(chunk)
+        seconds = (1.0 - share) * self._prompt_row(low, past) + share * self._prompt_row(high, past)
+        if len(self._prefill) < 1 << 16:
+            self._prefill[chunk, past] = seconds
+        return seconds
+
+    def _prompt_row(self, chunk: int, past: int) -> float:
+        if past == 0:
+            return self._prompt_node(chunk, 0)
+        low, high, share = _between(past)
+        return (1.0 - share) * self._prompt_node(chunk, low) + share * self._prompt_node(chunk, high)
+
+    def _prompt_node(self, chunk: int, past: int) -> float:
+        known = self._prefill.get((-chunk, past))
+        if known is None:
+            known = self._prefill[-chunk, past] = self.prices.stages * self.prices.prefill(chunk, past)
+        return known
+
+    def _fullest_rank(self, decoding: int, chunks: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """(tokens, prefill attention) of the attention rank with the most tokens: prompts to the least loaded."""
+        tokens = [0.0] * self.ranks
+        attention = [0.0] * self.ranks
+        for n, past in sorted(chunks, reverse=True):
+            place = tokens.index(min(tokens))
+            tokens[place] += n
+            attention[place] += self._prompt(n, past)
+        return max(tokens) + decoding / self.ranks, max(attention)
+
+
+def _between(size: int) -> tuple[int, int, float]:
+    """The nodes around a size, and where between them it lies; a node is 2^(i/2), rounded."""
+    if size <= 1:
+        return 1, 1, 0.0
+    place = bisect_right(_NODES, size)
+    if place == len(_NODES):
+        return _NODES[-2], _NODES[-1], (size - _NODES[-2]) / (_NODES[-1] - _NODES[-2])
+    low, high = _NODES[place - 1], _NODES[place]
+    return low, high, (size - low) / (high - low)
+
+
+_NODES = sorted({round(2.0 ** (i / 2)) for i in range(2 * 20 + 1)})

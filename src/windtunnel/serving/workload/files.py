@@ -1,0 +1,135 @@
+"""Traces and request lists: Azure, Mooncake, BurstGPT, and one's own CSV or JSONL.
+
+    input_tokens, output_tokens       ContextTokens, GeneratedTokens (Azure); input_length, output_length (Mooncake);
+                                      Request tokens, Response tokens (BurstGPT)
+    arrival_s, arrival_ms, arrival_ns TIMESTAMP (Azure); timestamp in ms (Mooncake); Timestamp in s (BurstGPT)
+    prefix_block_ids                  blocks of 16 tokens; block512_ids, hash_ids: of 512 (Mooncake)
+
+Without arrivals a rate has to be given. Rows are sent in the order of arrival.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputFileError
+from windtunnel.serving.workload.lengths import arrivals
+from windtunnel.serving.workload.requests import Workload
+
+INPUTS = ("input_tokens", "ContextTokens", "input_length", "Request tokens", "prompt_tokens")
+OUTPUTS = ("output_tokens", "GeneratedTokens", "output_length", "Response tokens", "completion_tokens")
+ARRIVALS = (
+    ("arrival_ns", 1.0),
+    ("arrival_s", 1e9),
+    ("arrival_ms", 1e6),
+    ("timestamp", 1e6),
+    ("Timestamp", 1e9),
+    ("TIMESTAMP", 1e9),
+)
+PREFIXES = (("prefix_block_ids", 16), ("block512_ids", 512), ("hash_ids", 512))
+
+
+def read_workload(
+    path: Path,
+    *,
+    rate_per_s: float | None = None,
+    cv: float = 1.0,
+    concurrency: int | None = None,
+    requests: int | None = None,
+    seed: int = 0,
+) -> Workload:
+    """Requests of a file. `rate_per_s` scales its arrivals to that mean rate, or makes them where it has none.
+
+    `concurrency` ignores arrivals and sends in a closed loop. Raises InputFileError.
+    """
+    rows = _rows(path)
+    if requests is not None:
+        rows = rows[:requests]
+    if not rows:
+        raise InputFileError(path, "holds no request", "give a table with one request a line")
+    first = rows[0]
+    prompt = next((name for name in INPUTS if name in first), None)
+    output = next((name for name in OUTPUTS if name in first), None)
+    if prompt is None or output is None:
+        problem = f"has no column of prompt or output lengths among {', '.join(first)}"
+        raise InputFileError(path, problem, "name them input_tokens and output_tokens")
+    prompts = np.array([_whole(path, n, row, prompt) for n, row in enumerate(rows, 2)], dtype=np.int64)
+    outputs = np.array([_whole(path, n, row, output) for n, row in enumerate(rows, 2)], dtype=np.int64)
+    prefix = next(((name, size) for name, size in PREFIXES if name in first), None)
+    names = None if prefix is None else [_names(path, n, row[prefix[0]]) for n, row in enumerate(rows, 2)]
+    block = 16 if prefix is None else prefix[1]
+    if concurrency is not None:
+        return Workload(prompts, outputs, None, concurrency, names, block, path.stem)
+    found = next(((name, scale) for name, scale in ARRIVALS if name in first), None)
+    if found is None:
+        if rate_per_s is None:
+            raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
+        times = arrivals(len(rows), rate_per_s, cv, seed)
+    else:
+        times = _times(path, rows, *found)
+        if rate_per_s is not None:
+            span = float(times.max() - times.min()) * 1e-9
+            scale = (len(rows) - 1) / span / rate_per_s if span > 0 else 0.0
+            times = np.round((times - times.min()) * scale).astype(np.int64)
+    order = np.argsort(times, kind="stable")
+    ordered = None if names is None else [names[place] for place in order.tolist()]
+    return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem)
+
+
+def _rows(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            if path.suffix in (".jsonl", ".json"):
+                return [json.loads(line) for line in file if line.strip()]
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+        raise InputFileError(path, problem, "give a readable CSV or JSONL of requests") from error
+
+
+def _whole(path: Path, line: int, row: Mapping[str, Any], name: str) -> int:
+    try:
+        value = int(float(row[name]))
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise InputFileError(
+            path, f"line {line}: {name} = {row.get(name)!r} is no number", "give whole tokens"
+        ) from None
+    if value < 1:
+        raise InputFileError(path, f"line {line}: {name} = {value}", "every request needs at least one token")
+    return value
+
+
+def _names(path: Path, line: int, value: Any) -> tuple[int, ...]:
+    parts = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
+    try:
+        return tuple(int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise InputFileError(
+            path, f"line {line}: prefix blocks {value!r}", "give whole numbers apart by blanks"
+        ) from None
+
+
+def _times(path: Path, rows: list[Mapping[str, Any]], name: str, scale: float) -> Any:
+    values = []
+    for line, row in enumerate(rows, 2):
+        text = row[name]
+        try:
+            values.append(float(text))
+        except (TypeError, ValueError):
+            try:
+                values.append(datetime.fromisoformat(str(text)[:26]).timestamp())
+            except ValueError:
+                raise InputFileError(path, f"line {line}: {name} = {text!r} is no time", "give numbers") from None
+    exact = np.array(values)
+    if not np.isfinite(exact).all() or exact.min() < 0:
+        raise InputFileError(
+            path, f"{name} holds a time below zero or without end", "give times from the first request"
+        )
+    return np.round(exact * scale).astype(np.int64)

@@ -1,0 +1,83 @@
+"""Requests as arrays: lengths, when they arrive, and the names of their prompt blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import SpecError
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests in the order in which they are sent. Times in ns from the start; closed loops have none of their own.
+
+    `prefix_names`: for each request, ids of its full prompt blocks of `prefix_block` tokens, equal id = equal prefix.
+    `concurrency`: so many in flight, the next sent when one ends; None = an open loop at `arrival_ns`.
+    """
+
+    input_tokens: Ints
+    output_tokens: Ints
+    arrival_ns: Ints | None = None
+    concurrency: int | None = None
+    prefix_names: Sequence[tuple[int, ...]] | None = None
+    prefix_block: int = 16
+    name: str = "requests"
+    think_ns: int = 0  # of a closed loop's client, between an answer and the next request
+
+    def __post_init__(self) -> None:
+        n = len(self.input_tokens)
+        if n == 0:
+            raise SpecError("workload", self.name, "holds no request")
+        if len(self.output_tokens) != n or (self.arrival_ns is not None and len(self.arrival_ns) != n):
+            raise SpecError("workload", self.name, "lengths and arrivals must be as many")
+        if (self.arrival_ns is None) == (self.concurrency is None):
+            raise SpecError("workload", self.name, "give arrivals (open loop) or a concurrency (closed loop), not both")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise SpecError("concurrency", self.concurrency, "must be at least 1")
+        for what, values in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
+            if int(values.min()) < 1:
+                raise SpecError(what, int(values.min()), "every request needs at least one token")
+
+    def __len__(self) -> int:
+        return len(self.input_tokens)
+
+    def names_in(self, block_size: int) -> list[tuple[int, ...]] | None:
+        """Prefix names for blocks of `block_size` tokens, which the given blocks are whole multiples of, or parts."""
+        if self.prefix_names is None:
+            return None
+        if block_size == self.prefix_block:
+            return list(self.prefix_names)
+        if self.prefix_block % block_size == 0:
+            per = self.prefix_block // block_size
+            return [tuple(name * per + i for name in names for i in range(per)) for names in self.prefix_names]
+        if block_size % self.prefix_block == 0:
+            per = block_size // self.prefix_block
+            return [tuple(names[per - 1 :: per]) for names in self.prefix_names]
+        raise SpecError(
+            "block_size",
+            block_size,
+            f"must divide the prefix blocks of {self.prefix_block} tokens, or be divided by them",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is, in a few numbers."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "requests": len(self),
+            "input_tokens_mean": float(self.input_tokens.mean()),
+            "output_tokens_mean": float(self.output_tokens.mean()),
+        }
+        if self.concurrency is not None:
+            found["concurrency"] = self.concurrency
+        else:
+            assert self.arrival_ns is not None
+            span = float(self.arrival_ns[-1] - self.arrival_ns[0]) * 1e-9
+            found["rate_per_s"] = (len(self) - 1) / span if span > 0 else None
+        return found

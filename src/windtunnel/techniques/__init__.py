@@ -1,0 +1,38 @@
+"""Techniques: what makes training faster, predicted on a plan and really run in PyTorch.
+
+Each is a folder with the plan that both share, the pricing that rewrites a step, and the real twin:
+
+    from windtunnel.techniques import offload, sparse_gradients, prioritised_all_to_all
+
+    windowed = offload.apply(model, window="auto", device_memory="8 GiB")
+    ddp.register_comm_hook(sparse_gradients.State(ratio=0.05), sparse_gradients.hook)
+
+`predict_with` predicts a step with some of them; torch is imported by the twins only, when they are used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windtunnel.techniques.predict import explained, predict_with
+
+_HOME = {"predict_with": "predict", "explained": "predict"}
+TWINS = (
+    "collective_partitioning",
+    "local_sgd",
+    "megascale",
+    "offload",
+    "prioritised_all_to_all",
+    "sparse_gradients",
+)
+__all__ = ["explained", "predict_with"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in TWINS:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

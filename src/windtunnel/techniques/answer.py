@@ -1,0 +1,80 @@
+"""A Result with another step time: parts that are exposed give or take first, and everything still sums exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from windtunnel.result import Infeasible, Result, StageMemory, TechniqueGain
+
+WAITING = "waiting for offloaded layers"
+
+
+def answered(
+    result: Result, gain: TechniqueGain, seconds: float, device_bytes: int | None, reproduce: str
+) -> Result:  # fmt: skip
+    """`result` at `seconds` a step, with the technique's report, and with its memory where that changes."""
+    total = round(seconds * 1e9)
+    scale = total / result.step_time_ns
+    memory, trouble, status = result.memory, result.infeasible, result.status
+    if device_bytes is not None:
+        memory = tuple(_held(stage, device_bytes, result.peak_memory.device_bytes) for stage in memory)
+        fits = device_bytes <= result.memory_capacity_bytes
+        status = "ok" if fits else "infeasible"
+        fixes = ("a smaller window: --technique offload:window=1",)
+        lacks = Infeasible("out of memory", 0, device_bytes, result.memory_capacity_bytes, fixes)
+        trouble = None if fits else lacks
+    return replace(
+        result,
+        status=status,
+        infeasible=trouble,
+        memory=memory,
+        step_time_ns=total,
+        step_time_p5_ns=round(result.step_time_p5_ns * scale),
+        step_time_p95_ns=round(result.step_time_p95_ns * scale),
+        tokens_per_s=result.tokens_per_s / scale,
+        tokens_per_s_per_gpu=result.tokens_per_s_per_gpu / scale,
+        mfu=result.mfu / scale,
+        hfu=result.hfu / scale,
+        model_tflops_per_gpu=result.model_tflops_per_gpu / scale,
+        breakdown_ns=moved_to(result.breakdown_ns, total),
+        stages=tuple(replace(stage, breakdown_ns=moved_to(stage.breakdown_ns, total)) for stage in result.stages),
+        technique=gain,
+        reproduce=reproduce,
+    )
+
+
+def moved_to(parts: Mapping[str, int], total: int) -> dict[str, int]:
+    """The parts with a new sum: what is exposed shrinks first, then all alike; what is more is waiting."""
+    now = sum(parts.values())
+    if total >= now:
+        more = {WAITING: total - now} if total > now else {}
+        return {**parts, **more}
+    exposed = {name: value for name, value in parts.items() if name.startswith(("exposed", "slowed"))}
+    less = now - total
+    taken = _shrunk(exposed, max(0, sum(exposed.values()) - less))
+    rest = {name: value for name, value in parts.items() if name not in exposed}
+    kept = _shrunk(rest, total - sum(taken.values()))
+    return {name: value for name in parts if (value := {**taken, **kept}[name])}
+
+
+def _shrunk(parts: Mapping[str, int], total: int) -> dict[str, int]:
+    """Each part in proportion, rounded so that they sum to `total`."""
+    whole = sum(parts.values())
+    made: dict[str, int] = {}
+    before = after = 0
+    for name, value in parts.items():
+        before += value
+        end = before * total // whole if whole else 0
+        made[name] = end - after
+        after = end
+    return made
+
+
+def _held(stage: StageMemory, device_bytes: int, was: int) -> StageMemory:
+    share = device_bytes / was
+    return replace(
+        stage,
+        device_bytes=int(stage.device_bytes * share),
+        peak_reserved_bytes=int(stage.peak_reserved_bytes * share),
+    )

@@ -1,0 +1,55 @@
+"""Communicators made family by family, each by its members alone (MegaScale, NSDI 2024, section 3.5).
+
+`torch.distributed.new_group` is a collective of *all* ranks that ends with a barrier of all: a job of n ranks with O(n)
+groups makes O(n) barriers of n ranks, O(n^2) arrivals. The groups of a layout come in families (tensor, pipeline, data
+parallel ...) that each hold every rank once. If all ranks go through the families in one order and make of each the
+group that they are in, a barrier of its members is enough: n arrivals a family, O(n) in all.
+
+    arrivals(all) = groups x n          arrivals(by family) = families x n
+
+One order matters: two ranks that make two common groups in different orders wait for each other for ever. And it has
+to be families: PyTorch (2.13, `_hash_ranks_to_str`) names a group that its members make alone by its ranks *and by how
+many groups the rank has made so far*, so members that have made different numbers never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from windtunnel.errors import SpecError
+
+Family = Sequence[Sequence[int]]
+
+
+def checked(families: Sequence[Family], world: int) -> list[list[tuple[int, ...]]]:
+    """Families with sorted groups. Raises SpecError for one that does not hold each rank exactly once."""
+    found = []
+    for family in families:
+        groups = sorted(tuple(sorted(ranks)) for ranks in family)
+        if sorted(rank for ranks in groups for rank in ranks) != list(range(world)):
+            raise SpecError("family", [list(ranks) for ranks in family], f"hold each rank of 0 to {world - 1} once")
+        found.append(groups)
+    return found
+
+
+def arrivals(families: Sequence[Family], world: int, *, by_family: bool) -> int:
+    """Arrivals at barriers over all ranks."""
+    return len(families) * world if by_family else sum(len(family) for family in families) * world
+
+
+def make_groups(
+    families: Sequence[Family], *, backend: str | None = None, timeout_s: float | None = None
+) -> list[Any]:  # fmt: skip
+    """The process group that this rank is in, of each family. Every rank gives the same families in the same order."""
+    rank, made = dist.get_rank(), []
+    limit = None if timeout_s is None else timedelta(seconds=timeout_s)
+    for family in checked(families, dist.get_world_size()):
+        members = next(ranks for ranks in family if rank in ranks)
+        made.append(
+            dist.new_group(list(members), timeout=limit, backend=backend, use_local_synchronization=True)
+        )  # fmt: skip
+    return made

@@ -1,0 +1,29 @@
+"""What can be said about a working window of layers (`--technique offload:window=15,host_threads=12`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from windtunnel.techniques.constants import constants
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPlan:
+    """The plan that pricing and the real twin share."""
+
+    window: int | None = field(default=None, metadata={"help": "layers on the device at a time; auto: by formula"})
+    device_memory: int | None = field(
+        default=None, metadata={"help": "budget of device memory (the GPU's)", "unit": "bytes"}
+    )
+    host_threads: int = field(
+        default_factory=lambda: int(constants().host_threads_per_gpu),
+        metadata={"help": "hardware threads of the host that update one GPU's layers"},
+    )
+    updaters: int = field(default=1, metadata={"help": "layers that are updated at once; they share the threads"})
+    optimizer: str = field(
+        default="eager", metadata={"help": "kernels of the host's optimizer", "one_of": ("eager", "fused")}
+    )
+    host_memory: int | None = field(
+        default=None, metadata={"help": "host memory for one GPU's layers (the node's / its GPUs)", "unit": "bytes"}
+    )
+    nvme: bool = field(default=False, metadata={"help": "what host memory does not hold lies on an NVMe drive"})

@@ -1,0 +1,37 @@
+"""What pricing a technique gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.techniques.flat import Lane, Played, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """One timeline, for a picture."""
+
+    tasks: tuple[Task, ...]
+    played: Played
+    lanes: Mapping[str, Lane]
+
+
+@dataclass(frozen=True, eq=False)
+class Priced:
+    """A step without and with a technique, by the same model."""
+
+    without_s: float
+    with_s: float
+    parameters: Mapping[str, Any]  # all of them, those that were left open as they were chosen
+    details: Mapping[str, float] = field(default_factory=dict)
+    device_bytes: int | None = None  # at its peak with the technique, where that changes it
+    notes: tuple[str, ...] = ()
+    before: Drawn | None = None
+    after: Drawn | None = None
+
+    @property
+    def gain(self) -> float:
+        """Time without over time with."""
+        return self.without_s / self.with_s

@@ -1,0 +1,196 @@
+"""One communication thread per rank: an all-to-all goes before pieces of gradients' all-reduce.
+
+Collectives must be issued in the same order on all ranks, or they deadlock. Two ways to agree:
+
+    static    an order given beforehand, as the simulator emits it ("a" all-to-all, "r" a piece of an all-reduce): no
+              talk between ranks, right as long as the prediction of the gaps is. What it does not list goes last
+    leader    rank 0 decides each slot (an all-to-all if one waits there, else one piece) and tells the others in a
+              broadcast of one number: right whatever happens, and costs the broadcast
+    adaptive  static while all-to-alls wait no longer than predicted, the leader's way from then on (rank 0 decides)
+
+A collective that has begun is not taken off: a piece's size bounds how long an all-to-all waits. What a collective
+raises (a rank that died, a timeout) is raised by `wait` of every operation that is left, and by `close`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.errors import SpecError
+
+Policy = Literal["static", "leader", "adaptive"]
+ALL_TO_ALL, ALL_REDUCE, SWITCH, END = 1, 2, 3, 0
+LETTERS = {"a": ALL_TO_ALL, "r": ALL_REDUCE}
+
+
+class Operation:
+    """Something that was handed to the communicator."""
+
+    def __init__(self, run: Callable[[], None], parts: int = 1) -> None:
+        self.run, self._left = run, parts
+        self._done, self._failure = threading.Event(), [None]
+        self.asked_s = time.perf_counter()
+
+    def finish(self, failure: BaseException | None = None) -> None:
+        """One part more is done; or, with a failure, all of it is over."""
+        if failure is not None:
+            self._failure[0] = failure  # type: ignore[call-overload]
+        self._left -= 1
+        if self._left <= 0 or failure is not None:
+            self._done.set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until it is done. Raises RuntimeError where its collective failed, TimeoutError after `timeout_s`."""
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"a collective has not ended in {timeout_s} s")
+        if self._failure[0] is not None:
+            raise RuntimeError("a collective failed on the communication thread") from self._failure[0]
+
+
+class Communicator:
+    """Takes operations and executes them in an order that is the same on all ranks.
+
+    `order`: for the static policies, letters a and r. `micro_op_bytes`: an all-reduce is cut into pieces of so many.
+    `wait_most_s`: of the adaptive policy, how long an all-to-all may wait. All ranks of `group` make one, alike.
+    """
+
+    def __init__(
+        self, policy: Policy = "leader", *, order: Sequence[str] | str = "", micro_op_bytes: int = 30_000_000,
+        wait_most_s: float = 0.01, group: Any = None, timeout_s: float = 600.0,
+    ) -> None:  # fmt: skip
+        if policy not in ("static", "leader", "adaptive"):
+            raise SpecError("policy", policy, "give static, leader or adaptive")
+        wrong = sorted(set(order) - set(LETTERS))
+        if wrong:
+            raise SpecError("order", wrong[0], "write a for an all-to-all, r for a piece of an all-reduce")
+        if policy != "leader" and not order:
+            raise SpecError("order", "", f"policy {policy} needs one; the leader's needs none")
+        if micro_op_bytes < 1:
+            raise SpecError("micro_op_bytes", micro_op_bytes, "give the bytes of a piece")
+        ranks = None if group is None else dist.get_process_group_ranks(group)
+        self.policy, self.micro_op_bytes, self.wait_most_s = policy, micro_op_bytes, wait_most_s
+        self.timeout_s = timeout_s
+        # A group each: on one, the transfers of two kinds would queue behind each other in the backend.
+        self._groups = {kind: dist.new_group(ranks) for kind in (ALL_TO_ALL, ALL_REDUCE)}
+        self._control = dist.new_group(ranks, backend="gloo")
+        self._leads = dist.get_rank(self._control) == 0
+        self._leader = dist.get_global_rank(self._control, 0)
+        self._queues: dict[int, deque[Operation]] = {ALL_TO_ALL: deque(), ALL_REDUCE: deque()}
+        self._order = deque(LETTERS[letter] for letter in order)
+        self._static = policy != "leader"
+        self._changed, self._closing = threading.Condition(), False
+        self._failure: BaseException | None = None
+        self.executed: list[str] = []  # letters, in the order in which they ran: the same on every rank
+        self._thread = threading.Thread(target=self._run, daemon=True, name="communicator")
+        self._thread.start()
+
+    def all_to_all(
+        self, output: torch.Tensor, source: torch.Tensor, output_splits: list[int] | None = None,
+        input_splits: list[int] | None = None,
+    ) -> Operation:  # fmt: skip
+        """`all_to_all_single`, as soon as the link is free."""
+
+        def run() -> None:
+            dist.all_to_all_single(output, source, output_splits, input_splits, group=self._groups[ALL_TO_ALL])
+
+        return self._hand(ALL_TO_ALL, Operation(run), [run])
+
+    def all_reduce(self, tensor: torch.Tensor) -> Operation:
+        """A sum in place, piece by piece in the gaps. The tensor must be contiguous."""
+        if not tensor.is_contiguous():
+            raise SpecError("tensor", tuple(tensor.shape), "an all-reduce in pieces takes a contiguous tensor")
+        elements = max(1, self.micro_op_bytes // tensor.element_size())
+        pieces = tensor.view(-1).split(elements)
+        runs: list[Callable[[], None]] = [
+            lambda piece=piece: dist.all_reduce(piece, group=self._groups[ALL_REDUCE])  # type: ignore[misc]
+            for piece in pieces
+        ]
+        return self._hand(ALL_REDUCE, Operation(lambda: None, len(runs)), runs)
+
+    def close(self) -> None:
+        """Execute what is left, then end; to be called by all ranks. Raises RuntimeError where a collective failed."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(self.timeout_s)
+        if self._failure is not None:
+            raise RuntimeError("a collective failed on the communication thread") from self._failure
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: object, value: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+
+    def _hand(self, kind: int, operation: Operation, runs: list[Callable[[], None]]) -> Operation:
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("the communicator is closed")
+            if self._failure is not None:
+                operation.finish(self._failure)
+                return operation
+            for run in runs:
+                part = Operation(run)
+                part.finish = operation.finish  # type: ignore[method-assign]
+                self._queues[kind].append(part)
+            self._changed.notify_all()
+        return operation
+
+    def _run(self) -> None:
+        try:
+            while (kind := self._next()) != END:
+                with self._changed:  # another rank may have decided before this one got so far
+                    self._changed.wait_for(lambda kind=kind: self._queues[kind])  # type: ignore[misc]
+                    part = self._queues[kind].popleft()
+                part.run()
+                self.executed.append("a" if kind == ALL_TO_ALL else "r")
+                part.finish()
+        except BaseException as failure:  # handed to whoever waits, on the threads that can do something about it
+            with self._changed:
+                self._failure = failure
+                for queue in self._queues.values():
+                    while queue:
+                        queue.popleft().finish(failure)
+            if "part" in locals():
+                part.finish(failure)
+
+    def _next(self) -> int:
+        if self._static and self._order:
+            if self.policy == "adaptive" and self._told(self._late()) == SWITCH:
+                self._static = False
+            else:
+                return self._order.popleft()
+        return self._told(self._decide) if self._leads else self._told(None)
+
+    def _late(self) -> Callable[[], int]:
+        """Whether rank 0's oldest all-to-all has waited too long."""
+
+        def late() -> int:
+            with self._changed:
+                waiting = self._queues[ALL_TO_ALL]
+                over = bool(waiting) and time.perf_counter() - waiting[0].asked_s > self.wait_most_s
+            return SWITCH if over else ALL_REDUCE
+
+        return late
+
+    def _decide(self) -> int:
+        with self._changed:
+            queues = self._queues
+            self._changed.wait_for(lambda: queues[ALL_TO_ALL] or queues[ALL_REDUCE] or self._closing)
+            return ALL_TO_ALL if queues[ALL_TO_ALL] else ALL_REDUCE if queues[ALL_REDUCE] else END
+
+    def _told(self, decide: Callable[[], int] | None) -> int:
+        """Rank 0's decision, on every rank."""
+        slot = torch.zeros(1, dtype=torch.int32)
+        if self._leads and decide is not None:
+            slot[0] = decide()
+        dist.broadcast(slot, self._leader, group=self._control)
+        return int(slot)

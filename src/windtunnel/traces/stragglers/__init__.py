@@ -1,0 +1,1 @@
+"""What stragglers cost: the step replayed as it would have been without them."""

@@ -1,0 +1,1 @@
+"""What slow GPUs, links and noise do to a planned step."""

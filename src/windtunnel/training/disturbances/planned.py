@@ -1,0 +1,164 @@
+"""A planned step under disturbances: its classes of replicas, and samples of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engine.samples import Source, Variant, sample_steps
+from windtunnel.graph import OpKind
+from windtunnel.hardware.topology import topology_of
+from windtunnel.result import Disturbed
+from windtunnel.step.disturbances.attribution import Explanation
+from windtunnel.step.disturbances.disturbances import SAMPLES, Disturbances
+from windtunnel.step.disturbances.disturbed_step import DisturbedStep, Replayed
+from windtunnel.step.disturbances.effect import effect_of
+from windtunnel.step.disturbances.parse import Slow
+from windtunnel.training.disturbances.attribution import explain
+from windtunnel.training.disturbances.cells import cell_factors, cells_of, in_step, placed, tied_replicas
+from windtunnel.training.disturbances.contention import LinkFactors, uplink_factors, uplink_names
+from windtunnel.training.disturbances.noise import passes_of, random_source, warming
+from windtunnel.training.disturbances.replicas import Unfolded, meets_across, unfold
+from windtunnel.training.layout import Layout
+from windtunnel.training.lowering.model_chunks import Piece
+from windtunnel.training.lowering.step import LoweredStep
+from windtunnel.training.pricing import Pricer
+
+
+def disturb(
+    step: LoweredStep,
+    layout: Layout,
+    pieces: tuple[Piece, ...],
+    pricer: Pricer,
+    undisturbed_ns: int,
+    disturbances: Disturbances,
+    *,
+    link_factors: Callable[[tuple[Slow, ...]], LinkFactors] | None = None,
+    sources: Mapping[str, Source] | None = None,
+) -> tuple[int, Disturbed]:
+    """The makespan under `disturbances` in nanoseconds, and what explains it.
+
+    With samples the makespan is their median, and every replica stands for itself: noise makes them differ.
+
+    Args:
+        step: As lowered, undisturbed; and what it was lowered from.
+        layout: Its layout.
+        pieces: Its pieces.
+        pricer: Its prices.
+        undisturbed_ns: Its makespan.
+        disturbances: What is asked for.
+        link_factors: What links that cells share come to under given disturbances; None = by `uplink` and `ecmp`.
+        sources: More that makes steps differ, by name; sampled and blamed like what is random among `disturbances`.
+            Their units are blocks of `tied_replicas` replicas, their ops those of `step.graph`.
+
+    Raises:
+        SpecError: a disturbance that this layout has no place for.
+    """
+    asked, more = placed(disturbances, layout), dict(sources or {})
+    if more and not asked.samples:
+        asked = replace(asked, samples=SAMPLES)
+    parts = (*asked.parts, *(Slow(name, (), 1.0, link=False, kind="source") for name in more))
+    links = link_factors or partial(uneven_fabric, layout)
+    planned = PlannedStep(step, layout, pieces, pricer, undisturbed_ns, links)
+    job = planned.disturbed(parts)
+
+    def explained(now: Replayed[Unfolded], slow: Sequence[Slow]) -> Explanation:
+        return explain(now.made, now.timeline, step, layout, slow)
+
+    def place(rank: int) -> tuple[int, int]:
+        replica, stage = cells_of(layout, (rank,))
+        return int(stage[0]), int(replica[0])
+
+    def simulated(unfolded: Unfolded, sampled: bool) -> tuple[int, tuple[int, ...]]:
+        if not sampled:
+            return unfolded.step.graph.n_programs, tuple(unfolded.sizes.tolist())
+        tied = tied_replicas(layout)
+        units = layout.dp // tied
+        return units * layout.plan.pp, (tied,) * units
+
+    sample = partial(planned.makespans, job, planned.random_sources(parts, asked.seed, more))
+    return effect_of(job, asked, sample=sample, explain=explained, place=place, simulated=simulated)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """An undisturbed step, what it was lowered from, and what happens on the links that its cells share."""
+
+    step: LoweredStep
+    layout: Layout
+    pieces: tuple[Piece, ...]
+    pricer: Pricer
+    undisturbed_ns: int
+    link_factors: Callable[[tuple[Slow, ...]], LinkFactors]
+
+    def disturbed(self, parts: tuple[Slow, ...]) -> DisturbedStep[Unfolded]:
+        """It under these disturbances or any of them."""
+        return DisturbedStep(parts, self.unfolded, makespans={frozenset(): self.undisturbed_ns})
+
+    def unfolded(self, slow: tuple[Slow, ...]) -> Unfolded:
+        """Its classes of replicas under these; chance apart."""
+        factors = cell_factors(self.layout, slow)
+        return unfold(self.step, self.layout, self.pieces, self.pricer, *factors, self.link_factors(slow))
+
+    def random_sources(self, parts: Sequence[Slow], seed: int, more: Mapping[str, Source]) -> dict[int, Source]:
+        """What draws for each random disturbance, by its number; `more`: for those of other modules, by their text."""
+        before: Counter[str] = Counter()
+        random: dict[int, Source] = {}
+        for number, one in enumerate(parts):
+            if one.kind == "source":
+                random[number] = more[one.text]
+            elif one.random:
+                random[number] = random_source(one, before[one.kind], self.step, self.layout, seed)
+                before[one.kind] += 1
+        return random
+
+    def makespans(
+        self, job: DisturbedStep[Unfolded], random: Mapping[int, Source], sets: Sequence[frozenset[int]], count: int
+    ) -> list[NDArray[np.int64]]:
+        """int64[count] makespans for each of these sets of the job's disturbances, all on the same draws."""
+        graph, varying = self.step.graph, passes_of(self.step)
+        if any(one.kind == "thermal" for one in job.parts):  # the optimizer of a hot GPU takes longer too
+            varying = varying | (graph.kind == OpKind.COMPUTE)
+        variants = [self._variant(job, random, numbers) for numbers in sets]
+        return list(sample_steps(graph, meets_across(graph), varying, variants, count))
+
+    def _variant(self, job: DisturbedStep[Unfolded], random: Mapping[int, Source], numbers: frozenset[int]) -> Variant:
+        steady, tied, slow = job.replayed(numbers), tied_replicas(self.layout), job.chosen(numbers)
+        taken = (steady.timeline.end_ns - steady.timeline.start_ns).reshape(-1, self.step.graph.n_ops)
+        sources = tuple(random[number] for number in sorted(numbers) if number in random)
+        if any(one.kind == "thermal" for one in slow):
+            links = np.maximum(cell_factors(self.layout, slow)[1], in_step(self.layout, self.link_factors(slow).inside))
+            step_s = self.undisturbed_ns / 1e9
+            sources += warming(slow, self.step, self.layout, self.pieces, self.pricer, links, step_s)
+        return Variant(taken, np.ascontiguousarray(steady.made.class_of[::tied]), sources)
+
+
+def uneven_fabric(layout: Layout, slow: tuple[Slow, ...]) -> LinkFactors:
+    """What degraded uplinks do to each cell, and flows that are hashed to single uplinks instead of spread over all."""
+    uplinks = [one for one in slow if one.kind == "uplink"]
+    hashed = next((one for one in slow if one.kind == "ecmp"), None)
+    if not uplinks and hashed is None:
+        return LinkFactors.none(layout)
+    single = topology_of(layout.cluster, ecmp_seed=0).uplinks
+    kept: dict[int, NDArray[np.float64]] = {}
+    for one in uplinks:
+        which = slice(None) if one.uplink < 0 else one.uplink
+        shares = kept.setdefault(one.leaf, np.ones(single))
+        shares[which] = np.minimum(shares[which], one.share)
+    if hashed is None:  # a leaf's traffic is spread over all of its uplinks
+        even = topology_of(layout.cluster)
+        weak = {name: float(shares.mean()) for leaf, shares in kept.items() for name in uplink_names(even, leaf)}
+        return uplink_factors(layout, weak)
+    real = topology_of(layout.cluster, ecmp_seed=hashed.seed)
+    each = {
+        name: float(share)
+        for leaf, shares in kept.items()
+        for number, share in enumerate(shares)
+        for name in uplink_names(real, leaf, number)
+    }
+    return uplink_factors(layout, each, hashed.seed)

@@ -1,0 +1,1 @@
+"""A plan as passes of model chunks, and a step that strings them together."""

@@ -1,0 +1,195 @@
+"""A pass under construction: ops on streams, priced as they are added, replayed when it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.price import Price, Source
+from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
+from windtunnel.engine import Exposure, Slowdown, exposed, replay
+from windtunnel.graph import Graph, GraphBuilder, OpKind
+from windtunnel.model.operations import Transfer
+from windtunnel.step.nic_sharing import pass_sharing
+from windtunnel.training.pricing import Pricer, nanoseconds
+
+TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One priced pass. `breakdown_ns` sums exactly to `duration_ns`."""
+
+    duration_ns: int
+    p5: float  # of duration, relative
+    p95: float
+    breakdown_ns: dict[str, int]
+    busy_s: dict[Source, float]  # busy seconds by source of price
+    flops: float
+    traffic_bytes: dict[str, float]
+    nic_share: float  # mean share of its GPU's NIC that a pass takes
+    graph: Graph
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+
+
+@dataclass
+class PassBuilder:
+    """The pass under construction: a builder and what the next op must wait for."""
+
+    pricer: Pricer
+    builder: GraphBuilder = field(default_factory=GraphBuilder)
+    classes: list[int] = field(default_factory=list)
+    nic_shares: dict[int, float] = field(default_factory=dict)  # op -> share of the NIC that it takes
+    pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
+    last: int = -1  # last op on the compute stream
+    sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
+    durations: list[int] = field(default_factory=list)
+    p5_s: float = 0.0
+    p95_s: float = 0.0
+    busy: dict[Source, float] = field(default_factory=dict)
+    traffic: dict[str, float] = field(default_factory=dict)
+    flops: float = 0.0
+
+    def compute(
+        self,
+        name: str,
+        price: Price,
+        category: str,
+        *,
+        share: float = 1.0,
+        after: Sequence[int] = (),
+        flops: float = 0.0,
+        kernels: int = 1,
+    ) -> int:
+        """A kernel (or `share` of one) on the compute stream, launched by the host."""
+        builder = self.builder
+        if category == "attention" and self.pricer.document_length is not None:
+            flops *= self.pricer.document_length / self.pricer.layout.plan.seq_len
+        launch = builder.op(
+            OpKind.HOST,
+            builder.stream(0, "host"),
+            after=self.sync,
+            duration_ns=nanoseconds(kernels * self.pricer.launch_s),
+            label=name,
+            category="host",
+        )
+        self.sync = ()
+        self.classes.append(0)
+        self.last = builder.op(
+            OpKind.COMPUTE,
+            builder.stream(0, "compute"),
+            after=(launch, *self.pending, *after),
+            duration_ns=nanoseconds(price.seconds * share * self.pricer.slow_compute),
+            label=name,
+            category=category,
+            flops=flops * share,
+        )
+        self.classes.append(TRAFFIC if category == "memory-bound" else MATH)
+        self.pending = []
+        self._account(price, share)
+        self.flops += flops * share
+        return self.last
+
+    def transfer(
+        self, name: str, transfer: Transfer, *, after: Sequence[int] = (), share: float = 1.0, skew: float = 1.0
+    ) -> int:
+        """A collective on the stream of its group."""
+        price, tier = self.pricer.transfer(transfer, skew)
+        slower = self.pricer.slow_links if tier == "scale_out" else 1.0
+        builder = self.builder
+        kind = OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE
+        waits = after or ((self.last,) if self.last >= 0 else ())
+        launch = builder.op(
+            OpKind.HOST,
+            builder.stream(0, "host"),
+            duration_ns=nanoseconds(self.pricer.collective_launch_s),
+            label=name,
+            category="host",
+        )
+        self.classes.append(0)
+        op = builder.op(
+            kind,
+            builder.stream(0, transfer.group),
+            after=(launch, *waits),
+            duration_ns=nanoseconds(price.seconds * share * slower),
+            label=name,
+            category=f"exposed {transfer.group} ({tier.replace('_', '-')})",
+            bytes=transfer.bytes_total * share,
+        )
+        self.classes.append(TIER_CLASS[tier])
+        if tier == "scale_out":
+            self.nic_shares[op] = self.pricer.nic_share(transfer)
+        key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
+        self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total * share
+        self._account(price, share)
+        return op
+
+    def hides_dispatch(self, transfer: Transfer) -> bool:
+        """Whether another micro-batch's compute runs over an expert all-to-all.
+
+        Only inside an NVLink domain: across nodes the overlap gained nothing that shows in published H100 runs.
+        """
+        overlapped = bool(self.pricer.layout.plan.overlap_ep) and transfer.group == "ep"
+        return overlapped and self.pricer.transfer(transfer)[1] == "scale_up"
+
+    def copy(self, name: str, bytes_total: float) -> int:
+        """A copy between host and device on its own stream."""
+        seconds = bytes_total / self.pricer.layout.cluster.host.offload_bandwidth_bytes_per_s
+        builder = self.builder
+        op = builder.op(
+            OpKind.SEND,
+            builder.stream(0, "host copy"),
+            after=(self.last,) if self.last >= 0 else (),
+            duration_ns=nanoseconds(seconds),
+            label=name,
+            category="exposed host copy",
+            bytes=bytes_total,
+        )
+        self.classes.append(0)
+        self._account(Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
+        return op
+
+    def _account(self, price: Price, share: float) -> None:
+        self.p5_s += price.p5 * share
+        self.p95_s += price.p95 * share
+        self.busy[price.source] = self.busy.get(price.source, 0.0) + price.seconds * share
+
+    def finish(self) -> Segment:
+        """Replay, and split the duration."""
+        graph, durations = self.builder.build(), self.builder.duration_ns()
+        factors = np.array(self.pricer.training.slowdown_factors())
+        slowdown = Slowdown(np.array(self.classes, dtype=np.uint8), factors)
+        timeline = replay(graph, durations, slowdown, pass_sharing(graph, self.nic_shares))
+        total = int(timeline.end_ns.max(initial=0))
+        parts = owned(exposed(timeline, graph), graph)[0] if graph.n_ops else {}
+        busy = sum(self.busy.values())
+        return Segment(
+            duration_ns=total,
+            p5=self.p5_s / busy if busy else 1.0,
+            p95=self.p95_s / busy if busy else 1.0,
+            breakdown_ns=parts,
+            busy_s=self.busy,
+            flops=self.flops,
+            traffic_bytes=self.traffic,
+            nic_share=sum(share * float(durations[op]) for op, share in self.nic_shares.items()) / max(1, total),
+            graph=graph,
+            start_ns=timeline.start_ns,
+            end_ns=timeline.end_ns,
+        )
+
+
+def owned(exposure: Exposure, graph: Graph) -> list[dict[str, int]]:
+    """Nanoseconds of each program by category; `idle` is when nothing runs. Sums exactly to the makespan."""
+    busy = exposure.compute_ns + exposure.communication_ns + exposure.host_ns
+    idle = exposure.idle_ns.sum(axis=1) + exposure.tail_ns
+    result = []
+    for program in range(graph.n_programs):
+        parts = {name: int(time) for name, time in zip(graph.categories, busy[program], strict=True) if time}
+        if idle[program]:
+            parts["idle"] = int(idle[program])
+        result.append(parts)
+    return result

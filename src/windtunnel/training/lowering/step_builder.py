@@ -1,0 +1,107 @@
+"""The step under construction: ops, their names and categories, and what they send.
+
+What adds ops to it: `step_actions` (passes and the transfers between stages), `step_shards` (parameters gathered and
+gradients reduced by ranks that share them) and `step_end` (the optimizer).
+"""
+
+from __future__ import annotations
+
+from windtunnel.cost.training import SCALE_OUT, SCALE_UP
+from windtunnel.graph import OpKind
+from windtunnel.model.operations import Transfer
+from windtunnel.training.layout import Layout
+from windtunnel.training.lowering.model_chunks import Piece
+from windtunnel.training.lowering.op_arrays import OpArrays
+from windtunnel.training.lowering.passes import PARTS
+from windtunnel.training.lowering.step import COMPUTE, DP, STREAMS
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds
+from windtunnel.training.schedules import Schedule
+
+
+class StepBuilder:
+    """Ops of all programs of one layout. `categories` begin with one for each distinct pass, `labels` with its name."""
+
+    def __init__(
+        self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer: Pricer, names: tuple[str, ...]
+    ) -> None:  # fmt: skip
+        self.layout, self.pieces, self.schedule, self.pricer = layout, pieces, schedule, pricer
+        self.plan = layout.plan
+        self.ops = OpArrays()
+        self.categories = [f"segment {number}" for number in range(len(names))]
+        self.labels: list[str] = list(names)
+        self.traffic: dict[str, float] = {}  # bytes of all programs together
+        self.gradient_bytes = float(GRADIENT_BYTES[self.plan.gradient_dtype or "bf16"])
+
+    def held(self, rank: int) -> list[Piece]:
+        """Pieces of a pipeline rank."""
+        return [self.pieces[int(stage)] for stage in self.schedule.virtual_stage[rank]]
+
+    def piece(self, rank: int, chunk: int) -> Piece:
+        """One of them."""
+        return self.pieces[int(self.schedule.virtual_stage[rank, chunk])]
+
+    def category(self, name: str) -> int:
+        """The number of a category, a new one if need be."""
+        if name not in self.categories:
+            self.categories.append(name)
+        return self.categories.index(name)
+
+    def label(self, name: str) -> int:
+        """The number of a label, a new one if need be."""
+        if name not in self.labels:
+            self.labels.append(name)
+        return self.labels.index(name)
+
+    def collective(
+        self,
+        name: str,
+        transfer: Transfer,
+        rank: int,
+        *,
+        messages: int = 1,
+        shared: bool = True,
+        rendezvous: int = -1,
+        stream: int = DP,
+    ) -> int:
+        """One collective, or several of equal size in a row that the timeline need not tell apart."""
+        message = transfer._replace(bytes_total=transfer.bytes_total / messages)
+        price, tier = self.pricer.transfer(message)
+        op = self.ops.one(
+            OpKind.COLLECTIVE,
+            rank * len(STREAMS) + stream,
+            self.label(name),
+            self.category(f"exposed {transfer.group} ({tier.replace('_', '-')})"),
+            nanoseconds(price.seconds * messages),
+            (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0,
+            rendezvous,
+            transfer.bytes_total,
+            round(PARTS * self.pricer.nic_share(message)) if shared else 0,
+        )
+        if self.layout.group(transfer.group).size > 1:
+            key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
+            self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
+        return op
+
+    def compute(self, name: str, category: str, kind: OpKind, seconds: float, interference: int, rank: int) -> int:
+        """One op on a rank's compute stream."""
+        return self.ops.one(
+            kind,
+            rank * len(STREAMS) + COMPUTE,
+            self.label(name),
+            self.category(category),
+            nanoseconds(seconds),
+            interference,
+            -1,
+        )
+
+    def sum_norms(self, rank: int, pieces: list[Piece], after: list[int]) -> list[int]:
+        """Norms' gradients over tensor-parallel ranks: one collective for each where DTensor does it, else one."""
+        count = sum(block.norms for piece in pieces for block in piece.blocks)
+        if not count:
+            return after
+        size = count * self.layout.model.norm_parameters * self.gradient_bytes
+        messages = count if self.layout.habits.sums_norms_apart else 1
+        op = self.collective("sum norms", Transfer("all_reduce", "tp", size), rank, messages=messages, shared=False)
+        for one in after:
+            self.ops.wait(op, one)
+        return [op]

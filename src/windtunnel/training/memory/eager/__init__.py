@@ -1,0 +1,1 @@
+"""Memory of eager PyTorch, op by op: what autograd keeps."""

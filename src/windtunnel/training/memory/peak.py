@@ -1,0 +1,352 @@
+"""Peak memory of each rank class: state that stays, activations by their lifetimes in the schedule, and workspace.
+
+A rank works through its actions one after the other, so its activations rise by what a piece's forward pass leaves and
+fall with the backward; where that is split (`split_backward`) its first half adds what the second one reads. The
+allocated peak is the largest sum over actions of what is held before and the most that the action adds; the optimizer
+step has its own peak.
+
+    reserved = what PyTorch's allocator holds for that: replayed, tensor by tensor (`allocations.py`), for the
+               fullest rank class, and the first one where segments do not expand; allocated, and a little for pages,
+               where they do and nothing has a stream of its own
+    device   = reserved (with headroom where segments do not expand), CUDA context (as measured, if it was), and the
+               buffers of each communicator
+
+Where gradients are made anew in every step (plain PyTorch, FSDP) the sum includes those that have been made so far, and
+the optimizer's peak all of them. A CPU's allocator hands out what is asked for: reserved and device equal allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.cost.device_memory import MIB, memory_document, outside_of_allocator
+from windtunnel.graph.allocator import AllocatorResult, replay_allocator
+from windtunnel.result import StageMemory
+from windtunnel.training.layout import Layout
+from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, tensors_of
+from windtunnel.training.lowering.pipelined_shards import (
+    LAYER_BY_LAYER,
+    gathered_chunks,
+    summed_chunks,
+    unmerged_chunks,
+)
+from windtunnel.training.lowering.step import LoweredStep
+from windtunnel.training.memory.allocations import Load, Passes, Resident, two_steps
+from windtunnel.training.memory.model_state import State, state_bytes
+from windtunnel.training.memory.saved_tensors import keeping
+from windtunnel.training.pricing import GRADIENT_BYTES
+from windtunnel.training.schedules import Kind, Schedule
+
+BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
+POINTS = 400  # of the drawn timeline
+_Loads: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    at: int  # action of the peak
+    held: float  # activations at the peak
+    workspace: float
+    levels: NDArray[np.float64]  # held during each action, workspace included
+    gradients: float = 0.0  # at the peak, where they come and go
+    parameters: float = 0.0  # at the peak, beyond those that stay
+
+    @property
+    def peak(self) -> float:
+        return self.held + self.workspace + self.gradients + self.parameters
+
+
+def memory_of(
+    layout: Layout, pieces: tuple[Piece, ...], step: LoweredStep, end_ns: NDArray[np.int64]
+) -> tuple[StageMemory, ...]:  # fmt: skip
+    """Memory of every pipeline rank."""
+    schedule = step.schedule
+    drafts, allocated, reserved, device = _sizes(layout, pieces, schedule)
+    found = []
+    for rank, (categories, walk) in enumerate(drafts):
+        first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
+        times = end_ns[step.action_last[first:last]]
+        static = allocated[rank] - walk.peak
+        found.append(
+            StageMemory(
+                stage=rank,
+                ranks=layout.cluster.n_gpus // schedule.stages,
+                categories=categories,
+                peak_allocated_bytes=allocated[rank],
+                peak_reserved_bytes=reserved[rank],
+                device_bytes=device[rank],
+                peak_time_ns=int(times[walk.at]),
+                timeline=_thinned(times, walk.levels + static),
+            )
+        )
+    return tuple(found)
+
+
+def peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+    """`device_bytes` of the fullest rank class: memory follows from the order of the passes, not from their times."""
+    return max(_sizes(layout, pieces, schedule)[3])
+
+
+def _sizes(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule
+) -> tuple[list[tuple[dict[str, int], _Walk]], list[int], list[int], list[int]]:
+    """Of every rank class: its peak by category, and what is allocated, reserved and on the device then."""
+    outside = outside_bytes(layout)
+    exact = _exact(layout) or keeping(layout.plan.framework).expandable
+    headroom = 0.0 if exact else float(memory_document()["headroom"])
+    capacity = layout.cluster.gpu.usable_memory_bytes - outside
+    loads = _loads(pieces, schedule)
+    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
+    allocated = [sum(categories.values()) for categories, _ in drafts]
+    reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
+    return drafts, allocated, reserved, [int(value * (1.0 + headroom)) + outside for value in reserved]
+
+
+def outside_bytes(layout: Layout) -> int:
+    """What is on the device outside of the allocator."""
+    communicators = sum(layout.group(name).size > 1 for name in ("tp", "cp", "dp", "ep", "pp"))
+    return outside_of_allocator(layout.cluster, communicators)
+
+
+def _draft(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, loads: _Loads
+) -> tuple[dict[str, int], _Walk]:
+    """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
+    held = [pieces[v] for v in schedule.virtual_stage[rank]]
+    state = _state(layout, held)
+    fresh = fresh_gradients(layout)
+    walk = _walk(layout, pieces, rank, loads, schedule)
+    updating = float(sum(_updated(layout, held)))
+    in_step = updating + (state.gradients if fresh else 0.0)
+    if in_step > walk.peak:
+        levels = walk.levels.copy()
+        levels[-1] = max(levels[-1], in_step)
+        walk = _Walk(len(levels) - 1, 0.0, updating, levels, in_step - updating)
+    standing = 0.0 if fresh else state.gradients
+    categories = {
+        "parameters": state.parameters + walk.parameters,
+        "gradients": standing + walk.gradients + float(sum(_buckets(layout, held))),
+        "optimizer": state.optimizer,
+        "activations": walk.held,
+        "workspace": walk.workspace,
+    }
+    return {name: int(value) for name, value in categories.items()}, walk
+
+
+def _exact(layout: Layout) -> bool:
+    """Whether the device's allocator keeps nothing back."""
+    return layout.cluster.gpu.generation == "cpu"
+
+
+def _state(layout: Layout, held: list[Piece]) -> State:
+    state = state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
+    # Sharded gradients take the place of whole ones when the step is nearly over.
+    return replace(state, gradients=0.0) if layout.shares_once else state
+
+
+def _loads(pieces: tuple[Piece, ...], schedule: Schedule) -> _Loads:
+    """int64[first or later, kinds, virtual stages, fields of `Load`]."""
+    table = np.zeros((2, len(Kind), len(pieces), len(Load._fields)), np.int64)
+    known: dict[tuple[int, Kind, bool], Load] = {}
+    for kind in (Kind(int(one)) for one in np.unique(schedule.kind)):
+        for stage, piece in enumerate(pieces):
+            for later in (False, True):
+                key = (id(piece.passes), kind, later)
+                if key not in known:
+                    known[key] = piece.passes.load(kind, later=later)
+                table[int(later), kind, stage] = known[key]
+    return table
+
+
+def _walk(
+    layout: Layout, pieces: tuple[Piece, ...], rank: int, loads: _Loads, schedule: Schedule
+) -> _Walk:  # fmt: skip
+    """Through the rank's actions, to the one that holds the most."""
+    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+    kind, stage = schedule.kind[window], schedule.stage_of[window]
+    held = [pieces[v] for v in schedule.virtual_stage[rank]]
+    makes = np.zeros(len(kind), bool)
+    backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
+    makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
+    adds, most, learned, learns = loads[np.where(makes, 0, 1), kind, stage].astype(np.float64).T
+    before = np.cumsum(adds) - adds
+    gradients = np.cumsum(learns) - learns
+    parameters = np.zeros(len(kind))
+    if layout.shares_once:
+        sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in held]).T
+        parameters = gathered_chunks(schedule, rank) @ sizes[0]
+        gradients = gradients + summed_chunks(schedule, rank) @ sizes[1] + unmerged_chunks(schedule, rank) @ sizes[2]
+    root = float(sum(piece.root_bytes for piece in held)) + _buffers(pieces, schedule, rank)
+    during = before + most + gradients + parameters + root
+    at = int(np.argmax(during))
+    stays = max(0.0, float(adds[at]))
+    return _Walk(
+        at,
+        held=float(before[at]) + stays,
+        workspace=float(most[at] - learned[at]) - stays + root,
+        levels=during,
+        gradients=float(gradients[at] + learned[at]),
+        parameters=float(parameters[at]),
+    )
+
+
+def _buffers(pieces: tuple[Piece, ...], schedule: Schedule, rank: int) -> float:
+    """Where every micro-batch's tensors from other ranks have buffers of their own."""
+    held = {int(v) for v in schedule.virtual_stage[rank]}
+    ends = [(v, v - 1) for v in held if v > 0] + [(v, v + 1) for v in held if v < len(pieces) - 1]
+    return schedule.micro_batches * sum(pieces[v].buffer_bytes for v, other in ends if other not in held)
+
+
+def _reserved(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int], capacity: int
+) -> list[int]:  # fmt: skip
+    """Reserved bytes of every rank class."""
+    slack = memory_document()["slack"]
+    if _exact(layout):
+        return allocated
+    keep, fullest = keeping(layout.plan.framework), int(np.argmax(allocated))
+    if keep.expandable and not keep.fsdp2:  # one stream, and pages that can be anywhere
+        return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
+    shown = {fullest} if keep.expandable else {0, fullest}
+    replayed = {rank: _replay(layout, pieces, schedule, rank, peaks[rank], capacity) for rank in sorted(shown)}
+    ratio = max(result.peak_reserved_bytes / max(1, allocated[rank]) for rank, result in replayed.items())
+    whole = [
+        replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
+        for rank, value in enumerate(allocated)
+    ]
+    more = 1.0 if keep.expandable else 1.0 + float(slack["segments"])
+    return [int(max(value, least) * more) for value, least in zip(whole, allocated, strict=True)]
+
+
+def _replay(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int, capacity: int
+) -> AllocatorResult:  # fmt: skip
+    """Two steps of a rank class; beyond `capacity` only when nothing that the allocator can give back is enough."""
+    held = [pieces[v] for v in schedule.virtual_stage[rank]]
+    events, stream = two_steps(
+        _actions(pieces, schedule, rank, peak), _resident(layout, held, _buffers(pieces, schedule, rank))
+    )
+    expandable = keeping(layout.plan.framework).expandable
+    result = replay_allocator(
+        events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
+    )
+    if result.oom_event is None:
+        return result
+    return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
+
+
+def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int) -> list[tuple[Passes, Kind, int]]:
+    """The rank's passes of the micro-batches that have begun by its peak, and of the next: then everything repeats."""
+    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+    kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
+    key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
+    begins = np.flatnonzero(kind == Kind.FORWARD)
+    begun = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
+    wanted = np.isin(key, begun)
+    rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
+    return [(pieces[v].passes, Kind(k), name) for v, k, name in rows]
+
+
+def _weights(held: Sequence[Piece]) -> list[float]:
+    """Parameters of each weight matrix on the rank (norms are too small to matter to the allocator)."""
+    if any(op.reads for piece in held for block in piece.blocks for op in block.operations):
+        return tensors_of(held)
+    found: list[float] = []
+    for block in (block for piece in held for block in piece.blocks):
+        if block.is_end:
+            found += [block.dense_parameters] if block.dense_parameters >= 1 else []
+        else:
+            found += [op.weight_elements for op in block.operations if op.weight_elements]
+    return found
+
+
+def _resident(layout: Layout, held: list[Piece], buffers: float) -> Resident:
+    """Tensors outside of passes."""
+    plan, stage = layout.plan, layout.plan.zero_stage or 0
+    state = _state(layout, held)
+    weights = _weights(held)
+    whole = sum(weights) or 1.0
+    root = int(sum(piece.root_bytes for piece in held))
+    moments = 2 if plan.optimizer == "adam" else 1
+    master = 0.0 if layout.habits.parameter_dtype == "fp32" else 4.0
+    share = 1.0 - master / (master + moments * (4.0 if plan.optimizer_dtype == "fp32" else 2.0))
+    made_later = state.optimizer * share / moments
+    units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
+    first = [int(state.parameters * one / whole) for one in units]
+    transient = _updated(layout, held)
+    if layout.habits.pure_precision:
+        share, made_later = 1.0, state.optimizer / moments
+        transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
+        state = replace(state, gradients=0.0)
+    elif fresh_gradients(layout) and layout.micro_batches == 1:
+        transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
+        state = replace(state, gradients=0.0)
+    first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
+    first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *_buckets(layout, held)]
+    first += [int(buffers), *_pools(layout, held)]
+    return Resident(
+        first=tuple(size for size in first if size > 0),
+        optimizer=tuple(size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0),
+        transient=tuple(size for size in transient if size > 0),
+    )
+
+
+def _pools(layout: Layout, held: list[Piece]) -> list[int]:
+    """FSDP2 in a pipeline, whose passes gather and reduce nothing: what its streams for that hold on to.
+
+    The shards of the gradients; and, where layers are gathered one by one, the flat buffers of two units.
+    """
+    if not layout.shares_once:
+        return []
+    shards = state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
+    found = [int(shards.gradients)]
+    if layout.schedule in LAYER_BY_LAYER and keeping(layout.plan.framework).fsdp2:
+        sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
+        whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
+        found.append(int(whole * sum(sorted(sizes)[-2:])))
+    return found
+
+
+def _buckets(layout: Layout, held: list[Piece]) -> list[int]:
+    """Flat gradient buckets of DistributedDataParallel."""
+    if not keeping(layout.plan.framework).buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
+        return []
+    width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"] if layout.habits.pure_precision else 2
+    size = width * sum(p.dense_parameters + p.expert_parameters for p in held)
+    return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
+
+
+def _updated(layout: Layout, held: list[Piece]) -> list[int]:
+    """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat.
+
+    In plain PyTorch what AdamW computes: the roots of all second moments; or on a CPU, which updates tensor by tensor,
+    roots and divisor of one tensor while the divisor of the one before is still there.
+    """
+    if layout.habits.pure_precision and layout.plan.optimizer == "adam":
+        width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+        sizes = [int(width * one) for one in tensors_of(held)]
+        if not _exact(layout):
+            return sizes
+        return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))
+    if not keeping(layout.plan.framework).updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
+        return []
+    size = int(2 * sum(p.dense_parameters + p.expert_parameters for p in held))
+    part = max(1, size // layout.shard_group)
+    return [part] * (1 + layout.shard_group) + [size]
+
+
+def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
+    """At most POINTS points; within each stretch the highest one is kept, so the peak survives."""
+    n = len(times)
+    if n <= POINTS:
+        keep = np.arange(n)
+    else:
+        edges = np.linspace(0, n, POINTS + 1).astype(int)
+        keep = np.array([a + int(np.argmax(levels[a:b])) for a, b in pairwise(edges)])
+    return tuple((int(t), int(b)) for t, b in zip(times[keep], levels[keep], strict=True))

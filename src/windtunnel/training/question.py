@@ -1,0 +1,130 @@
+"""What `predict` is asked, put together from names, files, flags and `--set`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Cluster
+    from windtunnel.model import Model
+    from windtunnel.result import Result
+    from windtunnel.training import Plan
+
+PARTS = ("cluster", "model", "plan")
+MODEL_KEYS = ("layers", "max_sequence_length", "mtp_layers", "tied_embeddings", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A model, a cluster and a plan, and the words that named the first two."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    named: str  # `MODEL --cluster SPEC [--set ...]` as it was given
+
+    @classmethod
+    def asked(
+        cls, model: str, cluster: str, plan: Path | None, flags: Mapping[str, Any], sets: Sequence[str]
+    ) -> Question:
+        """Read everything; flags win over the plan file, `--set` over both. Raises UserError on the first mistake."""
+        from windtunnel.model import load_model
+        from windtunnel.training import read_plan
+        from windtunnel.training.plan import read_mapping
+
+        changes = settings_of(sets)
+        if Path(model).is_dir() and not (Path(model) / "config.json").exists():
+            remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
+            raise InputFileError(model, "holds neither config.json nor captured.yaml", remedy)
+        built = load_model(model)
+        written = dict(read_mapping(plan)) if plan is not None else {}
+        fields = {**written, **flags, **changes["plan"]}
+        for name in ("global_batch", "seq_len"):
+            if fields.get(name) is None:
+                flag = name.replace("_", "-")
+                raise UserError(f"{name} is not given: add --{flag} N, or put it in the plan file")
+        if changes["model"]:
+            for key in changes["model"]:
+                if key not in MODEL_KEYS:
+                    raise UnknownNameError("model key of --set", key, MODEL_KEYS)
+            try:
+                built = built.with_changes(**changes["model"])
+            except SpecError as error:
+                raise SpecError(f"model.{error.field}", error.value, error.remedy, "--set") from None
+        machine = changed_cluster(cluster, changes["cluster"])
+        try:
+            settled = read_plan(fields)
+        except (SpecError, UnknownNameError) as error:
+            named = error.field if isinstance(error, SpecError) else error.name
+            if named in written and fields[named] is written[named]:  # the file is where it has to be put right
+                raise UserError(f"{plan}: {error}") from None
+            raise
+        words = [model, "--cluster", cluster, *(word for text in sets for word in ("--set", text))]
+        return cls(built, machine, settled, shlex.join(words))
+
+    def answer(self, **disturbances: Any) -> Result:
+        """Predict, and name model and cluster in `reproduce` as they were named here.
+
+        `disturbances`: keywords of `training.predict`.
+        """
+        from windtunnel.training import predict
+
+        return self.as_named(predict(self.model, self.cluster, self.plan, **disturbances))
+
+    def as_named(self, result: Result) -> Result:
+        """A result whose `reproduce` names model and cluster as they were named here."""
+        words = shlex.split(result.reproduce)
+        if words[:2] != ["windtunnel", "predict"] or "--cluster" not in words:
+            return result
+        flags = words[words.index("--cluster") + 2 :]
+        return replace(result, reproduce=" ".join(["windtunnel predict", self.named, *map(shlex.quote, flags)]))
+
+
+def changed_cluster(cluster: str, settings: Mapping[str, Any]) -> Cluster:
+    """The cluster that a word names, with what `--set cluster.KEY=VALUE` says of it."""
+    from windtunnel.hardware import parse_cluster, with_settings
+
+    machine = parse_cluster(cluster)
+    if not settings:
+        return machine
+    try:
+        return with_settings(machine, _nested(settings))
+    except SpecError as error:
+        raise SpecError(f"cluster.{error.field}", error.value, error.remedy, "--set") from None
+
+
+def settings_of(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`PART.KEY=VALUE` of every `--set`, by part; each part is there, if empty."""
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        part, dot, rest = key.strip().partition(".")
+        if not equals or not dot or not rest or part not in PARTS:
+            raise SpecError("--set", text, f"write PART.KEY=VALUE with PART one of {', '.join(PARTS)}")
+        try:
+            found[part][rest] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found[part][rest] = value
+    return found
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"gpu.flops.bf16": 1}` as `{"gpu": {"flops": {"bf16": 1}}}`."""
+    document: dict[str, Any] = {}
+    for key, value in settings.items():
+        *outer, last = key.split(".")
+        inside = document
+        for name in outer:
+            inside = inside.setdefault(name, {})
+            if not isinstance(inside, dict):
+                raise SpecError(f"--set cluster.{key}", value, f"cluster.{name} is already set as a whole")
+        inside[last] = value
+    return document

@@ -1,0 +1,1 @@
+"""Work that is not even: routed experts and packed sequences."""

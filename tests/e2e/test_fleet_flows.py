@@ -1,0 +1,42 @@
+"""`windtunnel fleet flows` on a real command line: the columns others read, and mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+TRACE = Path(__file__).parents[1] / "unit" / "fleet" / "coflows.txt"
+
+
+def windtunnel(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "windtunnel", "fleet", "flows", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_ends_of_coflows_as_csv_and_aggregates_as_json(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    done = windtunnel(str(TRACE), "--policy", "sebf", "--clock", "coflowsim", "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["coflow", "start_s", "finish_s", "finish_tick"]
+    assert (rows[7]["coflow"], rows[7]["finish_tick"]) == ("8", "83696")
+    answer = json.loads(done.stdout)["policies"]["sebf"]
+    cct = [float(row["finish_s"]) - float(row["start_s"]) for row in rows]
+    assert abs(answer["cct_s"]["mean"] - sum(cct) / len(cct)) < 1e-6
+
+
+def test_several_policies_side_by_side_and_a_mistake(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    done = windtunnel(str(TRACE), "--policy", "sebf,aalo,fai", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "d-clas" in done.stdout
+    with out.open() as file:
+        assert {row["policy"] for row in csv.DictReader(file)} == {"sebf", "d-clas", "fai"}
+    wrong = windtunnel(str(TRACE), "--policy", "sebv")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert "did you mean sebf" in wrong.stderr

@@ -1,0 +1,197 @@
+"""Techniques priced: laws of each, the contract of `predict --technique`, and mistakes as one line."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from windtunnel.cli import main
+from windtunnel.errors import LayoutError, SpecError, UnknownNameError
+from windtunnel.hardware import parse_cluster
+from windtunnel.model import load_model
+from windtunnel.result import Result
+from windtunnel.techniques import predict_with
+from windtunnel.techniques.named import TECHNIQUES, asked, told
+from windtunnel.techniques.offload.window import LayerTimes, by_formula, timeline
+from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing, estimate, heaviest, place
+from windtunnel.training import read_plan
+
+DENSE = {"global_batch": 64, "micro_batch": 4, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": False}
+MIXTURE = {"global_batch": 64, "micro_batch": 1, "seq_len": 4096, "ep": 8, "tp": 2}
+
+
+def gain(model: str, cluster: str, plan: dict, *techniques: str, **others) -> Result:
+    return predict_with(load_model(model), parse_cluster(cluster), read_plan(plan), techniques, **others)
+
+
+def dense(*techniques: str) -> Result:
+    return gain("gpt2-xl", "a100-80gb:16", DENSE, *techniques)
+
+
+def mixture(*techniques: str, **others) -> Result:
+    return gain("mixtral-8x7b", "a100-80gb:64", MIXTURE, *techniques, **others)
+
+
+def test_every_answer_sums_up() -> None:
+    for result in (dense("sparse_gradients:ratio=0.01"), dense("local_sgd"), mixture("lina"), mixture("centauri")):
+        assert sum(result.breakdown_ns.values()) == result.step_time_ns
+        assert all(sum(stage.breakdown_ns.values()) == result.step_time_ns for stage in result.stages)
+        told = result.technique
+        assert told.gain == pytest.approx(told.step_time_without_s / told.step_time_with_s)
+        assert result.step_time_s == pytest.approx(told.step_time_with_s)
+        assert Result.from_dict(json.loads(result.to_json())) == result
+
+
+def test_partitioning_never_makes_a_step_longer() -> None:
+    for result in (dense("centauri"), mixture("centauri"), dense("centauri:overlap=false")):
+        assert result.technique.gain >= 1.0 - 1e-9
+
+
+def test_priority_takes_the_slowdown_away() -> None:
+    details = mixture("lina:packing=1").technique.details
+    assert details["slowdown_backward_without"] > 1.3
+    assert details["slowdown_backward_with"] == pytest.approx(1.0, abs=0.01)
+    assert details["pipelining_with"] > details["pipelining_without"]
+
+
+def test_router_load_is_priced() -> None:
+    even, uneven = mixture("lina:packing=1"), mixture("lina:packing=1", router_load="zipf:0.6")
+    assert uneven.technique.step_time_without_s > even.technique.step_time_without_s
+
+
+def test_fewer_chunks_take_less_time_and_ratio_one_changes_nothing() -> None:
+    times = [dense(f"sparse_gradients:ratio={ratio}").technique.step_time_with_s for ratio in (0.01, 0.1, 0.5)]
+    assert times == sorted(times)
+    assert dense("sparse_gradients:ratio=1").technique.gain == 1.0
+
+
+def test_coarse_chunks_break_even_where_the_formula_says() -> None:
+    """The exchange alone, choosing included: below the ratio it is shorter, above it longer."""
+    from windtunnel.techniques.flat import lower_flat
+    from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
+    from windtunnel.techniques.sparse_gradients.price import break_even_ratio, sparse
+
+    step = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(DENSE))
+    ratio = break_even_ratio(step, SparsePlan())
+    assert 0.1 < ratio < 1.0
+    whole = sum(task.work_ns for task in step.one if task.role == "reduce")
+    for factor, longer in ((0.9, False), (1.1, True)):
+        made = sparse(step.one, step.pricer, SparsePlan(ratio=ratio * factor))
+        assert (sum(t.work_ns for t in made if t.role in ("reduce", "choose")) > whole) == longer
+    single = break_even_ratio(step, SparsePlan(chunk=1))
+    assert single < 2.0 / 16  # N ranks: an all-gather of indices and values pays below about 2 / (N (1 + 4 / w))
+
+
+def test_rarer_averages_take_less_time() -> None:
+    times = [dense(f"local_sgd:local_steps={steps}").technique.step_time_with_s for steps in (1, 4, 64)]
+    assert times == sorted(times, reverse=True)
+    assert dense("local_sgd:local_steps=1000000").technique.gain > 1.0
+
+
+@pytest.mark.parametrize("update", [0.01, 0.1])
+def test_window_timeline_is_the_formula_where_copies_hide(update: float) -> None:
+    times = LayerTimes(0.04, 0.08, 0.01, 0.01, update, 0.001)
+    for window in (2, 5, 10, 20):
+        found = timeline(times, 20, window).step_s
+        assert found == pytest.approx(by_formula(times, 20, window), rel=0.06)
+
+
+def test_larger_windows_are_never_slower_and_all_resident_has_no_copies() -> None:
+    times = LayerTimes(0.04, 0.08, 0.02, 0.02, 0.1, 0.001)
+    steps = [timeline(times, 16, window).step_s for window in range(2, 17)]
+    assert all(b <= a + 1e-9 for a, b in pairwise(steps))
+    assert steps[-1] == pytest.approx(16 * (0.04 + 0.08 + 0.001))
+
+
+def test_offload_fits_where_the_whole_does_not() -> None:
+    plan = {"global_batch": 4, "micro_batch": 4, "seq_len": 1024, "precision": "fp32", "recompute": "full"}
+    result = gain("llama-2-7b", "a100-40gb:1", plan, "offload:host_memory=512 GiB")
+    assert result.status == "ok"
+    assert result.technique.gain < 1.0
+    whole = gain("llama-2-7b", "a100-40gb:1", plan, "offload:window=32")
+    assert whole.status == "infeasible"
+
+
+def test_order_does_not_matter_and_illegal_pairs_are_one_message() -> None:
+    one = dense("centauri", "sparse_gradients:ratio=0.05")
+    other = dense("sparse_gradients:ratio=0.05", "centauri")
+    assert one.technique == other.technique
+    assert set(one.technique.parameters) == {"collective_partitioning", "sparse_gradients"}
+    for technique in TECHNIQUES:
+        for excluded in technique.excludes:
+            with pytest.raises(SpecError, match="do not go together"):
+                dense(technique.name, excluded)
+    with pytest.raises(SpecError, match="given twice"):
+        dense("lina", "prioritised_all_to_all")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("linna", UnknownNameError),
+        ("lina:foo=1", UnknownNameError),
+        ("lina:packing=x", SpecError),
+        ("lina:packing", SpecError),
+        ("lina:packing=2,packing=2", SpecError),
+        ("sparse_gradients:rule=best", SpecError),
+        ("sparse_gradients:ratio=2", SpecError),
+        ("centauri:pieces=3", SpecError),
+        ("megascale:features=all+x", UnknownNameError),
+        ("lina", LayoutError),  # no experts
+        ("offload:window=1000", SpecError),
+    ],
+)
+def test_mistakes_are_one_message(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        dense(text)
+
+
+def test_names_aliases_and_values_are_read() -> None:
+    one, parameters = asked("STRONGHOLD: window = 15 , nvme=on")
+    assert (one.name, parameters.window, parameters.nvme) == ("offload", 15, True)
+    assert asked("offload:window=auto")[1].window is None
+    assert {entry["name"] for entry in told()} == {one.name for one in TECHNIQUES}
+
+
+def test_megascale_features_are_each_told() -> None:
+    plan = {"global_batch": 256, "seq_len": 2048, "tp": 8, "pp": 8, "virtual_stages": 6}
+    told = gain("gpt3-175b", "a100-80gb:256", plan, "megascale:features=tp_overlap+parallel_block").technique
+    assert list(told.details) == ["parallel_block", "tp_overlap"]
+    assert all(ratio > 1.0 for ratio in told.details.values())
+    assert told.gain == pytest.approx(told.details["parallel_block"] * told.details["tp_overlap"])
+
+
+def test_packing_rule_and_placement() -> None:
+    for ratio, expected in ((0.9, 1), (1.1, 4), (4.0, 16)):
+        rule = choose_packing(lambda p: 1.0, lambda p, r=ratio: r * (1 - p / 16) * 16 / 15, 16)
+        assert rule == expected
+    popularity = [0.5, 0.2, 0.1, 0.1, 0.05, 0.05]
+    placed = place(popularity, 4)
+    assert all(placed[expert] for expert in range(6))
+    assert len(placed[0]) == 2
+    assert max(sum(device in where for where in placed.values()) for device in range(4)) <= 4
+    assert heaviest(popularity, placed, 4) < heaviest(popularity, {e: [e % 4] for e in range(6)}, 4)
+    assert estimate({(1,): [0.9, 0.1]}, {(1,): 10, (0,): 10}, 2) == pytest.approx([0.7, 0.3])
+    with pytest.raises(ValueError, match="do not fit"):
+        place([0.2] * 5, 1)
+
+
+def test_the_command_line(capsys) -> None:
+    words = ["predict", "mixtral-8x7b", "--cluster", "a100-80gb:64", "--ep", "8", "--tp", "2", "--global-batch", "64",
+             "--seq", "4096", "--technique", "lina", "--no-save"]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    found = document["technique"]
+    assert found["gain"] == pytest.approx(found["step_time_without_s"] / found["step_time_with_s"])
+    assert found["parameters"]["micro_op"] == 30_000_000
+    assert "--technique lina" in document["reproduce"]
+    assert main(words) == 0
+    assert "Technique" in capsys.readouterr().out
+    assert main(["techniques", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["techniques"]) == len(TECHNIQUES)
+    assert main(["techniques"]) == 0
+    assert "stronghold" in capsys.readouterr().out
+    assert main([*words[:-2], "offload", "--technique", "lina"]) == 2
+    assert "do not go together" in capsys.readouterr().err
