@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from windtunnel.hardware import Cluster, parse_cluster
     from windtunnel.model import Model, load_model
+    from windtunnel.planning import plan
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
@@ -55,6 +56,7 @@ _HOME = {
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
     "parse_cluster": ("hardware", "parse_cluster"),
+    "plan": ("planning", "plan"),
     "predict": ("training", "predict"),
     "read_plan": ("training", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
@@ -79,6 +81,7 @@ __all__ = [
     "load_model",
     "load_result",
     "parse_cluster",
+    "plan",
     "predict",
     "read_plan",
     "run_validation",

@@ -18,6 +18,7 @@ from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
 from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.launch_words import script_apart
+from windtunnel.cli.plan import plan
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
@@ -47,6 +48,7 @@ def build() -> App:
     )
     for verb in (
         predict,
+        plan,
         whatif,
         compare,
         explain,

@@ -115,7 +115,9 @@ def score(
     if policy == BEST_FIT:
         return int(100.0 * (1.0 - ((cpu - kind[0]) / MOST_CPU + (free - asked) / MOST_GPU) / 2.0)), gpu
     if policy == DOT_PRODUCT:
-        return int(100.0 * (1.0 - (cpu / MOST_CPU * (kind[0] / MOST_CPU) + free / MOST_GPU * (asked / MOST_GPU)) / 2.0)), gpu
+        return int(
+            100.0 * (1.0 - (cpu / MOST_CPU * (kind[0] / MOST_CPU) + free / MOST_GPU * (asked / MOST_GPU)) / 2.0)
+        ), gpu
     if policy == GPU_PACKING:
         return (_packing_score(gpu_left, gpus, kind) if kind[2] > 0 else 0), gpu
     if policy == GPU_CLUSTERING:
@@ -193,8 +195,17 @@ def pack(
             scores[which, node] = -1
             if fits(cpu[node], memory[node], gpu_left[node], node_gpus[node], node_model[node], kind):
                 scores[which, node], gpu_of[which, node] = score(
-                    policy, kind, affinity_of[which], cpu[node], gpu_left[node], node_gpus[node], node_model[node],
-                    affinities[node], lost[node], typical, share,
+                    policy,
+                    kind,
+                    affinity_of[which],
+                    cpu[node],
+                    gpu_left[node],
+                    node_gpus[node],
+                    node_model[node],
+                    affinities[node],
+                    lost[node],
+                    typical,
+                    share,
                 )
         asked_at[which] = changes
         chosen, best, fitting = -1, -1, 0

@@ -170,9 +170,7 @@ def _pop(keys: Array, items: Array, size: int) -> None:
         if below >= size:
             break
         other = below + 1
-        if other < size and (
-            keys[other] < keys[below] or (keys[other] == keys[below] and items[other] < items[below])
-        ):
+        if other < size and (keys[other] < keys[below] or (keys[other] == keys[below] and items[other] < items[below])):
             below = other
         if key < keys[below] or (key == keys[below] and item < items[below]):
             break
@@ -239,7 +237,10 @@ def run(
     tree = np.full(base[sizes], NEVER, np.int64)
     heap_end, heap_job = np.empty(jobs, np.int64), np.empty(jobs, np.int64)
     running = 0
-    queue, queue_job = np.empty(jobs if mode == BLOCK else 0, np.int64), np.empty(jobs if mode == BLOCK else 0, np.int64)
+    queue, queue_job = (
+        np.empty(jobs if mode == BLOCK else 0, np.int64),
+        np.empty(jobs if mode == BLOCK else 0, np.int64),
+    )
     waiting = 0
     free = capacity
     next_arrival = 0
@@ -311,9 +312,7 @@ def run(
 
 
 @njit(cache=True)
-def _reservation(
-    ends: Array, jobs: Array, running: int, gpus: Array, free: int, need: int
-) -> tuple[int, int]:
+def _reservation(ends: Array, jobs: Array, running: int, gpus: Array, free: int, need: int) -> tuple[int, int]:
     """(when `need` GPUs will be free if nothing else starts, GPUs free then): the least of the heap, one by one.
 
     A second heap walks the first from its root, so that only what has to end is looked at. Its rows: end, job, entry.

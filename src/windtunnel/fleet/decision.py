@@ -77,9 +77,7 @@ class Policy(Protocol):
         ...
 
 
-def kept_or_placed(
-    snapshot: Snapshot, decision: Decision, place: Any
-) -> dict[int, Placement]:
+def kept_or_placed(snapshot: Snapshot, decision: Decision, place: Any) -> dict[int, Placement]:
     """Placements of a decision: a job that keeps its number of GPUs keeps its nodes, the others are placed in order.
 
     `place(free, gpus) -> Placement` takes from `free`, a list of free GPUs by node. AssertionError if it cannot.

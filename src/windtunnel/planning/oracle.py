@@ -39,17 +39,17 @@ from windtunnel.model import Model
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training import Plan, predict, read_plan
-from windtunnel.training.keeping import keeping
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.memory import memory_of, outside_bytes, peak_bytes
-from windtunnel.training.pass_builder import Segment
-from windtunnel.training.pieces import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
+from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
+from windtunnel.training.lowering.pass_builder import Segment
+from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
+from windtunnel.training.lowering.simulated import simulate
+from windtunnel.training.lowering.step_shards import BUCKET_PARAMETERS, BUCKETS_MOST, gathers_first, reduces_last
+from windtunnel.training.memory.model_state import optimizer_price, state_bytes
+from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
+from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.schedules import SPLIT, Schedule, check, legal, schedule
-from windtunnel.training.segments import Block, Phase, build_segment
-from windtunnel.training.simulated import simulate
-from windtunnel.training.state import optimizer_price, state_bytes
-from windtunnel.training.step_shards import BUCKET_PARAMETERS, BUCKETS_MOST, gathers_first, reduces_last
 
 __all__ = ["Block", "Layout", "Plan", "predict"]  # with what is defined below
 

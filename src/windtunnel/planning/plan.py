@@ -24,6 +24,7 @@ from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.compared import decides, loses, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
+from windtunnel.planning.launch import launch_files
 from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
 from windtunnel.planning.robust import Trouble, scored
 from windtunnel.planning.search import Answer, Search, step_time
@@ -55,9 +56,9 @@ def plan(
     """The best plans, proven inside the space that `planning/space.py` states.
 
     `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
-    and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop early,
-    with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that failures
-    of the job leave. Raises UserError on a question that cannot be; where nothing fits the answer has no plans, but the
+    and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
+    early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
+    failures of the job leave. Raises UserError on a question that cannot be; where nothing fits the answer has no plans, but the
     nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
@@ -119,6 +120,7 @@ def plan(
         told_apart=len(ranked) < 2 or told_apart(ranked[0], ranked[1]),
         rule_of_thumb=thumb_planned,
         rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0]),
+        launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
         front=_front(ranked) if pareto or gpus is not None else (),
         seconds=monotonic() - begun,
     )

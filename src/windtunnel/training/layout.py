@@ -317,7 +317,10 @@ def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> 
         attention, feed_forward = layer.attention, layer.feed_forward
         heads, kv_heads = attention.heads, attention.kv_heads
         if heads % plan.tp:
-            raise LayoutError(f"tp = {plan.tp} does not divide the {heads} heads of layer {model.layers.index(layer)}", "use a divisor")
+            raise LayoutError(
+                f"tp = {plan.tp} does not divide the {heads} heads of layer {model.layers.index(layer)}",
+                "use a divisor",
+            )
         if kv_heads % plan.tp and plan.tp % kv_heads:
             raise LayoutError(
                 f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {model.layers.index(layer)} do not divide each other",

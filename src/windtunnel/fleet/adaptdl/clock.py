@@ -89,9 +89,7 @@ class Running:
         self.gpu_seconds += used * held
 
 
-def run(
-    jobs: Sequence[Running], nodes: Sequence[int], policy: Policy, *, until_s: float | None = None
-) -> None:
+def run(jobs: Sequence[Running], nodes: Sequence[int], policy: Policy, *, until_s: float | None = None) -> None:
     """Run until all jobs are done (or `until_s`); each job's fields hold the outcome."""
     now_s = 0
     waiting = sorted(jobs, key=lambda job: job.submit_s)

@@ -53,7 +53,9 @@ def run(jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float, *,
         cluster.runnable.sort(key=lambda job: -job.gpus)
         place_all(sets, cluster.runnable)
         sets.note_gangs()
-        changes = [min((time for time in job.allocations if time > now_s), default=math.inf) for job in cluster.runnable]
+        changes = [
+            min((time for time in job.allocations if time > now_s), default=math.inf) for job in cluster.runnable
+        ]
         change_s = min(changes, default=math.inf)
         events.sort()
         if math.isfinite(change_s) and (not events.list or change_s < events.list[0].time_s):

@@ -49,7 +49,14 @@ def gpu_time(allocations: Timeline, end_s: float) -> float:
 
 
 def plan(
-    job: EfJob, now_s: float, free: Timeline, cluster_gpus: int, slot_s: float, assigned: int | None = None, *, as_released: bool
+    job: EfJob,
+    now_s: float,
+    free: Timeline,
+    cluster_gpus: int,
+    slot_s: float,
+    assigned: int | None = None,
+    *,
+    as_released: bool,
 ) -> Planned:
     """Plan a job; with `assigned`, it holds so many GPUs for the first interval.
 
@@ -68,9 +75,7 @@ def plan(
 
     def done(end_s: float, real_s: float) -> Planned:
         ordered = dict(sorted(after.items()))
-        return Planned(
-            merged(dict(sorted(allocations.items()))), merged(ordered), end_s, real_s, real_s <= deadline_s
-        )
+        return Planned(merged(dict(sorted(allocations.items()))), merged(ordered), end_s, real_s, real_s <= deadline_s)
 
     if assigned is not None:
         later_s = next((time for time in free if time > now_s), bound_s)
@@ -100,7 +105,9 @@ def plan(
     while level <= min(cluster_gpus, job.largest):
         from_s = _backwards(job, after, start_s, bound_s, level, left)
         if from_s is not None:
-            end_s, real_s = _forwards(job, after, allocations, start_s, bound_s, from_s, level, level_before, left, slot_s)
+            end_s, real_s = _forwards(
+                job, after, allocations, start_s, bound_s, from_s, level, level_before, left, slot_s
+            )
             before = cluster_gpus
             for time in free:
                 if start_s <= time < end_s:
@@ -112,12 +119,12 @@ def plan(
         if level == level_before:
             break
     left = _to_the_deadline(job, after, allocations, start_s, bound_s, level_before, left)
-    return _late(job, after, allocations, free, now_s, max(bound_s, start_s), bound_s, left, cluster_gpus, slot_s, assigned, done)
+    return _late(
+        job, after, allocations, free, now_s, max(bound_s, start_s), bound_s, left, cluster_gpus, slot_s, assigned, done
+    )
 
 
-def _backwards(
-    job: EfJob, after: Timeline, start_s: float, bound_s: float, level: int, left: float
-) -> float | None:
+def _backwards(job: EfJob, after: Timeline, start_s: float, bound_s: float, level: int, left: float) -> float | None:
     """The interval from which on `level` is needed; None where it is not enough."""
     done = 0.0
     later_s = bound_s

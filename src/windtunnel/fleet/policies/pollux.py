@@ -62,9 +62,7 @@ class Pollux:
         round_ = memory.round + 1 if memory else 0
         seed = (self.seed * 1_000_003 + round_) % 2**31
         share = len(nodes) / snapshot.capacity
-        states, best = search(
-            start, base, speedup, factor, most, nodes, share, self.population, self.generations, seed
-        )
+        states, best = search(start, base, speedup, factor, most, nodes, share, self.population, self.generations, seed)
         chosen = {job.index: _placement(states[best, row]) for row, job in enumerate(jobs)}
         placement = {index: cells for index, cells in chosen.items() if cells}
         return Decision(

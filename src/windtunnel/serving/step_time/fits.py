@@ -84,7 +84,9 @@ def read_fits(path: Path) -> dict[tuple[str, str, str, int], tuple[Line, Line, L
             reader = csv.DictReader(file)
             missing = set(COLUMNS) - set(reader.fieldnames or ())
             if missing:
-                raise InputFileError(path, f"lacks {', '.join(sorted(missing))}", f"its columns are {', '.join(COLUMNS)}")
+                raise InputFileError(
+                    path, f"lacks {', '.join(sorted(missing))}", f"its columns are {', '.join(COLUMNS)}"
+                )
             for row in reader:
                 key = (row["gpu"], row["engine"], row["model"], int(row["tp"]))
                 line = (float(row["a_ms"]), float(row["b_ms"]), float(row["c_ms"]))
