@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.sweeps import sweep
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -61,6 +62,7 @@ _HOME = {
     "read_plan": ("training", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
+    "sweep": ("sweeps", "sweep"),
     "serve": ("serving", "serve"),
 }
 __all__ = [
@@ -87,6 +89,7 @@ __all__ = [
     "run_validation",
     "save_result",
     "serve",
+    "sweep",
 ]
 
 

@@ -24,6 +24,7 @@ from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
 from windtunnel.cli.serve import serve
 from windtunnel.cli.survive import survive
+from windtunnel.cli.sweep import sweep
 from windtunnel.cli.techniques import techniques
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
@@ -49,6 +50,7 @@ def build() -> App:
     for verb in (
         predict,
         plan,
+        sweep,
         whatif,
         compare,
         explain,

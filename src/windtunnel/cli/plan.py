@@ -47,8 +47,8 @@ def plan(
         Name of a shipped model, e.g. llama-3.1-405b, or the path of a Hugging Face config.json.
     """
     from windtunnel.cli.output import note, print_json, stdout, working
-    from windtunnel.training.question import Question
     from windtunnel.planning import plan as find
+    from windtunnel.training.question import Question
     from windtunnel.units import parse_time
 
     asked = Question.asked(model, cluster, plan, flags.given(), set)
