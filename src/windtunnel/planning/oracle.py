@@ -204,13 +204,11 @@ def kept_bytes(layout: Layout, recompute: str) -> dict[int, int]:
     plan = layout.plan
     if plan.pp > 1 and plan.tp > 1 and keeping(plan.framework).gathers_again:
         return dict.fromkeys(kinds_of(layout.model), 0)  # then it depends on the depth of the pipeline
+    kinds = tuple(sorted(set(kinds_of(layout.model))))
+    base = _one_stage(layout, kinds, recompute).passes.saved_bytes
     return {
-        kind: max(
-            0,
-            _one_stage(layout, (kind, kind), recompute).passes.saved_bytes
-            - _one_stage(layout, (kind,), recompute).passes.saved_bytes,
-        )
-        for kind in set(kinds_of(layout.model))
+        kind: max(0, _one_stage(layout, tuple(sorted((*kinds, kind))), recompute).passes.saved_bytes - base)
+        for kind in kinds
     }
 
 
