@@ -226,10 +226,33 @@ def splits_backward(layout: Layout) -> bool:
 
 
 def block_costs(layout: Layout, blocks: Mapping[int, Block], *, recompute: bool) -> BlockCosts:
-    """Shortest times of the blocks of a layout; `recompute`: of layers that are recomputed in full."""
+    """Shortest times of the blocks of a layout; `recompute`: of layers that are recomputed in full.
+
+    A schedule that splits backward passes may leave some of them whole: then what is less of the two.
+    """
+    whole = _costs_of(layout, blocks, WHOLE, recompute=recompute)
+    if not splits_backward(layout):
+        return whole
+    halves = _costs_of(layout, blocks, IN_HALVES, recompute=recompute)
+    return BlockCosts(
+        *(
+            {key: min(value, two.get(key, 0)) for key, value in one.items()}
+            for one, two in (
+                (whole.lead, halves.lead),
+                (whole.step, halves.step),
+                (whole.trail, halves.trail),
+                (whole.busy, halves.busy),
+            )
+        )
+    )
+
+
+def _costs_of(
+    layout: Layout, blocks: Mapping[int, Block], passes: Mapping[int, tuple[Phase, ...]], *, recompute: bool
+) -> BlockCosts:
     pricer, costs = calm(Pricer(layout)), BlockCosts()
     own = {kind: replace(block, recompute=recompute and kind >= 0) for kind, block in blocks.items()}
-    for which, phases in (IN_HALVES if splits_backward(layout) else WHOLE).items():
+    for which, phases in passes.items():
         alone = {(kind, phase): build_segment(pricer, [own[kind]], phase) for kind in own for phase in phases}
         for (kind, _), segment in alone.items():
             _add_busy(costs, which, kind, segment)
