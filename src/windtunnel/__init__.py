@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UserError,
         WindtunnelError,
     )
+    from windtunnel.fleet.study import fleet
     from windtunnel.hardware import Cluster, parse_cluster
     from windtunnel.model import Model, load_model
     from windtunnel.planning import plan
@@ -56,6 +57,7 @@ _HOME = {
     "UserError": ("errors", "UserError"),
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("serving", "Workload"),
+    "fleet": ("fleet.study", "fleet"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
     "parse_cluster": ("hardware", "parse_cluster"),
@@ -84,6 +86,7 @@ __all__ = [
     "UserError",
     "WindtunnelError",
     "Workload",
+    "fleet",
     "load_model",
     "load_result",
     "parse_cluster",

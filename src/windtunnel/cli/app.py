@@ -16,7 +16,7 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
-from windtunnel.cli.fleet_flows import flows
+from windtunnel.cli.fleet import fleet
 from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan import plan
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
@@ -58,6 +58,7 @@ def build() -> App:
         explain,
         serve,
         techniques,
+        fleet,
         survive,
         watch,
         validate,
@@ -67,9 +68,6 @@ def build() -> App:
         version,
     ):
         app.command(verb)
-    fleet = App(name="fleet", help="Many jobs on one cluster.")
-    fleet.command(flows)
-    app.command(fleet)
     return app
 
 
