@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
     from windtunnel.survive.question import survive
+    from windtunnel.techniques import predict_with
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -57,6 +58,7 @@ _HOME = {
     "load_result": ("report.run_folder", "load"),
     "parse_cluster": ("hardware", "parse_cluster"),
     "predict": ("training", "predict"),
+    "predict_with": ("techniques", "predict_with"),
     "read_plan": ("training", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
@@ -82,6 +84,7 @@ __all__ = [
     "load_result",
     "parse_cluster",
     "predict",
+    "predict_with",
     "read_plan",
     "run_validation",
     "save_result",
