@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,7 @@ def _version() -> str:
 
 
 def _check(called: str, verb: str, function: str | None) -> None:
-    import windtunnel
-
-    if function is None and verb not in windtunnel.__all__:
+    if function is None and verb not in import_module("windtunnel").__all__:
         raise UserError(f"unknown verb {verb!r} of a study; use a public function of windtunnel, e.g. predict")
 
 
