@@ -1,19 +1,21 @@
 """Fit the constants of `windtunnel/cost/calibration/training.yaml` to published training runs.
 
-    python validation/fit.py                                  fit on validation/measurements.csv, print what to change
+    python validation/fit.py                                  fit on the tables beside this file, print what to change
     python validation/fit.py --rounds 1 --only hopper         only the constants whose name contains a text
     python validation/fit.py --write                          and put the result into the calibration file
     python validation/fit.py --leave-one-out FILE             fit again without each source, predict it, write the table
-                                                              (--first 2 --rounds 1: ten minutes)
 
-Coordinate descent: each constant in turn walks in steps of 8, 4, 2, 1 of its grain while the loss falls, so that every
-constant stays a round number within its bounds.
+How a step moves with a constant is read off what the step is made of: attention that takes a tenth longer makes a step
+longer by a tenth of attention's share. So all constants are moved together to where the sum of absolute errors would be
+least, then all runs are predicted again, and so on. Leaving a source out does one such round without its rows: every
+constant that it informed moves, one that it alone informed takes its prior, and the source is predicted with that.
+Slowdowns, jitter and the launch of a collective, which no single part of a step tells, stay as they are.
 
     loss = sum_rows w min(|ln(predicted / measured)|, 0.35),  w = 1 / (5 + rows of the same source)
 
 The cap lets a run that went wrong be wrong; the weight keeps one long table from outvoting nine short ones. Only rows
-of specification level A are used, and of rows that differ in nothing but the number of GPUs only the smallest, MLPerf
-apart.
+of specification level A are used, of rows that differ in nothing but the number of GPUs only the smallest, MLPerf
+apart, and of long tables every n-th.
 """
 
 from __future__ import annotations
@@ -37,22 +39,33 @@ from numpy.typing import NDArray
 from windtunnel.accuracy import Case, Skip, case_of, read_table
 from windtunnel.cost.training import training_costs, training_document
 from windtunnel.training import predict
+from windtunnel.training.layout import PEAK_DTYPE
 from windtunnel.training.lowering import passes
 from windtunnel.training.plan import Framework
 
 HERE = Path(__file__).parent
+TABLES = ("measurements", "simumax", "vtrain")
 CAP = 0.35
-STRIDES = (8, 4, 2, 1)  # of a grain, one per round; further rounds keep the last
-LEAST_GAIN = 1e-5  # of the loss
+ROWS_MOST = 60  # of one source
+LEVELLED = 0.85  # of a GEMM's time that follows its sustained share: short ones run as timed
+CHAINED_SHARE = 0.4  # of gpt-oss' element-wise time
+REACH = 0.35  # of its range that a constant moves at most while slopes are taken for granted
+INERTIA, ROUNDS = 0.002, 60
 LEFT_OUT_HEADER = (
-    *("source left out", "rows", "mean", "bias", "worst", "in band", "mean with it", "bias with it"),
+    *("source left out", "kind", "rows", "mean", "bias", "worst", "in band", "mean with it", "bias with it"),
     *("constants fitted again", "taken from a prior"),
 )
-LEAST_SHARE = 0.1  # of the weight behind a constant: a source with less of it would not move it when left out
+LEAST_SHARE = 0.02  # of what informs a constant: a source with less of it would not move it when left out
 # Blackwell's bf16 would go to 0.4 if it might: the only such runs in the table have experts, and of those gpt-oss is
 # slow for other reasons. Its GEMMs reach 0.6 to 0.7 in bursts.
 SHARE_LOW = 0.45
-TOGETHER = "Megatron-Bridge"  # publications of one project repeat each other's runs: also left out as one
+ALL_OF_IT = 0.9
+TOGETHER = (
+    "Megatron-Bridge",
+    "MLPerf",
+    "SimuMax",
+    "vTrain",
+)  # publications of one project repeat each other's runs: also left out as one
 
 Floats = NDArray[np.float64]
 
@@ -71,12 +84,14 @@ class Constant:
 def _generation(name: str, dtypes: dict[str, float | str], other: str) -> list[Constant]:
     at = f"generations.{name}"
     shares = [Constant(f"{at}.gemm.{dtype}", SHARE_LOW, 0.95, 0.005, prior) for dtype, prior in dtypes.items()]
-    factors = {"attention": (0.8, 2.0, 0.05), "memory": (0.8, 2.0, 0.05), "dispatch": (0.5, 3.0, 0.05)}
-    return shares + [
-        Constant(f"{at}.{part}", *bounds, f"generations.{other}.{part}")
-        for part, bounds in factors.items()
-        if (name, part) != ("ampere", "dispatch")  # no run with experts
-    ]
+    factors = {"attention": (0.8, 2.0, 0.05), "memory": (0.8, 2.0, 0.05)}
+    if name != "ampere":  # no run with experts
+        # No faster than the wire, and than one kernel for all experts.
+        factors |= {"grouped": (1.0, 2.0, 0.05), "dispatch": (1.0, 3.0, 0.05)}
+    found = [Constant(f"{at}.{part}", *bounds, f"generations.{other}.{part}") for part, bounds in factors.items()]
+    if name != "ampere":  # without any run across nodes, what it takes inside one
+        found.append(Constant(f"{at}.dispatch_across", 1.0, 3.0, 0.05, f"{at}.dispatch"))
+    return shares + found
 
 
 # Priors of the attention kernels: FlashAttention-2 is 1.3 to 1.5 times as fast as Triton's on A100 (Dao 2023), and
@@ -101,18 +116,12 @@ CONSTANTS = [
         "hopper",
     ),
     Constant("generations.blackwell.p2p", 1.0, 3.0, 0.05, "generations.hopper.p2p"),
-    *(Constant(f"releases.mlperf-{v}.kernels", 0.8, 1.3, 0.01, 1.0) for v in ("v3.0", "v3.1", "v4.0", "v4.1", "v5.0")),
-    Constant("releases.nemo-25.02.dispatch", 1.0, 3.0, 0.1, 1.0),
     Constant("host.launch_s.megatron", 2e-6, 20e-6, 1e-6, "host.launch_s.torchtitan"),
     Constant("host.launch_s.fsdp", 2e-6, 20e-6, 1e-6, "host.launch_s.torchtitan"),
-    Constant("host.collective_launch_s", 20e-6, 120e-6, 10e-6, 60e-6),
-    Constant("host.step_per_doubling_s.megatron", 0.0, 0.02, 1e-3, "host.step_per_doubling_s.torchtitan"),
-    Constant("host.step_per_doubling_s.torchtitan", 0.0, 0.02, 1e-3, "host.step_per_doubling_s.fsdp"),
-    Constant("host.step_per_doubling_s.fsdp", 0.0, 0.02, 1e-3, "host.step_per_doubling_s.torchtitan"),
-    Constant("slowdown.compute_by_scale_up", 0.0, 0.4, 0.01, 0.1),
-    Constant("slowdown.compute_by_scale_out", 0.0, 0.4, 0.01, 0.1),
-    Constant("slowdown.comm_by_compute", 0.0, 0.6, 0.05, 0.2),
-    Constant("jitter", 0.0, 0.01, 0.0005, 0.003),
+    Constant("host.launch_s.megatron-deepspeed", 10e-6, 90e-6, 2e-6, "host.launch_s.nanotron"),
+    Constant("experts.expert_launches", 2.0, 12.0, 1.0, 6.0),
+    Constant("experts.expert_launches_low", 4.0, 24.0, 1.0, 12.0),
+    Constant("experts.chained_passes", 1.0, 20.0, 1.0, 5.0),
 ]
 
 
@@ -130,7 +139,8 @@ class Run:
 
 def runs_of(tables: Iterable[str | Path], every: bool = False) -> list[Run]:
     """The rows of level A that can be predicted; `every` keeps those that differ only in the number of GPUs."""
-    found, seen = [], set()
+    found: list[Run] = []
+    seen: set[object] = set()
     for row in sorted((row for table in tables for row in read_table(table)), key=lambda row: row.n_gpus or 0):
         if row.level != "A" or row.measured_s is None:
             continue
@@ -142,18 +152,30 @@ def runs_of(tables: Iterable[str | Path], every: bool = False) -> list[Run]:
         if every or "MLPerf" in row.source or key not in seen:
             seen.add(key)
             found.append(Run(case, row.measured_s))
-    return found
+    return found if every else _thinned(found)
+
+
+def _thinned(runs: list[Run]) -> list[Run]:
+    """Of a source with many rows every n-th: they count for little more than a few, and take as long."""
+    rows = Counter(run.source for run in runs)
+    seen: Counter[str] = Counter()
+    kept = []
+    for run in runs:
+        if seen[run.source] % -(-rows[run.source] // ROWS_MOST) == 0:
+            kept.append(run)
+        seen[run.source] += 1
+    return kept
 
 
 class Fit:
-    """Errors of runs under the constants as they stand, predicted again only where a constant matters."""
+    """Errors of runs under the constants as they stand, and how each constant moves them."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.errors = np.zeros(len(runs))
-        self._matters: dict[str, NDArray[np.intp]] = {}
         rows = Counter(run.source for run in runs)
         self.weights = np.array([1.0 / (5 + rows[run.source]) for run in runs])
+        self.slopes = np.zeros((len(runs), len(CONSTANTS)))
         self.predict(range(len(runs)))
 
     def predict(self, which: Iterable[int]) -> list[bool]:
@@ -165,65 +187,91 @@ class Fit:
             case, measured_s = self.runs[index].case, self.runs[index].measured_s
             result = predict(case.model, case.cluster, case.plan)
             self.errors[index] = math.log(result.step_time_s / measured_s)
+            self.slopes_of(index, {name: part / result.step_time_ns for name, part in result.breakdown_ns.items()})
             inside.append(result.step_time_p5_ns <= measured_s * 1e9 <= result.step_time_p95_ns)
         return inside
 
-    def matters(self, constant: Constant) -> NDArray[np.intp]:
-        """The runs that a constant changes."""
-        known = self._matters.get(constant.path)
-        if known is None:
-            value, before = get(constant.path), self.errors.copy()
-            put(constant.path, value + 8 * constant.grain)
-            self.predict([index for index, run in enumerate(self.runs) if _may_matter(constant, run.case)])
-            known = self._matters[constant.path] = np.flatnonzero(np.abs(self.errors - before) > 1e-6)
-            put(constant.path, value)
-            self.errors = before
-        return known
+    def slopes_of(self, index: int, parts: dict[str, float]) -> None:
+        """How a run's log error moves per grain of each constant, from what its step is made of.
 
-    def share(self, constant: Constant, held: NDArray[np.bool_]) -> float:
-        """How much of the weight of the runs that a constant changes is on the held ones."""
-        rows = self.matters(constant)
-        return float(self.weights[rows[held[rows]]].sum() / self.weights[rows].sum()) if len(rows) else 0.0
+        What a constant makes longer in proportion makes the step longer by its share; bubbles grow with the rest.
+        """
+        case, bubble = self.runs[index].case, parts.get("pipeline bubble", 0.0)
+        for number, constant in enumerate(CONSTANTS):
+            share = _share_of(constant, case, parts)
+            value = get(constant.path)
+            sign = -LEVELLED if ".gemm." in constant.path else 1.0
+            self.slopes[index, number] = sign * share / (1.0 - bubble) * constant.grain / value if value else 0.0
+
+    def share(self, number: int, held: NDArray[np.bool_]) -> float:
+        """How much of what informs a constant is on the held runs."""
+        pull = self.weights * np.abs(self.slopes[:, number])
+        return float(pull[held].sum() / pull.sum()) if pull.sum() else 0.0
 
     def loss(self, used: NDArray[np.bool_]) -> float:
         weights = self.weights * used
         return float((weights * np.minimum(np.abs(self.errors), CAP)).sum() / weights.sum())
 
-    def descend(self, constants: Sequence[Constant], used: NDArray[np.bool_], strides: Sequence[int]) -> float:
-        """Walk each constant downhill, round by round."""
-        best = self.loss(used)
-        for stride in strides:
-            for constant in constants:
-                rows = [int(index) for index in self.matters(constant) if used[index]]
-                for direction in (1, -1):
-                    moved = False
-                    while rows:
-                        value, before = get(constant.path), self.errors.copy()
-                        there = round(value / constant.grain + direction * stride) * constant.grain
-                        if not constant.low - 1e-12 <= there <= constant.high + 1e-12:
-                            break
-                        put(constant.path, float(f"{there:.6g}"))
-                        self.predict(rows)
-                        loss = self.loss(used)
-                        if loss > best - LEAST_GAIN:
-                            put(constant.path, value)
-                            self.errors = before
-                            break
-                        best, moved = loss, True
-                    if moved:
-                        break
-            print(f"stride {stride}: loss {best:.4f}", file=sys.stderr, flush=True)
-        return best
+    def moves(self, chosen: Sequence[int], used: NDArray[np.bool_]) -> Floats:
+        """Grains by which each chosen constant moves to make the loss least, as far as slopes hold.
+
+        Weighted least squares over and over with weights w / |error|, which is the sum of absolute errors; runs beyond
+        CAP pull no more. A little of each constant's wish to stay decides where the runs do not.
+        """
+        slopes = self.slopes[np.ix_(used, chosen)]
+        weights, errors = self.weights[used] / self.weights[used].sum(), self.errors[used]
+        values = np.array([get(CONSTANTS[number].path) / CONSTANTS[number].grain for number in chosen])
+        low = np.array([CONSTANTS[number].low / CONSTANTS[number].grain for number in chosen]) - values
+        high = np.array([CONSTANTS[number].high / CONSTANTS[number].grain for number in chosen]) - values
+        low, high = np.maximum(low, -REACH * (high - low)), np.minimum(high, REACH * (high - low))
+        stay = INERTIA / np.maximum(high - low, 1.0) ** 2
+        found = np.zeros(len(chosen))
+        for _ in range(ROUNDS):
+            left = errors + slopes @ found
+            pull = np.where(np.abs(left) > CAP, 0.0, weights / np.maximum(np.abs(left), 0.005))
+            square = slopes.T @ (pull[:, None] * slopes) + np.diag(stay)
+            for number in range(len(chosen)):
+                rest = errors + slopes @ found - slopes[:, number] * found[number]
+                wanted = -float((pull * slopes[:, number]) @ rest) / square[number, number]
+                found[number] = min(max(wanted, low[number]), high[number])
+        return found
+
+    def move(self, chosen: Sequence[int], grains: Floats) -> None:
+        """Put constants where they wish to be, on their grains."""
+        for number, by in zip(chosen, grains, strict=True):
+            constant = CONSTANTS[number]
+            there = round(get(constant.path) / constant.grain + by) * constant.grain
+            put(constant.path, float(f"{min(max(there, constant.low), constant.high):.6g}"))
 
 
-def _may_matter(constant: Constant, case: Case) -> bool:
-    """Spares predictions: no constant of one generation, release or framework changes a run of another."""
-    keys = _keys(constant.path)
+def _share_of(constant: Constant, case: Case, parts: dict[str, float]) -> float:
+    """Share of a run's step that grows in proportion to a constant."""
+    keys, plan, row = _keys(constant.path), case.plan, case.row
+    generation = {"blackwell-ultra": "blackwell"}.get(case.cluster.gpu.generation, case.cluster.gpu.generation)
     if keys[0] == "generations":
-        return case.cluster.gpu.generation == keys[1]
-    if keys[0] == "releases":
-        return (case.plan.release or "").rpartition("-")[0] == keys[1].rpartition("-")[0]
-    return keys[-1] not in get_args(Framework) or case.plan.framework == keys[-1]
+        if generation != keys[1]:
+            return 0.0
+        if keys[2] == "gemm":
+            return parts.get("gemm", 0.0) if PEAK_DTYPE.get(plan.precision, plan.precision) == keys[3] else 0.0
+        kernel = f"attention_{plan.attention_impl}"
+        names = {
+            "attention": "attention",
+            "memory": "memory-bound",
+            "dispatch": "exposed ep (scale-up)",
+            "dispatch_across": "exposed ep (scale-out)",
+            "p2p": "exposed pp (scale-out)",
+            "grouped": "gemm" if row.moe else "",
+            kernel: "attention",
+        }
+        return parts.get(names.get(keys[2], ""), 0.0)
+    if keys[-1] in get_args(Framework):
+        return parts.get("host", 0.0) if plan.framework == keys[-1] else 0.0
+    if keys[0] == "experts":
+        low = plan.precision not in ("bf16", "fp16")
+        if keys[1] == "chained_passes":
+            return CHAINED_SHARE * parts.get("memory-bound", 0.0) if "oss" in row.model.lower() else 0.0
+        return parts.get("host", 0.0) if row.moe and low == keys[1].endswith("low") and not plan.cuda_graphs else 0.0
+    return 0.0
 
 
 def get(path: str) -> float:
@@ -254,24 +302,31 @@ def by_source(runs: Sequence[Run], errors: Floats) -> dict[str, tuple[int, float
     return table
 
 
-def leave_one_out(fit: Fit, strides: Sequence[int], target: Path) -> None:
+def leave_one_out(fit: Fit, target: Path) -> None:
     """Fit without each source what that source informs, predict the source, and write the table."""
     kept, inside = copy.deepcopy(training_document()), fit.errors.copy()
     sources = sorted({run.source for run in fit.runs})
     groups = [(source, [source]) for source in sources]
-    together = [source for source in sources if TOGETHER in source]
-    if len(together) > 1:
-        groups.append((f"all of {TOGETHER}", together))
+    for family in TOGETHER:
+        together = [source for source in sources if family in source]
+        if len(together) > 1:
+            groups.append((f"all of {family}", together))
     rows = []
     for name, left in groups:
         held = np.array([run.source in left for run in fit.runs])
-        again, orphans = _without(fit, held, strides)
+        again, orphans = _without(fit, held)
         covered = fit.predict(np.flatnonzero(held).tolist())
-        off, was = np.expm1(fit.errors[held]), np.expm1(inside[held])
-        errors = [_percent(np.abs(off).mean()), _signed(off.mean()), _signed(off[np.argmax(np.abs(off))])]
-        before = [_percent(np.abs(was).mean()), _signed(was.mean())]
-        rows.append([name, len(off), *errors, _percent(sum(covered) / len(covered)), *before, again, len(orphans)])
-        print(rows[-1], orphans, file=sys.stderr, flush=True)
+        for kind, label in ((False, "dense"), (True, "MoE")):
+            these = held & np.array([run.case.row.moe == kind for run in fit.runs])
+            if not these.any():
+                continue
+            off, was = np.expm1(fit.errors[these]), np.expm1(inside[these])
+            inner = [yes for index, yes in zip(np.flatnonzero(held), covered, strict=True) if these[index]]
+            errors = [_percent(np.abs(off).mean()), _signed(off.mean()), _signed(off[np.argmax(np.abs(off))])]
+            before = [_percent(np.abs(was).mean()), _signed(was.mean())]
+            share = _percent(sum(inner) / len(inner))
+            rows.append([name, label, len(off), *errors, share, *before, again, len(orphans)])
+            print(rows[-1], orphans, file=sys.stderr, flush=True)
         training_document().update(copy.deepcopy(kept))
         fit.errors = inside.copy()
     with target.open("w", newline="", encoding="utf-8") as file:
@@ -280,15 +335,15 @@ def leave_one_out(fit: Fit, strides: Sequence[int], target: Path) -> None:
         writer.writerows(rows)
 
 
-def _without(fit: Fit, held: NDArray[np.bool_], strides: Sequence[int]) -> tuple[int, list[str]]:
+def _without(fit: Fit, held: NDArray[np.bool_]) -> tuple[int, list[str]]:
     """Fit without the held runs; how many constants moved at will, and which had only these runs to stand on."""
-    informed = [constant for constant in CONSTANTS if fit.share(constant, held) >= LEAST_SHARE]
-    orphans = [constant for constant in informed if held[fit.matters(constant)].all()]
-    others = [constant for constant in informed if constant not in orphans]
-    _to_priors(orphans)
-    fit.descend(others, ~held, strides)
-    _to_priors(orphans)  # once more, from neighbours that have moved
-    return len(others), [constant.path for constant in orphans]
+    informed = [number for number in range(len(CONSTANTS)) if fit.share(number, held) >= LEAST_SHARE]
+    orphans = [number for number in informed if fit.share(number, held) > ALL_OF_IT]
+    others = [number for number in informed if number not in orphans]
+    alone = [CONSTANTS[number] for number in orphans]
+    fit.move(others, fit.moves(others, ~held))
+    _to_priors(alone)  # some of them from neighbours that have moved
+    return len(others), [constant.path for constant in alone]
 
 
 def _to_priors(constants: Iterable[Constant]) -> None:
@@ -333,27 +388,33 @@ def _number(value: float) -> str:
 def main() -> None:
     """Fit, print before and after, and what to change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", type=Path, default=[HERE / "measurements.csv"])
-    parser.add_argument("--rounds", type=int, default=len(STRIDES), help="0 only measures")
-    parser.add_argument("--first", type=int, default=STRIDES[0], help="stride of the first round, in grains")
+    parser.add_argument("tables", nargs="*", type=Path, default=[HERE / f"{name}.csv" for name in TABLES])
+    parser.add_argument("--rounds", type=int, default=2, help="slopes taken anew so often; 0 only measures")
     parser.add_argument("--only", default="", help="fit only constants whose name contains this")
     parser.add_argument("--write", action="store_true", help="put the result into the calibration file")
     parser.add_argument("--leave-one-out", type=Path, metavar="FILE", help="write the table of sources left out")
     options = parser.parse_args()
 
-    start = STRIDES.index(options.first) if options.first in STRIDES else 0
-    strides = [*STRIDES[start:], *[STRIDES[-1]] * options.rounds][: options.rounds]
     fit = Fit(runs_of(options.tables))
     if options.leave_one_out:
-        leave_one_out(fit, strides, options.leave_one_out)
+        leave_one_out(fit, options.leave_one_out)
         return
     before = {constant.path: get(constant.path) for constant in CONSTANTS}
     was = by_source(fit.runs, fit.errors)
-    chosen = [constant for constant in CONSTANTS if options.only in constant.path]
+    chosen = [number for number, constant in enumerate(CONSTANTS) if options.only in constant.path]
     everything = np.ones(len(fit.runs), dtype=bool)
     print(f"{len(fit.runs)} rows, loss {fit.loss(everything):.4f}")
-    idle = [constant.path for constant in chosen if not len(fit.matters(constant))] if strides else []
-    fit.descend(chosen, everything, strides)
+    best, kept = fit.loss(everything), copy.deepcopy(training_document())
+    for number in range(options.rounds):
+        fit.move(chosen, fit.moves(chosen, everything))
+        fit.predict(range(len(fit.runs)))
+        print(f"round {number + 1}: loss {fit.loss(everything):.4f}", file=sys.stderr, flush=True)
+        if fit.loss(everything) < best:
+            best, kept = fit.loss(everything), copy.deepcopy(training_document())
+    training_document().update(kept)
+    if options.rounds:
+        fit.predict(range(len(fit.runs)))
+    idle = [CONSTANTS[number].path for number in chosen if options.rounds and not fit.slopes[:, number].any()]
     for source, (rows, mean, bias, worst) in by_source(fit.runs, fit.errors).items():
         old = was[source]
         print(

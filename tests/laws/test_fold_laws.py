@@ -18,6 +18,7 @@ from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import LayoutError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.fold import Folded, fold, refine
+from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
 from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.pricing import Pricer
@@ -115,7 +116,7 @@ def cases(draw: st.DrawFn, disturbed: bool | None = None) -> Case:
             label=f"op {op}",
         )
     graph = b.build(multiplicity=[1] * len(coordinate))
-    graph.validate()
+    validate(graph)
     factor = rng.choice([0.0, 0.25, 1.7], size=(kinds, kinds))
     factor[0] = factor[:, 0] = 0.0
     shares = np.array([ops[op]["share"] for op in order], np.uint8)
@@ -203,7 +204,7 @@ def naive_fold(graph: Graph, duration: np.ndarray, shares: np.ndarray) -> list[i
 @given(cases())
 def test_folded_equals_unfolded_and_nothing_coarser_exists(case: Case) -> None:
     folded = fold(case.graph, case.duration, case.slowdown.kind_class)
-    folded.graph.validate()
+    validate(folded.graph)
     check_equal(case.graph, case.duration, case.slowdown, folded)
     assert folded.class_of.tolist() == naive_fold(case.graph, case.duration, case.slowdown.kind_class)
     assert folded.graph.multiplicity.tolist() == np.bincount(folded.class_of).tolist()

@@ -14,6 +14,7 @@ from windtunnel.engine import Slowdown, Timeline, critical_path, exposed, kernel
 from windtunnel.errors import ScheduleError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.deadlock import runnable
+from windtunnel.graph.validate import validate
 
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -237,7 +238,7 @@ def copies(case: Case, n: int) -> tuple[Graph, np.ndarray, Slowdown]:
         labels=g.labels,
         categories=g.categories,
     )
-    graph.validate()
+    validate(graph)
     slowdown = Slowdown(np.tile(case.slowdown.kind_class, n), case.slowdown.factor)
     return graph, np.tile(case.duration, n), slowdown
 

@@ -152,6 +152,23 @@ def test_the_same_seed_gives_the_same_stamps_and_a_replica_never_idles_with_work
     assert replica.tally.busy_ticks / 1024 == pytest.approx(covered, abs=len(sent) * 2.0)
 
 
+def test_replicas_in_turn_are_the_same_simulated_one_by_one_or_together() -> None:
+    class Turns:
+        def __init__(self) -> None:
+            self.inner = RoundRobin()
+
+        def choose(self, one: Sequence, servers: Any) -> int:
+            return self.inner.choose(one, servers)
+
+    load = _workload(11, 300, 40.0)
+    stamps = []
+    for router in (RoundRobin(), Turns()):
+        servers = [Replica(plain_times(), Rules(block_size=BLOCK), 300) for _ in range(3)]
+        sent, _ = simulate(load, servers, router, block_size=BLOCK, longest=900)
+        stamps.append(_stamps(sent))
+    assert stamps[0] == stamps[1]
+
+
 @pytest.mark.parametrize("router", [RoundRobin, LeastLoaded])
 def test_replicas_share_the_requests(router: Any) -> None:
     load = _workload(5, 400, 60.0)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.accuracy import wording
 from windtunnel.accuracy.fabric import cluster_of
 from windtunnel.accuracy.nanotron import layers_per_stage
-from windtunnel.accuracy.table import Row
+from windtunnel.accuracy.table import SWITCHES, Row
 from windtunnel.accuracy.wording import UnreadableError
 from windtunnel.errors import LayoutError, UserError
 
@@ -72,7 +72,7 @@ def _case(row: Row) -> Case:
 
     wording.check_task(row)
     framework = wording.framework_of(row)
-    model = _model(row)
+    model, assumed = _model(row)
     cluster, fabric_notes = cluster_of(row)
     known, assumptions = _known(row, framework, model)
     open_fields = dict(_open(row, framework))
@@ -85,7 +85,8 @@ def _case(row: Row) -> Case:
     for values in product(*open_fields.values()):
         plans.append(Plan(**known, **dict(zip(open_fields, values, strict=True))))
     swept = tuple(name for name, values in open_fields.items() if len(values) > 1)
-    return Case(row, model, cluster, tuple(plans), swept, (*fabric_notes, *assumptions))
+    notes = (*fabric_notes, *((assumed,) if assumed else ()), *assumptions)
+    return Case(row, model, cluster, tuple(plans), swept, notes)
 
 
 def _need(row: Row, *names: str) -> None:
@@ -94,21 +95,24 @@ def _need(row: Row, *names: str) -> None:
         raise UnreadableError(f"not stated: {', '.join(absent)}")
 
 
-def _model(row: Row) -> Model:
+def _model(row: Row) -> tuple[Model, str | None]:
+    """The row's model, and what had to be assumed of it."""
     from windtunnel.model import FAMILIES
 
     _need(row, "hidden", "layers", "heads", "ffn", "vocab", "seq_len")
     family = wording.family_of(row)
     if family not in FAMILIES:
-        return _shipped(row)
+        if not _named(row):
+            return _from_numbers(row, "llama", None), f"model family {row.model_family!r} not known, taken as Llama's"
+        return _shipped(row), None
     tied = True if "tied embeddings" in row.notes.lower() else None
     model = _from_numbers(row, family, tied)
     if tied is None and row.params_b is not None:
         other = _from_numbers(row, family, not model.tied_embeddings)
         off, other_off = (abs(one.parameters / (row.params_b * 1e9) - 1) for one in (model, other))
         if off > COUNT_TOLERANCE and other_off < off / 2:
-            return other
-    return model
+            return other, None
+    return model, None
 
 
 def _from_numbers(row: Row, family: str, tied: bool | None) -> Model:
@@ -126,6 +130,7 @@ def _from_numbers(row: Row, family: str, tied: bool | None) -> Model:
         gated=None if row.gated_mlp is None else bool(row.gated_mlp),
         experts=experts,
         topk=row.topk if experts else None,
+        shared_size=row.shared_ffn or 0 if experts else 0,
         family=family,
         name=row.model or None,
         max_sequence_length=_int(row.seq_len),
@@ -133,14 +138,23 @@ def _from_numbers(row: Row, family: str, tied: bool | None) -> Model:
     )
 
 
-def _shipped(row: Row) -> Model:
-    """The catalogue's model of that name, for families that plain numbers cannot describe (MLA, mixed layers)."""
-    from windtunnel.model import catalogue_names, load_model
+def _named(row: Row) -> str | None:
+    """The catalogue's name of the row's model; None where it has none."""
+    from windtunnel.model import catalogue_names
 
     name = re.sub(r"[\s_]+", "-", row.model.lower().partition("(")[0].strip())
     # Tables add the size to a name that already says which model it is: DeepSeek-V3-671B.
     shorter = re.sub(r"-\d+(\.\d+)?b(-a\d+(\.\d+)?b)?$", "", name)
-    model = load_model(shorter if name not in catalogue_names() and shorter in catalogue_names() else name)
+    return next((one for one in (name, shorter) if one in catalogue_names()), None)
+
+
+def _shipped(row: Row) -> Model:
+    """The catalogue's model of that name, for families that plain numbers cannot describe (MLA, mixed layers)."""
+    from windtunnel.model import load_model
+
+    name = _named(row)
+    assert name is not None  # has been asked
+    model = load_model(name)
     last = model.layers[-1]  # of the repeated kind; DeepSeek's first ones are dense
     block = last.feed_forward
     shape: tuple[object, ...] = (model.hidden_size, last.attention.heads, block.kind == "moe")
@@ -158,7 +172,7 @@ def _shipped(row: Row) -> Model:
 def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     """Plan fields that the row settles, and what had to be assumed for that."""
     _need(row, "tp", "pp", "n_gpus", "seq_len", "precision", "global_batch")
-    _check_batch(row)
+    assumptions = _check_batch(row)
     fields: dict[str, Any] = {
         "framework": framework,
         "release": wording.release_of(row),
@@ -174,12 +188,14 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         "etp": wording.expert_tensor_of(row),
     }
     fields.update(wording.fields_of_notes(row))
+    fields.update(_columns(row))
     layers = wording.offloaded_layers(row)
     if layers:
         fields["offload_activations"] = layers
-    assumptions = []
     if not row.framework:
         assumptions.append(f"framework not stated, taken as {framework}")
+    elif not wording.is_known_framework(row):
+        assumptions.append(f"framework {row.framework!r} not known, taken as {framework}")
     if not row.offload:
         assumptions.append("offload not stated, taken as none")
     if row.cp is None and row.tp and row.pp and row.dp and row.n_gpus != row.tp * row.pp * row.dp:
@@ -191,15 +207,30 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
     return fields, assumptions
 
 
-def _check_batch(row: Row) -> None:
+def _columns(row: Row) -> dict[str, Any]:
+    """Plan fields that have a column of their own."""
+    stated: dict[str, Any] = {name: bool(getattr(row, name)) for name in SWITCHES if getattr(row, name) is not None}
+    stated |= {name: getattr(row, name) for name in ("schedule", "gradient_dtype") if getattr(row, name)}
+    if row.cp_kind:
+        stated["cp_kind"] = wording.context_kind_of(row.cp_kind)
+    if row.bucket_parameters is not None:
+        stated["bucket_parameters"] = row.bucket_parameters
+    return stated
+
+
+def _check_batch(row: Row) -> list[str]:
+    """Refuses a batch that does not add up; where only the accumulation steps do not, the batch counts."""
     parts = (row.micro_batch, row.grad_accum, row.dp)
     if None not in parts and row.global_batch is not None:
         whole = _int(row.micro_batch) * _int(row.grad_accum) * _int(row.dp)
+        if whole != row.global_batch and row.global_batch % (_int(row.micro_batch) * _int(row.dp)) == 0:
+            return [f"grad_accum {row.grad_accum} does not agree with global_batch {row.global_batch}, which is taken"]
         if whole != row.global_batch:
             raise UnreadableError(
                 f"micro_batch {row.micro_batch} x grad_accum {row.grad_accum} x dp {row.dp} = {whole}, "
                 f"but global_batch is {row.global_batch}"
             )
+    return []
 
 
 def _open(row: Row, framework: str) -> Iterable[tuple[str, Sequence[Any]]]:

@@ -21,9 +21,13 @@ from windtunnel.input_file import read_bytes
 INTEGERS = (
     *("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq_len", "experts", "topk"),
     *("n_gpus", "gpus_per_node", "tp", "pp", "vpp", "dp", "cp", "ep"),
-    *("micro_batch", "grad_accum", "global_batch"),
+    *("micro_batch", "grad_accum", "global_batch", "bucket_parameters", "shared_ffn"),
 )
-NUMBERS_FROM_ZERO = ("zero_stage", "sp", "gated_mlp")  # integers, zero included
+SWITCHES = (
+    *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_tp_backward"),
+    *("overlap_p2p", "overlap_ep"),
+)
+NUMBERS_FROM_ZERO = ("zero_stage", "sp", "gated_mlp", *SWITCHES)  # integers, zero included
 NUMBERS = (
     *("step_time_s", "step_time_p5_s", "step_time_p95_s", "tokens_per_s_per_gpu"),
     *("params_b", "peak_mem_gib", "d_step_time_s", "d_tokens_per_s_per_gpu"),
@@ -31,6 +35,7 @@ NUMBERS = (
 TEXTS = (
     *("id", "source", "url_or_file", "date", "licence", "model", "model_family", "task", "gpu", "inter_link"),
     *("precision", "recompute", "offload", "attention_impl", "framework", "spec_level", "value_kind", "notes"),
+    *("cp_kind", "schedule", "gradient_dtype"),
 )
 COLUMNS = TEXTS + INTEGERS + NUMBERS_FROM_ZERO + NUMBERS
 REQUIRED = (
@@ -71,6 +76,9 @@ class Row:
     spec_level: str
     value_kind: str
     notes: str
+    cp_kind: str
+    schedule: str
+    gradient_dtype: str
     hidden: int | None
     layers: int | None
     heads: int | None
@@ -92,9 +100,17 @@ class Row:
     micro_batch: int | None
     grad_accum: int | None
     global_batch: int | None
+    bucket_parameters: int | None
+    shared_ffn: int | None
     zero_stage: int | None
     sp: int | None
     gated_mlp: int | None
+    overlap_grad_reduce: int | None
+    overlap_param_gather: int | None
+    overlap_tp: int | None
+    overlap_tp_backward: int | None
+    overlap_p2p: int | None
+    overlap_ep: int | None
     step_time_s: float | None
     step_time_p5_s: float | None
     step_time_p95_s: float | None

@@ -15,11 +15,16 @@ class UnreadableError(Exception):
     """The row cannot be represented; the text says why."""
 
 
-# The first word that the row's framework contains decides; None: not modelled.
-FRAMEWORKS: tuple[tuple[str, str | None], ...] = (
-    ("jax", None),  # MaxText, PaxML
-    ("gaudi", None),
-    ("deepspeed", None),
+# The first word that the row's framework contains decides.
+FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    ("jax", "maxtext"),  # PaxML as well
+    ("maxtext", "maxtext"),
+    ("megatron-deepspeed", "megatron-deepspeed"),
+    ("deepspeed", "deepspeed"),
+    ("internevo", "internevo"),
+    ("colossal", "colossalai"),
+    ("transformers", "fsdp"),
+    ("accelerate", "fsdp"),
     ("torchtitan", "torchtitan"),
     ("nanotron", "nanotron"),
     ("automodel", "fsdp"),
@@ -40,6 +45,7 @@ PRECISIONS = {
     "fp8_mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
+    **dict.fromkeys(("fp8-tensorwise", "fp8_tensorwise", "fp8-rowwise", "fp8_rowwise"), "fp8-current"),
 }
 
 # Parts of a layer as Megatron-Core's `--recompute-modules` and other sources name them.
@@ -51,7 +57,13 @@ RECOMPUTED_PARTS = {
     "mlp": "mlp",
     "moe": "mlp",
     "moe_act": "moe_activation",
+    "mla_up_proj": "mla_up_proj",
 }
+
+NO_OVERLAP = (
+    *("overlap_tp", "overlap_tp_backward", "overlap_p2p", "overlap_ep"),
+    *("overlap_grad_reduce", "overlap_param_gather"),
+)
 
 FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
 
@@ -73,10 +85,12 @@ def framework_of(row: Row) -> str:
     name = row.framework.lower()
     if not name:
         return "megatron"
-    found = next((framework for word, framework in FRAMEWORKS if word in name), None)
-    if found is None:
-        raise UnreadableError(f"framework {row.framework!r} is not modelled")
-    return found
+    return next((framework for word, framework in FRAMEWORKS if word in name), "megatron")
+
+
+def is_known_framework(row: Row) -> bool:
+    """Whether a rule names the row's framework; otherwise it is taken as a plan's default."""
+    return any(word in row.framework.lower() for word, _ in FRAMEWORKS)
 
 
 def family_of(row: Row) -> str:
@@ -91,7 +105,7 @@ def precision_of(row: Row) -> str:
     if name == "fp8_fine":
         if row.gpu.upper().startswith(("B", "GB")):
             return "mxfp8"  # the finer granularity that Blackwell has in hardware
-        raise UnreadableError("fp8 with block scaling on Hopper is not modelled")
+        return "fp8-current"  # scaled by blocks, from the tensor at hand
     if name not in PRECISIONS:
         raise UnreadableError(f"precision {row.precision!r} is not modelled")
     current = "fp8_cs" in row.notes.lower() or "current scaling" in row.notes.lower()
@@ -106,12 +120,13 @@ def precision_of(row: Row) -> str:
 def attention_of(row: Row) -> str:
     """Fused unless the row says unfused; which fused kernel follows from who ran it, and when.
 
-    llm-foundry's benchmark ran the first Triton kernel (its `attn_impl: triton`); torchtitan ran PyTorch's SDPA, which
+    Composer's own models ran the first Triton kernel (`attn_impl: triton`, their default to 2024);
+    torchtitan ran PyTorch's SDPA, which
     in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's.
     """
     if row.attention_impl.lower().startswith("unfused"):
         return "unfused"
-    if "llm-foundry" in row.source.lower():
+    if "composer" in row.framework.lower():
         return "triton"
     return "flash2" if "sdpa" in row.attention_impl.lower() else "flash"
 
@@ -119,6 +134,14 @@ def attention_of(row: Row) -> str:
 def expert_tensor_of(row: Row) -> int | None:
     """Expert-tensor degree where the source's recipes set it: Megatron-Bridge keeps experts whole."""
     return 1 if row.moe and "megatron-bridge" in row.source.lower() else None
+
+
+def context_kind_of(text: str) -> str:
+    """How context parallelism works: Ulysses is all-to-all over heads."""
+    known = {"ring": "ring", "p2p": "ring", "ulysses": "ulysses", "a2a": "ulysses", "all-to-all": "ulysses"}
+    if text.lower() not in known:
+        raise UnreadableError(f"cp_kind {text!r} is not modelled")
+    return known[text.lower()]
 
 
 def recomputes_of(row: Row) -> tuple[str, ...]:
@@ -173,8 +196,16 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
             fields["etp"] = int(found[1])
         elif found := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
             fields["shard_group"] = int(found[1])
+        elif note == "bf16 optimizer moments":
+            fields["optimizer_dtype"] = "bf16"
+        elif note == "activation inputs in fp8":
+            fields["fp8_activation_input"] = True
+        elif "nothing overlaps" in note or "no overlap at all" in note:
+            fields |= dict.fromkeys(NO_OVERLAP, False)
         elif "sharding degree not stated" in note:
             raise UnreadableError("sharding degree not stated")
+    if "ulysses cp" in row.notes.lower():
+        fields["cp_kind"] = "ulysses"
     # Megatron-LM before 2023 ran collectives and sends in line with the computation.
     if row.framework.lower() == "megatron-lm" and row.date[:4].isdigit() and int(row.date[:4]) < 2023:
         for name in ("overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather"):

@@ -21,9 +21,10 @@ from windtunnel.capture.processes.scheduler import Outcome, Report, ScriptError,
 from windtunnel.errors import SpecError
 from windtunnel.programs.folder import publish, runs_document, table_document
 from windtunnel.programs.program_file import numbers_of, read_program
+from windtunnel.programs.rank_classes.axes import RankAxes
 from windtunnel.programs.rank_classes.equality import first_difference
 from windtunnel.programs.rank_classes.grid import Grid, find_grid
-from windtunnel.programs.rank_classes.representatives import Layout, Table, draw, find_classes, find_layout
+from windtunnel.programs.rank_classes.representatives import Table, draw, find_axes, find_classes
 from windtunnel.programs.rank_classes.search import NoClassesError
 from windtunnel.programs.rank_classes.uneven_shards import Tail
 
@@ -169,10 +170,10 @@ def _grid(launch: Launch, outcomes: Sequence[Outcome]) -> Grid:
     return find_grid(launch.world_size, groups, sorted(meshes))
 
 
-def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> Layout:
+def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> RankAxes:
     grid = _grid(launch, list(outcomes.values()))
     pairs = {(rank, peer) for rank, outcome in outcomes.items() for peer in outcome["peers"] if peer >= 0}
-    return find_layout(grid, sorted(pairs))
+    return find_axes(grid, sorted(pairs))
 
 
 def _task(launch: Launch, options: Options) -> dict[str, Any]:

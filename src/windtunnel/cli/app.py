@@ -16,7 +16,7 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
-from windtunnel.cli.fleet_flows import flows
+from windtunnel.cli.fleet import fleet
 from windtunnel.cli.launch_words import script_apart
 from windtunnel.cli.plan import plan
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
@@ -26,8 +26,10 @@ from windtunnel.cli.serve import serve
 from windtunnel.cli.survive import survive
 from windtunnel.cli.sweep import sweep
 from windtunnel.cli.techniques import techniques
+from windtunnel.cli.ui import ui
 from windtunnel.cli.validate import validate
 from windtunnel.cli.version import version, version_line
+from windtunnel.cli.watch import watch
 from windtunnel.cli.whatif import whatif
 from windtunnel.errors import UserError
 
@@ -56,16 +58,16 @@ def build() -> App:
         explain,
         serve,
         techniques,
+        fleet,
         survive,
+        watch,
         validate,
         calibrate,
         *LAUNCHERS,
+        ui,
         version,
     ):
         app.command(verb)
-    fleet = App(name="fleet", help="Many jobs on one cluster.")
-    fleet.command(flows)
-    app.command(fleet)
     return app
 
 

@@ -19,6 +19,9 @@ def explain(
             "repeatable, all together.",
         ),
     ] = (),
+    silent: Annotated[
+        bool, Parameter(negative="", help="Name the rank that made the others wait, from a folder of ranks' logs.")
+    ] = False,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the explanation as JSON.")] = False,
 ) -> None:
@@ -27,8 +30,17 @@ def explain(
     Parameters
     ----------
     traces
-        An operation table (.parquet), or one Kineto trace (.json, .json.gz) or Chakra trace (.et, .json) per rank.
+        An operation table (.parquet), or one Kineto trace (.json, .json.gz) or Chakra trace (.et, .json) per rank; with
+        --silent the folder of logs that `windtunnel watch` reads.
     """
+    if silent:
+        from windtunnel.cli.watch import told
+        from windtunnel.errors import SpecError
+
+        if len(traces) != 1 or without:
+            raise SpecError("--silent", " ".join(map(str, traces)), "give one folder of ranks' logs, and nothing else")
+        told(traces[0], 3.0, as_of_last_beat=True, report=report, json=json)
+        return
     from windtunnel.cli.output import note, print_json, stdout, working
     from windtunnel.report.explain_console import print_explanation
     from windtunnel.traces.read import read_trace

@@ -28,7 +28,19 @@ class PlanFlags:
     """What is given here overrides the plan file; what is given nowhere follows the framework's habit."""
 
     framework: Annotated[
-        Literal["megatron", "torchtitan", "fsdp", "nanotron", "pytorch"] | None,
+        Literal[
+            "megatron",
+            "torchtitan",
+            "fsdp",
+            "nanotron",
+            "pytorch",
+            "megatron-deepspeed",
+            "deepspeed",
+            "internevo",
+            "colossalai",
+            "maxtext",
+        ]
+        | None,
         _flag(LAYOUT, "Whose habits fill what the plan leaves open (megatron)."),
     ] = None
     release: Annotated[str | None, _flag(LAYOUT, "Software release, a calibration key, e.g. mlperf-v4.1.")] = None
@@ -66,6 +78,9 @@ class PlanFlags:
         Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"] | None,
         _flag(NUMBERS, "Format of the linear layers' GEMMs (bf16)."),
     ] = None
+    fp8_activation_input: Annotated[bool | None, _flag(MEMORY, "Keep the input of the activation function in fp8.")] = (
+        None
+    )
     fp8_parameters: Annotated[bool | None, _flag(NUMBERS, "Keep and gather parameters in the GEMM format.")] = None
     gradient_dtype: Annotated[
         Literal["fp32", "bf16"] | None, _flag(NUMBERS, "Gradient accumulation and reduction format.")
@@ -85,9 +100,13 @@ class PlanFlags:
         _flag(MEMORY, "Attention kernel (flash, the GPU's best)."),
     ] = None
 
+    bucket_parameters: Annotated[int | None, _flag(OVERLAP, "Parameters in one gradient or parameter message.")] = None
     overlap_grad_reduce: Annotated[bool | None, _flag(OVERLAP, "Gradient reduction under the backward pass.")] = None
     overlap_param_gather: Annotated[bool | None, _flag(OVERLAP, "Parameter gather under the forward pass.")] = None
     overlap_tp: Annotated[bool | None, _flag(OVERLAP, "TP collectives split and overlapped with their GEMMs.")] = None
+    overlap_tp_backward: Annotated[
+        bool | None, _flag(OVERLAP, "Backward TP collectives beside the GEMM that does not need them.")
+    ] = None
     overlap_p2p: Annotated[bool | None, _flag(OVERLAP, "Pipeline sends under computation.")] = None
     overlap_ep: Annotated[bool | None, _flag(OVERLAP, "Expert all-to-all under another micro-batch.")] = None
     cuda_graphs: Annotated[bool | None, _flag(OVERLAP, "Kernels launched as graphs.")] = None

@@ -55,6 +55,9 @@ def serve(
     attain: Annotated[float, Parameter(help="Share of requests that must meet the limits (0.99).")] = 0.99,
     prefill: Annotated[str | None, Parameter(help="Prefill pool of its own: 2xtp4.")] = None,
     decode: Annotated[str | None, Parameter(help="Decode pool of its own: 1xtp8.")] = None,
+    search: Annotated[
+        Literal["distserve"] | None, Parameter(help="Find the best placement for --rate and --slo: distserve.")
+    ] = None,
     kernels: Annotated[Path | None, Parameter(help="Measured kernels: a table, or the folder that holds them.")] = None,
     speculative_tokens: Annotated[int, Parameter(help="Tokens drafted per step (0).")] = 0,
     acceptance: Annotated[float, Parameter(help="Chance that a drafted token is kept.")] = 0.0,
@@ -101,6 +104,12 @@ def serve(
         asked = made_or_read(
             workload, count, rate, cv, prompt, output, length_ratio, concurrency, waves, seed, default_rate=goodput
         )
+        if search is not None:
+            from windtunnel.cli.serve_search import answer_search
+
+            limits = parsed_slo(slo)
+            answer_search(model, cluster, layout, asked, limits, attain, rate, json)
+            return None
         result, curve = ask(
             model,
             cluster,

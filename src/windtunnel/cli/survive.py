@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
 from windtunnel.cli.plan_flags import PlanFlags
 from windtunnel.errors import SpecError
+
+if TYPE_CHECKING:
+    from windtunnel.hardware import Cluster
+    from windtunnel.survive.question import Shape
 
 SPOT = Group("Spot machines", sort_key=6)
 
@@ -96,25 +100,22 @@ def survive(
         raise SpecError("--cluster", None, "name the cluster, e.g. h100-sxm:16384, or give --spot TRACE.csv")
     if decisions_out is not None:
         raise SpecError("--decisions-out", str(decisions_out), "decisions by the minute need --spot TRACE.csv")
-    from windtunnel.cli.survive_question import asked_of
     from windtunnel.resilience import survive as survived
+    from windtunnel.survive.question import DEFAULT_POLICIES, asked_of
 
     with working("predicting"):
+        machine, shape = _job(model, cluster, plan, flags, set, step_time)
         asked = asked_of(
-            model,
-            cluster=cluster,
-            plan=plan,
-            flags=flags.given(),
-            sets=set,
+            shape,
+            machine,
             days=days,
-            policies=names,
+            policies=tuple(names) or DEFAULT_POLICIES,
             failures=failures,
             observed=observed,
             checkpoint=checkpoint,
             standbys=standbys,
             recovery=recovery,
             storage=storage,
-            step_time=step_time,
             gpu_hour=gpu_hour,
             seeds=seeds,
             seed=seed,
@@ -138,3 +139,24 @@ def survive(
         from windtunnel.report.survival.console import print_survival
 
         print_survival(answer, stdout())
+
+
+def _job(
+    model: str | None,
+    cluster: str,
+    plan: Path | None,
+    flags: PlanFlags,
+    sets: tuple[str, ...],
+    step_time: str | None,
+) -> tuple[Cluster, Shape]:
+    """The machine, and the job on it: predicted where a model is named, assumed where none is."""
+    from windtunnel.survive.question import assumed, predicted
+    from windtunnel.training.question import Question, changed_cluster, settings_of
+
+    if model is None:
+        machine = changed_cluster(cluster, settings_of(sets)["cluster"])
+        return machine, assumed(machine, flags.given(), step_time)
+    if step_time is not None:
+        raise SpecError("--step-time", step_time, "leave it out: the step is predicted for the model")
+    question = Question.asked(model, cluster, plan, flags.given(), sets)
+    return question.cluster, predicted(question.model, question.cluster, question.plan)

@@ -30,16 +30,21 @@ def validate(
     Parameters
     ----------
     tables
-        CSV of measured runs, with the columns of validation/measurements.csv; one or several.
+        CSV of measured runs, with the columns of validation/measurements.csv; one or several. A table of served
+        deployments (id, model, gpu, engine, isl, osl, concurrency ...) is predicted as such.
     """
     import os
 
     from windtunnel.accuracy import run_validation
+    from windtunnel.accuracy.serving import is_serving_table
     from windtunnel.cli.output import counting, note, print_json, stdout
     from windtunnel.errors import SpecError
 
     if workers is not None and not 1 <= workers <= 1024:
         raise SpecError("--workers", workers, "give 1 to 1024")
+    if tables and is_serving_table(tables[0]):
+        _serving(tables, level, source, anchor, rows, page, json, workers or os.cpu_count() or 1)
+        return
     with counting("predicting") as progress:
         report = run_validation(
             tables, level, source, anchor, progress=progress, workers=workers or os.cpu_count() or 1
@@ -59,6 +64,40 @@ def validate(
 
         console = stdout(piped_width=160)
         print_trimmed(render_report(report, console.width), console)
+    for written in (rows, page):
+        if written is not None:
+            note(f"wrote {written}")
+
+
+def _serving(
+    tables: tuple[Path, ...],
+    level: str | None,
+    source: str | None,
+    anchor: str,
+    rows: Path | None,
+    page: Path | None,
+    json: bool,
+    workers: int,
+) -> None:
+    """The same for measured deployments of served models."""
+    from windtunnel.accuracy.serving import run_serving_validation
+    from windtunnel.accuracy.serving.console import print_report, write_page
+    from windtunnel.cli.output import counting, note, print_json, stdout
+    from windtunnel.errors import SpecError
+
+    for name, value in (("--level", level), ("--source", source), ("--anchor", None if anchor == "none" else anchor)):
+        if value is not None:
+            raise SpecError(name, value, "is for tables of training runs: leave it out")
+    with counting("predicting") as progress:
+        report = run_serving_validation(tables, progress=progress, workers=workers)
+    if rows is not None:
+        report.write_rows(rows)
+    if page is not None:
+        write_page(report, page, " ".join(["windtunnel validate", *(table.name for table in tables)]))
+    if json:
+        print_json(report.to_dict())
+    else:
+        print_report(report, stdout(piped_width=160))
     for written in (rows, page):
         if written is not None:
             note(f"wrote {written}")

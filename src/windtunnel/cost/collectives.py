@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -49,6 +50,8 @@ class Group:
     per_domain: int  # members inside one scale-up domain; the last domain may hold fewer
     nics_shared_by: int = 1  # how many GPUs' flows of concurrent identical groups share one NIC
     span: int = 0  # GPUs from the first member to the last; 0 = as few as `size` and `per_domain` allow
+    in_domains: int = 0  # domains that the worst of such groups lies in; 0 = as few as `per_domain` allows
+    fewest: int = 0  # of its members in one of them; 0 = evenly
 
     def __post_init__(self) -> None:
         for name in ("size", "per_domain", "nics_shared_by"):
@@ -60,20 +63,39 @@ class Group:
     @property
     def domains(self) -> int:
         """Scale-up domains that the group spans."""
-        return -(-self.size // self.per_domain)
+        return self.in_domains or -(-self.size // self.per_domain)
 
 
 def group_of(size: int, stride: int, cluster: Cluster) -> Group:
-    """The ranks r, r + stride, ..., `size` of them, laid on the cluster in rank order from a domain's first GPU."""
+    """The ranks r, r + stride, ..., `size` of them, where they lie when ranks follow GPUs: the worst of such groups.
+
+    Groups of a kind fill the cluster block by block. Where blocks and domains do not nest, some group lies across a
+    border that others do not touch; all of them wait for it.
+    """
     if stride < 1:
         raise SpecError("stride", stride, "must be a whole number of at least 1")
-    per_domain = max(1, min(size, -(-cluster.scale_up_domain // stride)))
-    return Group(size, per_domain, 1, (size - 1) * stride + 1)
+    return _laid(size, stride, cluster.used_per_domain, cluster.n_gpus)
+
+
+@lru_cache(maxsize=4096)
+def _laid(size: int, stride: int, domain: int, n_gpus: int) -> Group:
+    per_domain, span = max(1, min(size, -(-domain // stride))), (size - 1) * stride + 1
+    block = size * stride
+    if block <= 1 or n_gpus <= domain or domain % block == 0 or (block % domain == 0 and domain % stride == 0):
+        return Group(size, per_domain, 1, span)
+    worst = Group(size, per_domain, 1, span)
+    period = math.lcm(block, domain) // block
+    for number in range(min(period, n_gpus // block)):
+        for offset in range(min(stride, domain)):
+            places = Counter((number * block + offset + member * stride) // domain for member in range(size))
+            if (len(places), -min(places.values())) > (worst.domains, -(worst.fewest or size)):
+                worst = Group(size, max(places.values()), 1, span, len(places), min(places.values()))
+    return worst
 
 
 def tier(group: Group) -> Literal["scale_up", "scale_out"]:
     """The tier of links that the group's slowest traffic crosses."""
-    return "scale_up" if group.size <= group.per_domain else "scale_out"
+    return "scale_up" if group.domains == 1 else "scale_out"
 
 
 def collective(kind: str, bytes_total: float, group: Group, cluster: Cluster, *, algorithm: str | None = None) -> Price:
@@ -195,7 +217,7 @@ def _fastest(kind: str, bytes_total: float, shape: nccl.Shape, fabric: nccl.Fabr
 @lru_cache(maxsize=4096)
 def _shape(group: Group, cluster: Cluster) -> nccl.Shape:
     domains = group.domains
-    members = group.size / domains
+    members = float(group.fewest) or group.size / domains
     ring, direct = _uplink_shares(group, members, cluster)
     return nccl.Shape(group.size, members, domains, group.nics_shared_by, ring, direct)
 
@@ -226,7 +248,7 @@ def _from_table(
     kind: str, bytes_total: float, group: Group, cluster: Cluster
 ) -> tuple[float, Source, tuple[float, float]] | None:
     system = cluster.gpu.kernel_tables
-    if system is None or group.size > group.per_domain:
+    if system is None or group.domains > 1:
         return None
     below, above = _timed_sizes(kind, group.size, system)
     if below == 0:

@@ -34,8 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.interpolation import Array, as_axis, filled, monotone, quantile_pair
-from windtunnel.cost.tables import BAND_EDGES_S
+from windtunnel.cost.interpolation import BAND_EDGES_S, Array, as_axis, filled, monotone, quantile_pair
 
 GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 BYTES_OF_BF16 = {"fp8": 0.5, "fp8_block": 0.5, "nvfp4": 0.28}  # operand bytes against bf16, scales included

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+BAND_EDGES_S = (20e-6, 200e-6)  # kernels shorter, between and longer scatter differently: one band each
 # A band that is to hold 90 % of what it has not seen must hold more of what it was set by: where 8 % of that are left
 # out, 8 to 9 % of bf16's held-out kernels lie outside (validation/kernels.py).
 OUTER = 0.04

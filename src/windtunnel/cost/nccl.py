@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker
+NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker,
+NVLS_TREE_WIDTH = 4.0  # and from so many times that always
 SAME_NVLINK = {"blackwell-ultra": "blackwell"}
 ON_THE_WIRE = {"ll": 2.0, "ll128": 128 / 120, "simple": 1.0}  # bytes sent per byte of message: LL adds flags
 PAT_BANDWIDTH = 0.75  # of the ring's, NCCL tuning.cc
@@ -77,6 +78,7 @@ class Fabric(NamedTuple):
     nic_latency_s: float
     bulk_s: float
     bulk_nvls_s: float
+    tree_of_two: float  # how often a message leaves each of two nodes in a tree
     measured_up: bool  # False: no measurement of this generation on this link class
     measured_net: bool
 
@@ -147,6 +149,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         nic_latency_s=links.net_latency_s,
         bulk_s=net["bulk_us"] * 1e-6,
         bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
+        tree_of_two=net.get("tree_of_two", 1.0),
         measured_up=known,
         measured_net=links.net_protocol in nets and links.net_protocol != "generic",
     )
@@ -174,13 +177,16 @@ def candidates(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> l
 def chosen(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> Cost:
     """The candidate that NCCL would run: the fastest, but for large all-reduces across SHARP domains the NVLS tree."""
     found = candidates(kind, bytes_total, shape, fabric)
-    best = found[-1]
-    if best.algorithm == "nvls_tree" and kind != "barrier" and bytes_total >= NVLS_TREE_FROM_BYTES:
-        return best
+    last = best = found[-1]
     for cost in found:
         if cost.seconds < best.seconds:
             best = cost
-    return best
+    if last.algorithm != "nvls_tree" or kind == "barrier" or bytes_total <= NVLS_TREE_FROM_BYTES:
+        return best
+    # Where it changes over differs from job to job: between the two it is as likely as the size is near its own.
+    share = min(1.0, math.log(bytes_total / NVLS_TREE_FROM_BYTES) / math.log(NVLS_TREE_WIDTH))
+    slower = (last.seconds / best.seconds) ** (share - 1.0)
+    return _cost(last.algorithm, last.protocol, last.latency_s * slower, last.bandwidth_s * slower)
 
 
 def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
@@ -206,7 +212,8 @@ def _rings(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> list[
 
 def _trees(bytes_total: float, shape: Shape, fabric: Fabric) -> list[Cost]:
     k, m, share = shape.k, shape.m, max(shape.nic_share, shape.ring_uplink)
-    wire = bytes_total * _crossings(m) * fabric.nic_seconds_per_byte * share / k
+    crossings = fabric.tree_of_two if m == 2 else _crossings(m)
+    wire = bytes_total * crossings * fabric.nic_seconds_per_byte * share / k
     bulk = min(fabric.bulk_s, bytes_total * fabric.nic_seconds_per_byte / k)
     mesh = _mesh(k, fabric)
     found = []

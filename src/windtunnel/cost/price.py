@@ -27,6 +27,19 @@ class Price(NamedTuple):
         """The same op, `factor` times as long: band and source stay."""
         return Price(self.seconds * factor, self.p5 * factor, self.p95 * factor, self.source)
 
+    def fitted(self, factor: float, sigma: float) -> Price:
+        """As `scaled` by a factor that was fitted: no surer than that, however the kernel was timed.
+
+        `sigma`: relative standard deviation of what the factor leaves open.
+        """
+        if factor == 1.0:
+            return self
+        longer = self.scaled(factor)
+        low, high = longer.seconds / (1.0 + Z95 * sigma), longer.seconds * (1.0 + Z95 * sigma)
+        return Price(
+            longer.seconds, min(longer.p5, low), max(longer.p95, high), max(self.source, Source.FITTED)
+        )  # fmt: skip
+
     def plus(self, other: Price) -> Price:
         """One after the other, as sure as the less sure of the two, if that is a twentieth of both or more."""
         seconds = self.seconds + other.seconds
@@ -34,5 +47,6 @@ class Price(NamedTuple):
         return Price(seconds, self.p5 + other.p5, self.p95 + other.p95, max(sources))
 
 
+Z95 = 1.645  # standard deviations from the mean to the 95th percentile
 NO_MATTER = 0.05  # share of a sum below which a part does not decide how sure the sum is
 FREE = Price(0.0, 0.0, 0.0, Source.MEASURED)

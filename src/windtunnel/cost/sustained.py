@@ -16,10 +16,8 @@ THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything i
 SMOOTH = 8
 
 
-def sustained_gemm(
-    kernels: KernelCosts, training: TrainingCosts, m: int, n: int, k: int, dtype: str, software: float = 1.0
-) -> Price:
-    """One product; `software`: factor of an old release.
+def sustained_gemm(kernels: KernelCosts, training: TrainingCosts, m: int, n: int, k: int, dtype: str) -> Price:
+    """One product.
 
     The longest kernels of the tables were timed on a chip that had begun to throttle, so that a GEMM can look slower
     than its halves in turn. Throttling is what `_level_off` is for; here the halves set the burst rate.
@@ -29,7 +27,7 @@ def sustained_gemm(
         if m % parts == 0 and 2.0 * m * n * k / parts > THROTTLED_FLOPS:
             halves = kernels.gemm(m // parts, n, k, dtype).scaled(parts)
             price = min(price, halves, key=lambda one: one.seconds)
-    return _level_off(kernels, training, price, 2.0 * m * n * k, dtype, software)
+    return _level_off(kernels, training, price, 2.0 * m * n * k, dtype)
 
 
 def sustained_grouped_gemm(
@@ -40,21 +38,22 @@ def sustained_grouped_gemm(
     n: float,
     k: float,
     dtype: str,
-    software: float = 1.0,
 ) -> Price:
     """Products of experts, `m` rows each on average."""
     price = kernels.grouped_gemm(int(groups), m, max(1, round(n)), max(1, round(k)), dtype)
-    return _level_off(kernels, training, price, 2.0 * groups * m * n * k, dtype, software)
+    return _level_off(kernels, training, price, 2.0 * groups * m * n * k, dtype).fitted(
+        training.sustained.grouped, training.uncertainty["gemm_moe"]
+    )
 
 
 def _level_off(
-    kernels: KernelCosts, training: TrainingCosts, price: Price, flops: float, dtype: str, software: float
+    kernels: KernelCosts, training: TrainingCosts, price: Price, flops: float, dtype: str
 ) -> Price:  # fmt: skip
     shares, gpu = training.sustained.gemm, kernels.gpu
     # Both 16-bit formats run on the same units: where one was not fitted, the other's share holds.
     share = shares.get(dtype, shares.get("bf16") if dtype == "fp16" else None)
     if share is None or price.seconds == 0.0 or not gpu.supports(dtype):
-        return price.scaled(software)
+        return price
     limit = flops / (share * gpu.kernel_scale.clock * gpu.peak_flops(dtype))
     together = (price.seconds**SMOOTH + limit**SMOOTH) ** (1.0 / SMOOTH)
-    return price.scaled(together / price.seconds * software)
+    return price.fitted(together / price.seconds, training.uncertainty["gemm"])

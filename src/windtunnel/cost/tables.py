@@ -30,7 +30,6 @@ from windtunnel.cost.interpolation import LogGrid
 
 PACKAGE = "aiconfigurator-core"
 FORMAT_VERSION = 3
-BAND_EDGES_S = (20e-6, 200e-6)  # kernels shorter, between and longer scatter differently: one band each
 
 
 @dataclass(frozen=True, eq=False)

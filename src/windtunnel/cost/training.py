@@ -5,7 +5,7 @@
                 a factor
     launch      the host thread issues kernels one by one; a CUDA graph issues them for it
     slowdown    how much longer an op takes per unit of time that another class of op runs beside it on the GPU
-    release     kernels and fusions improve from release to release: a factor on every kernel of an old one
+    release     what frameworks did otherwise then
     jitter      relative standard deviation of one rank's step; a collective waits for the slowest of its members
 
 The numbers live in `calibration/training.yaml`, each with what it was fitted on.
@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
     from windtunnel.hardware.calibration import Calibration
@@ -37,7 +39,9 @@ class Sustained:
     attention_triton: float  # the first-generation Triton kernel over the GPU's best
     attention_flash2: float  # FlashAttention-2 over the GPU's best
     memory: float
-    dispatch: float  # expert all-to-all as token dispatchers do it over NCCL's; they send a token once per node
+    grouped: float  # GEMMs of experts, in training over timed as one kernel
+    dispatch: float  # expert all-to-all inside a scale-up domain, over NCCL's of the same bytes; never below 1
+    dispatch_across: float  # across domains: many peers share few channels, and arrivals are handed on inside the node
     p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
 
 
@@ -55,8 +59,10 @@ class TrainingCosts:
     compute_by_scale_up: float
     compute_by_scale_out: float
     comm_by_compute: float
+    hidden_across: float  # of an expert all-to-all across domains that a framework overlaps with computation
     jitter: float
-    uncertainty: Mapping[str, float]  # relative standard deviation by part of a step
+    measured: bool  # whether training runs on such a GPU informed them
+    uncertainty: dict[str, float]  # relative standard deviation by part of a step
     compiled_launch_s: float | None = None  # one kernel from torch.compile's code; None: not known
     compiled_call_s: float = 0.0  # one call of a compiled graph: guards, autograd's wrapper
 
@@ -88,16 +94,18 @@ def training_document() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """A software release against the current one: time of its kernels and of its expert dispatch, and habits."""
+    """Habits of a software release, where they are not today's."""
 
-    kernels: float = 1.0
-    dispatch: float = 1.0
+    deduplicates: bool = (
+        True  # expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP)
+    )
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
+    fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
 
 
 def software(release: str | None) -> Software:
-    """Factors of a release such as `nemo-24.11`.
+    """Habits of a release such as `nemo-24.11`.
 
     A release that was not fitted is taken as the next one of its name that was; later than all of those, as current.
     """
@@ -118,11 +126,15 @@ def _named(release: str) -> tuple[str, tuple[int, ...]]:
 
 @lru_cache
 def training_costs(generation: str) -> TrainingCosts:
-    """Constants of a GPU generation; an unmeasured generation gets the default ones."""
+    """Constants of a GPU generation; one that no run informed takes those that the file names. Raises SpecError."""
     data = training_document()
-    known = data["generations"]
+    known, others = data["generations"], data["other_generations"]
+    if generation not in known and generation not in others:
+        remedy = "name it in cost/calibration/training.yaml: under generations, or under other_generations"
+        raise SpecError("generation", generation, f"{remedy} by the one whose constants it takes")
     return TrainingCosts(
-        sustained=Sustained(**known.get(generation, known["default"])),
+        sustained=Sustained(**known[generation if generation in known else others[generation]]),
+        measured=generation in known or others[generation] != "default",
         launch_s=data["host"]["launch_s"],
         collective_launch_s=data["host"]["collective_launch_s"],
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
@@ -161,7 +173,8 @@ def calibrated_training_costs(generation: str, calibration: Calibration) -> Trai
     by_out = overlap.get("gemm_by_sms_8", base.compute_by_scale_out if copying is None else copying)
     return replace(
         base,
-        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+        measured=True,
+        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
         launch_s=base.launch_s if eager is None else {**dict.fromkeys(base.launch_s, eager), "pytorch": eager},
         graph_launch_s=host.get("launch_graph_s", base.graph_launch_s),
         compiled_launch_s=host.get("launch_compiled_s"),

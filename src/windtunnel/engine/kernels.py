@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import float64, int32, int64, njit, types, uint8
+from numba import float64, int32, int64, njit, types, uint8, uint16
 from numpy.typing import NDArray
 
 # Names of dtypes for the reader; the type checker need not follow how compiled code mixes array elements and ints.
@@ -27,8 +27,9 @@ def _constant(scalar: types.Type, ndim: int = 1) -> types.Array:
     return types.Array(scalar, ndim, "C", readonly=True)
 
 
-_U8, _I32, _I64, _F64, _F64_2D = (
+_U8, _U16, _I32, _I64, _F64, _F64_2D = (
     _constant(uint8),
+    _constant(uint16),
     _constant(int32),
     _constant(int64),
     _constant(float64),
@@ -470,7 +471,7 @@ def _claim(kind: int) -> int:
     return 1 if kind <= 3 else 2
 
 
-@njit(int64[:, :, ::1](_U8, _U8, int64, _I32, _I32, int64, _I64, _I64, int64), cache=True, nogil=True)
+@njit(int64[:, :, ::1](_U8, _U16, int64, _I32, _I32, int64, _I64, _I64, int64), cache=True, nogil=True)
 def split_time(
     kind: U8,
     category: U8,

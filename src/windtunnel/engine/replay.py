@@ -25,6 +25,7 @@ from windtunnel.engine.timeline import Timeline
 from windtunnel.errors import ScheduleError
 from windtunnel.graph.deadlock import explain_deadlock
 from windtunnel.graph.program import Graph
+from windtunnel.graph.validate import validate
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +149,7 @@ def _timeline(
     from windtunnel.engine import kernels
 
     if ran == kernels.MALFORMED:
-        graph.validate()
+        validate(graph)
         negative = np.flatnonzero(durations < 0)
         assert len(negative), "a kernel refused a valid graph"
         raise AssertionError(f"negative duration {durations[negative[0]]} ns of {graph.name(int(negative[0]))}")

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.engine.flows import Paths, network_of
 from windtunnel.errors import SpecError
 from windtunnel.graph.program import Graph
+from windtunnel.graph.validate import validate
 
 if TYPE_CHECKING:
     from windtunnel.engine.flow_kernels import Network
@@ -125,7 +126,7 @@ def contenders(
     Raises SpecError where two members of a rendezvous give different demands, or a demand names a link twice.
     """
     if graph.n_ops and not 0 <= int(graph.stream.min()) <= int(graph.stream.max()) < graph.n_streams:
-        graph.validate()
+        validate(graph)
     demand, lead = _by_rendezvous(graph, duration_ns, sharing.demand_of)
     lengths = np.diff(sharing.link_ptr)
     has = np.flatnonzero((demand >= 0) & (duration_ns[lead] > 0))

@@ -75,7 +75,7 @@ class GraphBuilder:
             dep_idx=np.array(self._dep_idx, dtype=np.int32),
             rendezvous=np.array(self._rendezvous, dtype=np.int32),
             label=np.array(self._label, dtype=np.int32),
-            category=np.array(self._category, dtype=np.uint8),
+            category=np.array(self._category, dtype=np.uint16),
             flops=np.array(self._flops, dtype=np.float64),
             bytes=np.array(self._bytes, dtype=np.float64),
             multiplicity=np.array([1] * n_programs if multiplicity is None else multiplicity, dtype=np.int64),

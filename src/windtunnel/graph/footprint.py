@@ -13,8 +13,8 @@ from windtunnel.errors import UserError
 
 GIB = 1 << 30
 
-# Bytes per op: kind 1, stream 4, dep_ptr 8, rendezvous 4, label 4, category 1, flops 8, bytes 8.
-GRAPH_BYTES_PER_OP = 38
+# Bytes per op: kind 1, stream 4, dep_ptr 8, rendezvous 4, label 4, category 2, flops 8, bytes 8.
+GRAPH_BYTES_PER_OP = 39
 GRAPH_BYTES_PER_DEPENDENCY = 4
 GRAPH_BYTES_PER_STREAM = 12  # stream_rank 4, and at most one entry of multiplicity
 # At most, that is with slowdown: duration, start and end 8 each, interference 1; in the kernel the next op of the

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from windtunnel.errors import ScheduleError, SpecError
 
 
 class OpKind(IntEnum):
@@ -39,19 +36,18 @@ _DTYPES = {
     "dep_idx": np.int32,
     "rendezvous": np.int32,
     "label": np.int32,
-    "category": np.uint8,
+    "category": np.uint16,
     "flops": np.float64,
     "bytes": np.float64,
     "multiplicity": np.int64,
 }
-_PER_OP = ("kind", "stream", "rendezvous", "label", "category", "flops", "bytes")
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
     """The programs of all rank classes, concatenated. n ops; ops of one stream run in array order.
 
-    Construction checks dtypes and contiguity only (microseconds); `validate` checks the contents.
+    Construction checks dtypes and contiguity only (microseconds); `graph.validate` checks the contents.
     """
 
     kind: NDArray[np.uint8]  # [n] OpKind
@@ -61,7 +57,7 @@ class Graph:
     dep_idx: NDArray[np.int32]
     rendezvous: NDArray[np.int32]  # [n] -1, or an id below n: ops with the same id start together
     label: NDArray[np.int32]  # [n] index into labels
-    category: NDArray[np.uint8]  # [n] index into categories
+    category: NDArray[np.uint16]  # [n] index into categories
     flops: NDArray[np.float64]  # [n]
     bytes: NDArray[np.float64]  # [n]
     multiplicity: NDArray[np.int64]  # [programs] real ranks that each program stands for
@@ -102,46 +98,3 @@ class Graph:
         shown = self.stream_names[stream] if self.stream_names else str(stream)
         label = self.labels[int(self.label[op])] or OpKind(int(self.kind[op])).name.lower()
         return f"op {op} '{label}' (program {int(self.stream_rank[stream])}, stream {shown})"
-
-    def validate(self) -> None:
-        """Raise SpecError for lengths or indices that do not fit together, ScheduleError for a cycle or deadlock."""
-        n = self.n_ops
-        for name in _PER_OP:
-            _length(name, getattr(self, name), n)
-        _length("dep_ptr", self.dep_ptr, n + 1)
-        if self.stream_names:
-            _length("stream_names", self.stream_names, self.n_streams)
-        if self.dep_ptr[0] != 0 or self.dep_ptr[-1] != len(self.dep_idx) or np.any(np.diff(self.dep_ptr) < 0):
-            raise SpecError(
-                "graph.dep_ptr",
-                [int(self.dep_ptr[0]), "...", int(self.dep_ptr[-1])],
-                f"must rise from 0 to the number of dependencies, {len(self.dep_idx)}",
-            )
-        _within("kind", self.kind, 0, len(OpKind))
-        _within("stream", self.stream, 0, self.n_streams)
-        _within("stream_rank", self.stream_rank, 0, self.n_programs)
-        _within("dep_idx", self.dep_idx, 0, n)
-        _within("rendezvous", self.rendezvous, -1, n)
-        _within("label", self.label, 0, len(self.labels))
-        _within("category", self.category, 0, len(self.categories))
-        _within("multiplicity", self.multiplicity, 1, None)
-        from windtunnel.graph.deadlock import explain_deadlock, runnable
-
-        done = runnable(self)
-        if not done.all():
-            raise ScheduleError(explain_deadlock(self, done))
-
-
-def _length(name: str, values: Any, expected: int) -> None:
-    if len(values) != expected:
-        raise SpecError(f"graph.{name}", f"{len(values)} entries", f"must have {expected} entries")
-
-
-def _within(name: str, values: NDArray[Any], low: int, high: int | None) -> None:
-    bad = values < low
-    if high is not None:
-        bad |= values >= high
-    if bad.any():
-        at = int(np.argmax(bad))
-        limits = f"at least {low}" if high is None else f"from {low} to {high - 1}"
-        raise SpecError(f"graph.{name}[{at}]", int(values[at]), f"must be {limits}")

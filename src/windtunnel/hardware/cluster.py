@@ -132,6 +132,18 @@ class Cluster:
         return min(self.scale_up_domain, self.n_gpus)
 
     @property
+    def used_per_domain(self) -> int:
+        """GPUs of each scale-up domain that a job on the whole cluster takes: as many as fill all domains alike.
+
+        Schedulers hand out racks in equal blocks: 256 GPUs of NVL72 are four times 64, not three times 72 and 40.
+        """
+        per_node, domain = self.gpus_per_node, self.scale_up_domain
+        if self.n_gpus <= domain or domain <= per_node:
+            return domain
+        blocks = range(domain - domain % per_node, 0, -per_node)
+        return next((size for size in blocks if self.n_gpus % size == 0), domain)
+
+    @property
     def pod_size(self) -> int:
         """GPUs that reach each other without crossing the oversubscribed tier."""
         return self.gpus_per_node if self.gpus_per_pod is None else self.gpus_per_pod

@@ -21,11 +21,11 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
         rank, rope, nope = attention.kv_lora_rank or 0, attention.rope_head_dim, attention.nope_head_dim
         if attention.q_lora_rank:
             ops.append(linear("q_down", "attention", own, attention.q_lora_rank, h, shard, side="none"))
-            ops.append(linear("q_up", "attention", t, heads * d, attention.q_lora_rank, shard, side="column"))
+            ops.append(linear("q_up", "mla_up_proj", t, heads * d, attention.q_lora_rank, shard, side="column"))
         else:
             ops.append(linear("q", "attention", t, heads * d, h, shard, side="column"))
         ops.append(linear("kv_down", "attention", own, rank + rope, h, shard, side="none"))
-        ops.append(linear("kv_up", "attention", t, heads * (nope + dv), rank, shard, side="column"))
+        ops.append(linear("kv_up", "mla_up_proj", t, heads * (nope + dv), rank, shard, side="column"))
         kv_heads = heads
     else:
         ops.append(linear("qkv", "attention", t, heads * d + kv_heads * (d + dv), h, shard, side="column"))
@@ -35,7 +35,9 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
         passes += 2 * w if shard.fused else 10 * w
     if attention.qk_norm != "none":
         passes += 2 * w if shard.fused or shard.fused_norms else 15 * w
-    if passes:
+    if attention.kind == "mla":
+        ops.append(_rotated_latents(attention, shard, heads))
+    elif passes:
         ops.append(
             Operation(
                 "rope",
@@ -51,6 +53,27 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
     ops += _core_attention(attention, shard, heads, kv_heads)
     ops.append(linear("out", "attention", t, h, heads * dv, shard, side="row"))
     return ops
+
+
+def _rotated_latents(attention: Attention, shard: Shard, heads: float) -> Operation:
+    """Rotary part and the rest put together for queries and keys, values cut out: in place and fused, or in passes.
+
+    Fused: queries' rotary part read and written, keys and values written from what the up-projection gave. In passes:
+    slices, the rotation in four, the one rotary key copied for every head, two concatenations, values made contiguous.
+    """
+    t, w = shard.tokens, shard.activation_bytes
+    d, dv, rope = attention.head_dim, attention.value_head_dim, attention.rope_head_dim
+    each = 2.0 * rope + 2.0 * (d + dv) if shard.fused_mla else 8.0 * rope + 4.0 * d + 2.0 * d + 2.0 * dv
+    passes = t * heads * w * each
+    return Operation(
+        "rope",
+        "mla_up_proj",
+        "memory",
+        forward_bytes=passes,
+        backward_bytes=1.5 * passes,
+        output_bytes=t * heads * (2.0 * d + dv) * w,
+        kernels=2 if shard.fused_mla else 14,
+    )
 
 
 def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: float) -> list[Operation]:

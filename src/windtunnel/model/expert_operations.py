@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from windtunnel.model.architecture import FeedForward, Model
 from windtunnel.model.layer_parts import activate, transferred
 from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed, Transfer
-
-# Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, and quantised one by one.
-EXPERT_LAUNCHES, EXPERT_LAUNCHES_LOW = 6, 14
 
 
 def expert_operations(block: FeedForward, model: Model, shard: Shard, load: float) -> list[Operation]:
@@ -21,7 +20,12 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     f = block.size / shard.etp
     up = 2 if block.gated else 1
     # Every rank sends as much as any other and receives by what its experts are given; combine is the reverse.
-    exchange = Transfer("all_to_all", "ep", routed * h * w) if shard.ep > 1 else None
+    # Across domains a token goes once to each of them, over the network, and is handed on inside.
+    places = shard.ep if shard.ep_domains == 1 else shard.ep_domains
+    sent = local * ranks_per_token(block, places) if shard.deduplicates else routed
+    exchange = Transfer("all_to_all", "ep", sent * h * w) if shard.ep > 1 else None
+    # DeepSeek's own stack sends what goes to the experts, tokens and their outputs' gradients, in fp8.
+    quantised = Transfer("all_to_all", "ep", sent * h) if shard.ep > 1 and shard.low_precision_dispatch else exchange
     gather = Transfer("all_gather", "etp", even * h * w) if shard.etp > 1 else None
     scatter = Transfer("reduce_scatter", "etp", even * h * w) if shard.etp > 1 else None
     router = Operation(
@@ -57,20 +61,22 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         output_bytes=arrived * h * w,
         kernels=2,
     )
+    # Probabilities are multiplied in behind the activation, so what comes back is not kept; once it had to be.
     unpermute = Operation(
         "unpermute",
         "moe_permute",
         "memory",
         forward_bytes=w * (routed + local) * h,
         backward_bytes=w * (2 * routed + local) * h,
-        saved_bytes=routed * h * w,
+        saved_bytes=0.0 if shard.deduplicates else routed * h * w,
         output_bytes=local * h * w,
         kernels=3,
         timed=Timed("scatter_add_rows", routed, h),
     )
     ops = [router, permute]
     if exchange:
-        ops.append(transferred("dispatch", exchange, load, load))
+        assert quantised is not None
+        ops.append(replace(transferred("dispatch", quantised, load, load), before_backward=exchange))
     if gather:
         ops.append(transferred("expert_gather", gather, load, load))
     if sort.forward_bytes:
@@ -85,8 +91,16 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
     if scatter:
         ops.append(transferred("expert_scatter", scatter, load, load))
     if exchange:
-        ops.append(transferred("combine", exchange, load))  # each rank's own tokens come back
+        back = transferred("combine", exchange, load)
+        ops.append(replace(back, before_backward=quantised))  # each rank's own tokens come back
     return [*ops, unpermute]
+
+
+def ranks_per_token(block: FeedForward, ranks: int) -> float:
+    """Ranks that hold one or more of a token's experts, on average, if its router chooses alike among all it may."""
+    if block.groups_per_token:
+        ranks = max(1, round(ranks * block.groups_per_token / block.expert_groups))
+    return ranks * (1.0 - (1.0 - 1.0 / ranks) ** block.experts_per_token)
 
 
 def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Shard, load: float) -> Operation:
@@ -106,5 +120,5 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
         output_bytes=groups * m * n * shard.activation_bytes,
         weight_elements=groups * n * k,
         low_precision=low,
-        kernels=groups * (EXPERT_LAUNCHES_LOW if low else EXPERT_LAUNCHES),
+        kernels=round(groups * (shard.expert_launches_low if low else shard.expert_launches)),
     )

@@ -15,8 +15,6 @@ from __future__ import annotations
 from windtunnel.model.architecture import FeedForward, Model
 from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES, Operation, Shard, Timed, Transfer
 
-CHAINED_PASSES = 10.0  # over one fused pass; fitted on gpt-oss on H100, B200 and GB200
-
 
 def norm_layer(name: str, model: Model, shard: Shard) -> Operation:
     """RMSNorm or LayerNorm over the residual stream."""
@@ -104,14 +102,14 @@ def activate(name: str, part: str, rows: float, width: float, block: FeedForward
     inputs = 2 if block.gated else 1
     extra = 0.0 if shard.fused or not block.gated else 2.0 * w  # eager writes silu(gate) before multiplying
     # gpt-oss adds a bias per expert, clamps, gates and weighs: more than fused kernels for plain SwiGLU cover.
-    chain = CHAINED_PASSES if block.kind == "moe" and block.bias else 1.0
+    chain = shard.chained_passes if block.kind == "moe" and block.bias else 1.0
     return Operation(
         name,
         part,
         "memory",
         forward_bytes=chain * elements * ((inputs + 1) * w + extra),
         backward_bytes=chain * elements * ((2 * inputs + 1) * w + 2 * extra),
-        saved_bytes=elements * (inputs * w + extra / 2),
+        saved_bytes=elements * (inputs * (shard.activation_input_bytes or w) + extra / 2),
         output_bytes=elements * w,
         kernels=1 if shard.fused or not block.gated else 2,
         timed=Timed("swiglu" if block.gated else "gelu", rows, width),

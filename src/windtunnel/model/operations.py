@@ -84,6 +84,7 @@ class Shard:
     tp: int = 1
     sequence_parallel: bool = False
     ep: int = 1
+    ep_domains: int = 1  # scale-up domains that the ranks of one expert group lie in
     etp: int = 1
     precision: str = "bf16"
     fused: bool = True
@@ -91,6 +92,14 @@ class Shard:
     activation_bytes: int = ACTIVATION_BYTES
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
     fused_norms: bool = False  # RMSNorm is one kernel also where nothing else is fused
+    deduplicates: bool = True  # a token goes once to each rank that has experts for it, however many
+    # Host calls per expert and grouped GEMM: experts are launched one by one on a few streams, each quantised first.
+    expert_launches: float = 6.0
+    expert_launches_low: float = 14.0
+    chained_passes: float = 10.0  # of experts' activations with bias, clamp and gate over those of plain SwiGLU
+    low_precision_dispatch: bool = False  # tokens go to their experts in fp8
+    activation_input_bytes: int = 0  # per element, kept in another format than it has; 0 = as it is
+    fused_mla: bool = True  # latent attention's rotary embedding and concatenation in one kernel
     fused_groups: bool = True  # attention of fewer heads for keys and values has a fused kernel
 
     @property

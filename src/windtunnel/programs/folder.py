@@ -27,8 +27,9 @@ from windtunnel.errors import InputFileError, UserError
 from windtunnel.input_file import read_yaml
 from windtunnel.programs.program import RankProgram
 from windtunnel.programs.program_file import read_program
+from windtunnel.programs.rank_classes.axes import RankAxes
 from windtunnel.programs.rank_classes.grid import Grid, Members
-from windtunnel.programs.rank_classes.representatives import Layout, Stage, Table
+from windtunnel.programs.rank_classes.representatives import Stage, Table
 
 if TYPE_CHECKING:
     from windtunnel.programs.job import CapturedJob
@@ -224,7 +225,7 @@ def _document(path: Path) -> dict[str, Any]:
 def _table(document: Mapping[str, Any], grid: Grid) -> Table | None:
     if "stages" not in document:
         return None
-    layout = Layout(grid, tuple(document["exact"]))
+    layout = RankAxes(grid, tuple(document["exact"]))
     stages = tuple(
         Stage(tuple(entry["at"]), tuple(tuple(cuts) for cuts in entry["cuts"]), tuple(entry["ranks"]))
         for entry in document["stages"]

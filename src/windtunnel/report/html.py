@@ -33,10 +33,11 @@ def write_html(result: Result, path: Path | str) -> None:
 def render_html(result: Result) -> str:
     """The whole page. The same result gives the same text."""
     # Lone surrogates (from a JSON escape in a name) cannot be written as UTF-8.
-    return page_template("report.html.j2").render(**_view(result)).encode("utf-8", "replace").decode()
+    return page_template("report.html.j2").render(**view_of(result)).encode("utf-8", "replace").decode()
 
 
-def _view(result: Result) -> dict[str, Any]:
+def view_of(result: Result) -> dict[str, Any]:
+    """What `report_body.html.j2` shows of a result, ready to be drawn."""
     categories = time_categories(_time_keys(result))
     heat = heat_data(result)
     return {

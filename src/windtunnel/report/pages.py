@@ -11,14 +11,18 @@ if TYPE_CHECKING:
 
 
 @lru_cache
-def page_template(name: str) -> Template:
-    """The template `name` of `templates/`; a variable that a page lacks is an error, and text is escaped."""
+def page_template(name: str, package: str = "windtunnel.report") -> Template:
+    """The template `name` of a package's `templates/`, which may include those of the reports.
+
+    A variable that a page lacks is an error, and text is escaped.
+    """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    folder = files("windtunnel.report") / "templates"
+    folders = [files(one) / "templates" for one in dict.fromkeys((package, "windtunnel.report"))]
 
-    def source(part: str) -> str:
-        return (folder / part).read_text(encoding="utf-8")
+    def source(part: str) -> str | None:
+        found = next((folder / part for folder in folders if (folder / part).is_file()), None)
+        return found.read_text(encoding="utf-8") if found else None
 
     environment = Environment(
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -1,9 +1,9 @@
 """A policy's ETTR in closed form, for curves: what `run/many.py` simulates, without its chance.
 
 Interruptions are of two kinds. Those that read a checkpoint enter the renewal form of `ettr.py`. Those that keep the
-step
-under way cost their downtime and half a step:  1 / (1 + rate x (down + step / 2)). Machines away from the job are a
-Poisson number with mean rate x time away, and the job runs at the mean speed over it.
+step under way cost their downtime and half a step:  1 / (1 + rate x (down + step / 2)). Machines away from the job are
+a Poisson number with mean rate x time away, and the job runs at the mean speed over it. Lemons are taken as gone where
+the policy sends them away.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def rates_of(process: FailureProcess, policy: Policy, job: Job, gpus: int, *, sp
     back_s = sum(policy.rejoin)
     for cause in process.causes:
         rate = cause.of_job(gpus, nodes) * (1.0 + process.bursts.share)
+        if policy.evicts and cause.hosts and cause.symptom != "planned":
+            rate *= 1.0 - process.lemons.share_of_failures  # once lemons have been sent away
         reaction = policy.react(cause, spare)
         down = sum(reaction.phases)
         if reaction.away_s > 0 and policy.away == "from the job":

@@ -71,18 +71,27 @@ def engine_of(
     blocks = of_rank * deployment.attn_dp
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
-    drafted = (deployment.speculative_tokens, deployment.acceptance)
     times = StepTimes(
         own,
         used,
         model.n_layers / deployment.pp,
         deployment.attn_dp,
-        drafted,
+        _speculation(model, deployment, used),
+        2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
         deployment.weights not in ("bf16", "fp16"),
     )
     return Engine(
         model, cluster, deployment, used, memory, times, rules_of(used, deployment, blocks), blocks, kernels.measured
     )
+
+
+def _speculation(model: Model, deployment: Deployment, profile: Profile) -> tuple[int, float]:
+    """(tokens drafted per step, chance that one is kept)."""
+    if deployment.speculative_tokens:
+        return deployment.speculative_tokens, deployment.acceptance
+    if profile.speculative_tokens and model.mtp_layers:
+        return profile.speculative_tokens, profile.acceptance
+    return 0, 0.0
 
 
 def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: Profile, kv: str) -> Layers:

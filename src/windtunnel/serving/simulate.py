@@ -9,14 +9,17 @@ entry is passed over when it comes up.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Protocol
 
 from windtunnel.serving.replica.sequence import Sequence
 from windtunnel.serving.workload.clients import Client, client_of
 from windtunnel.serving.workload.requests import Workload
+
+NEVER = 1 << 62
 
 
 class Server(Protocol):
@@ -67,14 +70,29 @@ def simulate(
     people = client_of(workload) if client is None else client
     sent: list[Sequence] = []
     refused: list[Rejected] = []
-    arrivals = list(people.start())
-    heapify(arrivals)
+    alone = len(servers) == 1 or getattr(router, "in_turn", False)  # what one replica gets depends on no other
+    if alone and workload.concurrency is None and client is None and until_ns is None:
+        taken = []
+        for pair in people.start():
+            index = pair[1]
+            if longest is not None and prompts[index] + outputs[index] > longest:
+                refused.append(_refusal(index, prompts[index], outputs[index], longest))
+            else:
+                taken.append(pair)
+        for place, server in enumerate(servers):
+            _one_server(server, taken[place :: len(servers)], prompts, outputs, names, sent)
+        return sent, refused
+    begin = deque(people.start())  # in the order of time
+    follow: list[tuple[int, int]] = []  # a heap: what answers bring about
     ends: list[tuple[int, int]] = []
     only = servers[0] if len(servers) == 1 or router is None else None
     answered_matters = workload.concurrency is not None or client is not None
     pending = [0] * len(servers)  # the time last pushed, to pass over what is stale
-    while arrivals or ends:
-        if ends and (not arrivals or ends[0][0] <= arrivals[0][0]):
+    while begin or follow or ends:
+        coming = NEVER if not begin else begin[0][0]
+        if follow and follow[0][0] < coming:
+            coming = follow[0][0]
+        if ends and ends[0][0] <= coming:
             now_ns, place = heappop(ends)
             server = servers[place]
             if now_ns != server.next_ns or pending[place] != now_ns:
@@ -89,16 +107,16 @@ def simulate(
             if answered_matters:
                 for one in finished:
                     for at, index in people.answered(one.index, now_ns):
-                        heappush(arrivals, (at, index))
+                        heappush(follow, (at, index))
             continue
-        now_ns, index = heappop(arrivals)
+        now_ns, index = heappop(follow) if not begin or begin[0][0] > coming else begin.popleft()
         if until_ns is not None and now_ns > until_ns:
             break
         prompt, output = prompts[index], outputs[index]
         if longest is not None and prompt + output > longest:
-            refused.append(Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit"))
+            refused.append(_refusal(index, prompt, output, longest))
             for at, following in people.answered(index, now_ns):
-                heappush(arrivals, (at, following))
+                heappush(follow, (at, following))
             continue
         one = Sequence(index, prompt, output, now_ns, names[index] if names is not None else ())
         sent.append(one)
@@ -111,4 +129,24 @@ def simulate(
     return sent, refused
 
 
-NEVER = 1 << 62
+def _refusal(index: int, prompt: int, output: int, longest: int) -> Rejected:
+    return Rejected(index, f"{prompt} + {output} tokens exceed the {longest} that fit")
+
+
+def _one_server(
+    server: Server,
+    arrivals: Listed[tuple[int, int]],
+    prompts: list[int],
+    outputs: list[int],
+    names: list[tuple[int, ...]] | None,
+    sent: list[Sequence],
+) -> None:
+    """The same loop for arrivals that are known and one server: no heap is needed."""
+    for now_ns, index in arrivals:
+        while server.next_ns <= now_ns:
+            server.advance()
+        one = Sequence(index, prompts[index], outputs[index], now_ns, names[index] if names is not None else ())
+        sent.append(one)
+        server.submit(one, now_ns)
+    while server.next_ns < NEVER:
+        server.advance()

@@ -88,7 +88,7 @@ def joined(source: str, ranks: Sequence[RankOps]) -> Trace:
         dep_idx=waits[:, 1].astype(np.int32),
         rendezvous=rendezvous,
         label=label.astype(np.int32),
-        category=np.minimum(category, _MOST_CATEGORIES).astype(np.uint8),
+        category=np.minimum(category, _MOST_CATEGORIES).astype(np.uint16),
         flops=np.zeros(n),
         bytes=np.zeros(n),
         multiplicity=np.ones(len(ranks), np.int64),

@@ -2,13 +2,14 @@
 
 Sources: Megatron-Core argument defaults and NeMo / Megatron-Bridge performance recipes (2024-2026), torchtitan
 `train_configs`, PyTorch FSDP documentation and MosaicML Composer, nanotron's benchmark script of the Ultra-Scale
-Playbook (2025); PyTorch 2.13 itself for "pytorch": a script of one process per rank, eager, foreach AdamW, nothing
-sharded, overlapped or clipped.
+Playbook (2025); Megatron-DeepSpeed and DeepSpeed (`runtime/config.py`, `runtime/pipe/engine.py`, 2022-2025),
+InternEvo's and ColossalAI's documentation (2024), MaxText's `base.yml` (2025); PyTorch 2.13 itself for "pytorch": a
+script of one process per rank, eager, foreach AdamW, nothing sharded, overlapped or clipped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from windtunnel.errors import LayoutError, SpecError
@@ -29,8 +30,11 @@ class Habits:
     overlap_grad_reduce: bool  # of whole gradients (ZeRO-0)
     overlap_sharded_reduce: bool  # of gradients whose optimizer is sharded
     message_parameters: float  # of one gradient or parameter collective, outside FSDP
+    message_per_replica: float  # and at least so many for each data-parallel rank
+    scatters_sends: bool  # a send between stages carries 1/tp of the activation, gathered again on arrival
     overlap_param_gather: bool
     overlap_tp: bool
+    overlap_tp_backward: bool  # the backward's collectives run beside the GEMM that does not need them
     overlap_p2p_interleaved: bool  # sends overlap compute when the schedule is interleaved
     reentrant_recompute: (
         bool  # recomputation runs the whole block; otherwise it stops at the last tensor that is needed
@@ -49,6 +53,8 @@ class Habits:
     pipeline_shares_once: bool = False
     copies_exchanges: bool = False  # DTensor copies what it cuts or joins along the second dimension
     sums_norms_apart: bool = False  # over tensor-parallel ranks, one collective for each gradient
+    # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
+    measured: bool = True
 
 
 HABITS: dict[Framework, Habits] = {
@@ -61,8 +67,11 @@ HABITS: dict[Framework, Habits] = {
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
         message_parameters=40e6,
+        message_per_replica=1e6,  # `max(40M, 1M x dp)`: `DistributedDataParallelConfig`
+        scatters_sends=True,  # `scatter_gather_tensors_in_pipeline`
         overlap_param_gather=True,
         overlap_tp=True,
+        overlap_tp_backward=True,
         overlap_p2p_interleaved=True,
         reentrant_recompute=True,
         compile=True,  # TransformerEngine's fused kernels do what compilation does elsewhere
@@ -79,8 +88,11 @@ HABITS: dict[Framework, Habits] = {
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
         message_parameters=40e6,
+        message_per_replica=0.0,
+        scatters_sends=False,
         overlap_param_gather=True,
         overlap_tp=False,
+        overlap_tp_backward=False,
         overlap_p2p_interleaved=False,
         reentrant_recompute=False,
         compile=False,
@@ -101,8 +113,11 @@ HABITS: dict[Framework, Habits] = {
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
         message_parameters=40e6,
+        message_per_replica=0.0,
+        scatters_sends=False,
         overlap_param_gather=True,
         overlap_tp=False,
+        overlap_tp_backward=False,
         overlap_p2p_interleaved=False,
         reentrant_recompute=False,
         compile=False,
@@ -123,8 +138,11 @@ HABITS: dict[Framework, Habits] = {
         overlap_grad_reduce=True,
         overlap_sharded_reduce=False,
         message_parameters=160e6,
+        message_per_replica=0.0,
+        scatters_sends=False,
         overlap_param_gather=False,
         overlap_tp=False,
+        overlap_tp_backward=True,
         overlap_p2p_interleaved=False,
         reentrant_recompute=True,
         compile=False,
@@ -141,8 +159,11 @@ HABITS: dict[Framework, Habits] = {
         overlap_grad_reduce=False,
         overlap_sharded_reduce=False,
         message_parameters=12.5e6,  # DistributedDataParallel's buckets of 25 MiB
+        message_per_replica=0.0,
+        scatters_sends=False,
         overlap_param_gather=False,
         overlap_tp=False,
+        overlap_tp_backward=False,
         overlap_p2p_interleaved=False,
         reentrant_recompute=False,
         compile=False,
@@ -153,6 +174,75 @@ HABITS: dict[Framework, Habits] = {
         pure_precision=True,
         fused_norms=True,
         clips_gradients=False,
+    ),
+}
+
+# Frameworks that stand near one of those above: what they do otherwise.
+HABITS |= {
+    "megatron-deepspeed": replace(
+        HABITS["megatron"],
+        title="Megatron-DeepSpeed",
+        sequence_parallel=False,
+        overlap_grad_reduce=False,  # the pipeline engine reduces behind the last backward
+        overlap_sharded_reduce=False,
+        message_parameters=500e6,  # `reduce_bucket_size`
+        message_per_replica=0.0,
+        overlap_param_gather=False,
+        overlap_tp=False,
+        overlap_p2p_interleaved=False,
+        compile=False,
+    ),
+    "deepspeed": replace(
+        HABITS["fsdp"],
+        title="DeepSpeed ZeRO",
+        parameter_dtype="bf16",  # fp32 only in the optimizer's shard
+        message_parameters=500e6,
+        fused_optimizer=True,
+        pipeline_shares_once=False,
+        copies_exchanges=False,
+        sums_norms_apart=False,
+        measured=False,
+    ),
+    "internevo": replace(
+        HABITS["megatron"],
+        title="InternEvo",
+        message_per_replica=0.0,
+        scatters_sends=False,
+        message_parameters=134e6,  # `reduce_bucket_size` of 512 MiB, bf16
+        overlap_tp=False,
+        overlap_p2p_interleaved=False,
+        compile=False,
+        fused_norms=True,
+        measured=False,
+    ),
+    "colossalai": replace(
+        HABITS["megatron"],
+        title="ColossalAI (HybridParallelPlugin)",
+        message_per_replica=0.0,
+        scatters_sends=False,
+        sequence_parallel=False,
+        message_parameters=6e6,  # `zero_bucket_size_in_m` of 12 MiB
+        overlap_param_gather=False,
+        overlap_tp=False,
+        overlap_p2p_interleaved=False,
+        compile=False,
+        fused_norms=True,
+        measured=False,
+    ),
+    # XLA compiles the whole step: fused, parameters fp32 and sharded, collectives asynchronous, no host in between.
+    "maxtext": replace(
+        HABITS["fsdp"],
+        title="MaxText (JAX)",
+        overlap_tp_backward=True,
+        sequence_parallel=True,
+        gradient_dtype="fp32",
+        overlap_tp=True,
+        compile=True,
+        fused_optimizer=True,
+        pipeline_shares_once=False,
+        copies_exchanges=False,
+        sums_norms_apart=False,
+        measured=False,
     ),
 }
 

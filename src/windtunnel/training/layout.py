@@ -39,7 +39,9 @@ _OUTSIDE_PASSES: dict[str, object] = {
     "optimizer_dtype": "fp32",
     "offload_optimizer": 0.0,
     "overlap_p2p": None,
+    "bucket_parameters": None,
 }
+DUAL_PIPES = ("dualpipe", "dualpipe-v")  # made to run one micro-batch's expert dispatch under another's computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,12 @@ class Layout:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over the whole job."""
         return self.plan.global_batch * self.plan.seq_len
+
+    @property
+    def message_parameters(self) -> float:
+        """Parameters in one gradient or parameter message, as the plan or its framework cuts them."""
+        habit = max(self.habits.message_parameters, self.habits.message_per_replica * self.dp * self.plan.cp)
+        return float(self.plan.bucket_parameters or habit)
 
     @property
     def sums_norms(self) -> bool:
@@ -105,7 +113,9 @@ class Layout:
         plan = self.plan.model_copy(update=changes)
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
         sharded = (self.shard_group, self.replicas, self.dp) if inside else ()
-        return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded)
+        placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
+        hides = self.schedule in DUAL_PIPES
+        return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded, placed, hides)
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
@@ -140,6 +150,8 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
     _check_model(plan, model, etp, dp, experts)
     _check_precision(plan, cluster)
+    if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
+        plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
     _check_schedule(schedule, plan, micro_batches)
@@ -158,7 +170,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         raise LayoutError(
             f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
         )
-    unit = 128 * plan.tp if plan.framework == "megatron" else plan.tp
+    unit = 128 * plan.tp if plan.framework in ("megatron", "megatron-deepspeed") else plan.tp
     if plan.offload_activations and plan.recompute_layers != 0:
         raise LayoutError(
             f"offload_activations {plan.offload_activations} with recompute {plan.recompute}",
@@ -193,10 +205,12 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "overlap_grad_reduce": habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce,
         "overlap_param_gather": habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
+        "overlap_tp_backward": habits.overlap_tp_backward and many,
         "overlap_p2p": habits.overlap_p2p_interleaved
         and plan.virtual_stages > 1
         and software(plan.release).overlap_p2p,
-        "overlap_ep": False,
+        # DualPipe is there to run one micro-batch's dispatch under another's computation (DeepSeek-V3, 3.2.1).
+        "overlap_ep": plan.schedule in DUAL_PIPES,
         "cuda_graphs": False,
         "compile": habits.compile,
         "fp8_parameters": False,
@@ -226,7 +240,7 @@ def _said(
     if not changes.get("account_for_embedding"):
         idle |= {"account_for_embedding"}
     if asked.tp == 1:
-        idle |= {"sequence_parallel", "overlap_tp"}
+        idle |= {"sequence_parallel", "overlap_tp", "overlap_tp_backward"}
     if asked.pp == 1:
         idle |= {"overlap_p2p"}
     shown = {field: value for field, value in changes.items() if field not in idle}

@@ -15,10 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, remedy_of
 from windtunnel.input_file import read_yaml
 
-Framework = Literal["megatron", "torchtitan", "fsdp", "nanotron", "pytorch"]
+Framework = Literal[
+    "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
+    "megatron-deepspeed", "deepspeed", "internevo", "colossalai", "maxtext",
+]  # fmt: skip
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
-RECOMPUTE_PARTS = ("attention", "core_attention", "mlp", "norms", "activation", "moe_activation", "ops")
+RECOMPUTE_PARTS = ("attention", "core_attention", "mla_up_proj", "mlp", "norms", "activation", "moe_activation", "ops")
 
 
 class Plan(BaseModel):
@@ -60,6 +63,9 @@ class Plan(BaseModel):
     seq_len: Annotated[int, Field(ge=1, le=2**27)] = Field(description="tokens per sequence")
 
     precision: Precision = Field(default="bf16", description="format of the linear layers' GEMMs")
+    fp8_activation_input: bool = Field(
+        default=False, description="keep the input of the activation function in fp8 for the backward pass"
+    )
     fp8_parameters: bool | None = Field(default=None, description="keep and gather parameters in the GEMM format")
     gradient_dtype: Literal["fp32", "bf16"] | None = Field(
         default=None, description="format of accumulation and reduction"
@@ -79,9 +85,15 @@ class Plan(BaseModel):
         description="flash (the GPU's best), flash2 (FlashAttention-2), triton (its forerunner), or unfused",
     )
 
+    bucket_parameters: Annotated[int, Field(ge=1, le=10**12)] | None = Field(
+        default=None, description="parameters in one gradient or parameter message"
+    )
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
     overlap_tp: bool | None = Field(default=None, description="split TP collectives and GEMMs so that they overlap")
+    overlap_tp_backward: bool | None = Field(
+        default=None, description="backward TP collectives run beside the GEMM that does not need them"
+    )
     overlap_p2p: bool | None = None
     overlap_ep: bool | None = Field(
         default=None, description="hide expert all-to-all behind another micro-batch's compute"
@@ -93,7 +105,8 @@ class Plan(BaseModel):
     def recompute_parts(self) -> frozenset[str]:
         """Named parts of selective recomputation; empty for none and full."""
         kind, _, parts = self.recompute.partition(":")
-        return frozenset(parts.split(",")) if kind == "selective" else frozenset()
+        named = frozenset(parts.split(",")) if kind == "selective" else frozenset()
+        return named | {"mla_up_proj"} if "attention" in named else named
 
     @property
     def recompute_layers(self) -> int | None:

@@ -32,7 +32,7 @@ from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops
+from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, unmeasured_of
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
@@ -101,7 +101,7 @@ def predict(
     memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
     extra = [f" --router-load {shlex.quote(str(router_load))}"] if router_load is not None else []
     extra += [f" --lengths {shlex.quote(str(lengths))}"] if lengths is not None else []
-    words = asked.words()
+    words = asked.flags()
     if seed and extra and "--seed" not in words:
         words += f" --seed {seed}"
     command = reproduce(layout, *named) + "".join(extra) + words
@@ -157,7 +157,11 @@ def _result(
         infeasible=trouble,
         limits=limits_of(layout, reading.breakdown_ns, reading.total_ns, step),
         defaults=layout.defaults,
-        warnings=(*roofline_warning(reading.provenance, cluster.gpu.name), *_warnings(layout)),
+        warnings=(
+            *roofline_warning(reading.provenance, cluster.gpu.name),
+            *unmeasured_of(layout, pricer),
+            *_warnings(layout),
+        ),
         reproduce=command,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from windtunnel.cost.collectives import collective, explain, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm
-from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
+from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, training_costs
 from windtunnel.errors import LayoutError
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 from windtunnel.model.operations import Operation, Transfer
@@ -97,24 +98,26 @@ class Pricer:
         self.training: TrainingCosts = (
             training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
         )
+        if not (self.training.measured and layout.habits.measured):
+            known = self.training.uncertainty
+            wider = known | {"software": math.hypot(known["software"], known["unmeasured"])}
+            self.training = replace(self.training, uncertainty=wider)
         self.on_cpu = calibration is not None and calibration.kind == "cpu"
+        self._sigma = self.training.uncertainty
         self._host = {} if calibration is None else calibration.host
         self._transfers: dict[tuple[Transfer, float], tuple[Price, str]] = {}
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
         self._gradient_bytes = _beyond_product(layout)
-        release = software(plan.release)
-        self._software, self._dispatch = release.kernels, self.training.sustained.dispatch * release.dispatch
         # A calibration has timed its own host.
         host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
-        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_gpus) / speed
+        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_nodes) / speed
         self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
-        if calibration is not None:
-            if plan.compile and host.compiled_launch_s is not None and not plan.cuda_graphs:
-                self.launch_s = host.compiled_launch_s
-            self._software = self._dispatch = 1.0
+        compiled = calibration is not None and plan.compile and not plan.cuda_graphs
+        if compiled and host.compiled_launch_s is not None:
+            self.launch_s = host.compiled_launch_s
         self.unmeasured_launch_s = 0.0
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
@@ -214,13 +217,15 @@ class Pricer:
             seconds = self.calibrated.copy(bytes_total / 2.0).seconds if bytes_total >= 2.0 else 0.0
             low, high = NOT_MEASURED
             return Price(seconds, seconds * low, seconds * high, Source.ROOFLINE) if seconds else FREE
-        return self.kernels.memory_bound(bytes_total).scaled(self.training.sustained.memory * self._software)
+        return self.kernels.memory_bound(bytes_total).fitted(
+            self.training.sustained.memory, self._sigma["memory-bound"]
+        )
 
     def copied(self, bytes_total: float) -> Price:
         """A plain copy of so many bytes: read and written, and nothing that a real element-wise kernel adds to that."""
         if self.calibrated is not None:
             return self.moved(2.0 * bytes_total)
-        return self.kernels.memory_bound(2.0 * bytes_total).scaled(self._software)
+        return self.kernels.memory_bound(2.0 * bytes_total)
 
     def added(self, elements: float) -> Price:
         """Adding so many elements to as many others in place, as gradients of later micro-batches are."""
@@ -248,7 +253,9 @@ class Pricer:
             group = self.layout.group(transfer.group)
             price = collective(transfer.kind, int(transfer.bytes_total * skew), group, self.layout.cluster)
             if transfer.kind == "all_to_all" and transfer.group == "ep":
-                price = price.scaled(self._dispatch)
+                sustained = self.training.sustained
+                factor = sustained.dispatch_across if tier(group) == "scale_out" else sustained.dispatch
+                price = price.fitted(factor, self._sigma["exposed"])
             known = self._transfers[transfer, skew] = (price, tier(group))
         return known
 
@@ -267,7 +274,9 @@ class Pricer:
         group = self.layout.group("pp far" if far else "pp")
         price = collective("send_recv", int(bytes_total), group, self.layout.cluster)
         across = tier(group)
-        return price.scaled(self.training.sustained.p2p) if across == "scale_out" else price, across
+        return price.fitted(
+            self.training.sustained.p2p, self._sigma["exposed"]
+        ) if across == "scale_out" else price, across
 
     def _measured_gemm(self, op: Operation, role: str) -> Price:
         assert self.calibrated is not None
@@ -308,11 +317,11 @@ class Pricer:
         m, n, k = (max(1, round(size)) for size in (m, n, k))
         if self.calibrated is not None:  # what belongs to no linear layer
             return self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
-        return sustained_gemm(self.kernels, self.training, m, n, k, dtype, self._software)
+        return sustained_gemm(self.kernels, self.training, m, n, k, dtype)
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype, self._software)
+        return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
         width = 4.0 if self._dtype == "fp32" else 2.0
@@ -370,4 +379,4 @@ class Pricer:
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":
             factor *= self.training.sustained.attention_flash2
-        return price.scaled(factor * self._software / cp * exact)
+        return price.fitted(factor, self._sigma["attention"]).scaled(exact / cp)

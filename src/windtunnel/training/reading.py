@@ -18,11 +18,21 @@ from windtunnel.step.result_of import PLAIN
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.step import LoweredStep
+from windtunnel.training.pricing import Pricer
 
 WORTH_NAMING = 0.02  # of the step
 LIMITS_MOST = 5
 FIXES_MOST = 4
 RECOMPUTATION = "recomputation"
+
+
+def unmeasured_of(layout: Layout, pricer: Pricer) -> Iterator[str]:
+    """What no published run stands behind, so that the band is wider."""
+    gpu, habits = layout.cluster.gpu, layout.habits
+    if not pricer.training.measured:
+        yield f"no training run on a GPU of generation {gpu.generation} informed the constants: the band is wider"
+    if not habits.measured:
+        yield f"no run with {habits.title} informed the constants: its habits are as documented, the band is wider"
 
 
 def limits_of(layout: Layout, breakdown_ns: Mapping[str, int], total_ns: int, step: LoweredStep) -> tuple[Limit, ...]:

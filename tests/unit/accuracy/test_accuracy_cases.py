@@ -77,21 +77,52 @@ def test_words_become_plan_fields(case: Any, changes: dict[str, Any], field: str
     [
         ({"task": "lora"}, "adapters"),
         ({"task": "sft"}, "packed sequences"),
-        ({"framework": "MaxText (JAX)"}, "framework"),
         ({"precision": "int4"}, "precision 'int4'"),
         ({"recompute": "some of it"}, "recompute"),
         ({"offload": "everything"}, "offload"),
         ({"gpu": "H47"}, "unknown GPU"),
         ({"hidden": None}, "hidden"),
         ({"global_batch": None}, "global_batch"),
-        ({"grad_accum": 5}, "micro_batch 1 x grad_accum 5 x dp 8 = 40, but global_batch is 32"),
-        ({"model_family": "perceptron", "model": "Perceptron-1"}, "unknown model"),
+        ({"micro_batch": 3}, "micro_batch 3 x grad_accum 4 x dp 8 = 96, but global_batch is 32"),
         ({"experts": 8, "topk": 2, "ep": None}, "expert-parallel"),
-        ({"precision": "fp8_fine"}, "block scaling on Hopper"),
     ],
 )
 def test_what_cannot_be_represented_is_skipped_with_its_reason(skip: Any, changes: dict[str, Any], words: str) -> None:
     assert words in skip(**changes)
+
+
+@pytest.mark.parametrize(
+    ("framework", "taken"),
+    [
+        ("MaxText (JAX)", "maxtext"),
+        ("PaxML (JAX)", "maxtext"),
+        ("Megatron-DeepSpeed (Gaudi)", "megatron-deepspeed"),
+        ("DeepSpeed ZeRO-3", "deepspeed"),
+        ("InternEvo", "internevo"),
+        ("ColossalAI", "colossalai"),
+        ("NeMo/Megatron (ROCm)", "megatron"),
+    ],
+)
+def test_every_framework_has_habits(case: Any, framework: str, taken: str) -> None:
+    assert case(framework=framework).plan.framework == taken
+
+
+def test_what_no_rule_knows_is_answered_and_said(case: Any) -> None:
+    assert "framework 'Fleetwood' not known, taken as megatron" in case(framework="Fleetwood").assumptions
+    found = case(model_family="perceptron", model="Perceptron-1")
+    assert "model family 'perceptron' not known, taken as Llama's" in found.assumptions
+    assert "grad_accum 5 does not agree with global_batch 32, which is taken" in case(grad_accum=5).assumptions
+
+
+def test_nothing_overlaps_where_a_source_says_so(case: Any) -> None:
+    plan = case(notes="gradients reduced after the backward pass, nothing overlaps", tp=2).plan
+    assert not any(value for name, value in plan if name.startswith("overlap_"))
+
+
+def test_columns_of_overlap_and_buckets_become_plan_fields(case: Any) -> None:
+    plan = case(overlap_grad_reduce=0, overlap_ep=1, bucket_parameters=50_000_000, cp_kind="a2a").plan
+    assert (plan.overlap_grad_reduce, plan.overlap_ep) == (False, True)
+    assert (plan.bucket_parameters, plan.cp_kind) == (50_000_000, "ulysses")
 
 
 def test_models_that_numbers_cannot_describe_come_from_the_catalogue(case: Any, skip: Any) -> None:

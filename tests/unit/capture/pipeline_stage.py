@@ -9,9 +9,9 @@ import sys
 
 import torch
 import torch.distributed as dist
+from mailboxes import connect_mailbox
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from windtunnel.capture.virtual_world.mailbox import connect_mailbox
 from windtunnel.capture.virtual_world.world import World
 
 stage, stages, world_size, port = map(int, sys.argv[1:])

@@ -16,7 +16,8 @@ from small_models import Decoder, recorded, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 from windtunnel.capture.fake_tensors.fake import fake_tensors  # noqa: E402
-from windtunnel.capture.fake_tensors.pretend_cuda import CudaGraphError, PretendedGpu  # noqa: E402
+from windtunnel.capture.fake_tensors.pretend_cuda import CudaGraphError  # noqa: E402
+from windtunnel.capture.fake_tensors.pretended_gpu import PretendedGpu  # noqa: E402
 from windtunnel.capture.recorder.recorder import Recorder  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU needs no pretended one")

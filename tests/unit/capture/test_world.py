@@ -16,8 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = torch.distributed
 
+from mailboxes import LocalMailbox, connect_mailbox, serve_mailbox  # noqa: E402
+
 from windtunnel.capture.torch_private import distributed as compat  # noqa: E402
-from windtunnel.capture.virtual_world.mailbox import LocalMailbox, connect_mailbox, serve_mailbox  # noqa: E402
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy, like_me, noise, permute_own, recorded  # noqa: E402
 from windtunnel.capture.virtual_world.refusals import (  # noqa: E402
     NoPeerError,

@@ -17,6 +17,7 @@ dist = torch.distributed
 
 import torch.distributed._functional_collectives as functional  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
+from mailboxes import serve_mailbox  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
@@ -29,7 +30,6 @@ from torch.distributed.tensor.parallel import (  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from windtunnel.capture.torch_private import distributed as compat  # noqa: E402
-from windtunnel.capture.virtual_world.mailbox import serve_mailbox  # noqa: E402
 from windtunnel.capture.virtual_world.world import World  # noqa: E402
 from windtunnel.programs.communication import Communication  # noqa: E402
 

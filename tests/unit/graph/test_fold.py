@@ -12,6 +12,7 @@ from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph import footprint as measures
 from windtunnel.graph.fold import fold, refine
 from windtunnel.graph.footprint import available_bytes, graph_bytes, refuse_if_too_large, replay_bytes
+from windtunnel.graph.validate import validate
 
 
 def grid(stages: int, replicas: int, extra: dict[int, int] | None = None) -> tuple[Graph, np.ndarray]:
@@ -44,7 +45,7 @@ def test_an_undisturbed_job_folds_to_its_stages() -> None:
     assert folded.graph.dep_idx.tolist() == [0, 0, 2, 2, 4]
     assert folded.graph.rendezvous.tolist() == [-1, 1, -1, 3, -1, 5]
     assert folded.graph.stream_names == ("compute", "dp") * 3
-    folded.graph.validate()
+    validate(folded.graph)
     full, short = replay(graph, duration), replay(folded.graph, folded.duration_ns)
     assert folded.unfold(short.end_ns).tolist() == full.end_ns.tolist()
 

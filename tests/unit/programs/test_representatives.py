@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from windtunnel.programs.rank_classes.axes import RankAxes
 from windtunnel.programs.rank_classes.grid import Grid, find_grid
-from windtunnel.programs.rank_classes.representatives import Layout, draw, find_classes, find_layout
+from windtunnel.programs.rank_classes.representatives import draw, find_axes, find_classes
 from windtunnel.programs.rank_classes.uneven_shards import likely_cuts, short_from
 
 
@@ -61,14 +62,14 @@ def test_groups_that_are_no_lattice_do_not_spoil_the_grid() -> None:
 
 def test_a_world_of_one() -> None:
     grid = find_grid(1, [(0,)])
-    table = find_classes(find_layout(grid, []), lambda ranks: dict.fromkeys(ranks, "same"))
+    table = find_classes(find_axes(grid, []), lambda ranks: dict.fromkeys(ranks, "same"))
     assert table.representative_of(0) == 0
 
 
 @given(grids, st.data())
 def test_places_and_ranks_are_inverse_in_any_layout(grid: Grid, data: st.DataObject) -> None:
     exact = data.draw(st.sets(st.sampled_from(range(len(grid.sizes)))))
-    layout = Layout(grid, tuple(sorted(exact)))
+    layout = RankAxes(grid, tuple(sorted(exact)))
     assert [layout.rank(*layout.place(rank)) for rank in range(grid.world_size)] == list(range(grid.world_size))
 
 
@@ -93,7 +94,7 @@ def test_programs_that_change_at_a_few_places_are_all_found(data: st.DataObject)
         played.update(ranks)
         return {rank: program(rank) for rank in ranks}
 
-    layout = find_layout(grid, [(0, dp * tp)] if pp > 1 else [])
+    layout = find_axes(grid, [(0, dp * tp)] if pp > 1 else [])
     table = find_classes(layout, digests)
     for rank in range(grid.world_size):
         assert program(table.representative_of(rank)) == program(rank)
@@ -109,7 +110,7 @@ def test_equal_ranks_take_one_run_a_stage_and_three_more() -> None:
         played.extend(ranks)
         return {rank: str(grid.coordinates(rank)[0]) for rank in ranks}
 
-    layout = find_layout(grid, [(0, 512), (512, 1024)])
+    layout = find_axes(grid, [(0, 512), (512, 1024)])
     assert layout.exact == (0,)
     table = find_classes(layout, digests)
     assert len(played) == 16 + 3
@@ -126,7 +127,7 @@ def test_a_tail_over_two_dimensions_is_found_exactly(empty_from: int) -> None:
         dp, _, cp = grid.coordinates(rank)
         return str(dp * 4 + cp >= empty_from)
 
-    table = find_classes(find_layout(grid, []), lambda ranks: {rank: program(rank) for rank in ranks})
+    table = find_classes(find_axes(grid, []), lambda ranks: {rank: program(rank) for rank in ranks})
     assert all(program(table.representative_of(rank)) == program(rank) for rank in range(64))
 
 
@@ -137,7 +138,7 @@ def test_parts_of_a_context_and_a_tail_at_once() -> None:
     def program(rank: int) -> str:
         return f"{rank % 4} {rank >= 57}"
 
-    table = find_classes(find_layout(grid, []), lambda ranks: {rank: program(rank) for rank in ranks})
+    table = find_classes(find_axes(grid, []), lambda ranks: {rank: program(rank) for rank in ranks})
     assert all(program(table.representative_of(rank)) == program(rank) for rank in range(64))
 
 
@@ -148,7 +149,7 @@ def test_a_rank_that_was_found_to_differ_is_taken_into_the_search() -> None:
     def digests(ranks: Sequence[int]) -> dict[int, str]:
         return {rank: str(20 <= rank < 30) for rank in ranks}
 
-    layout = find_layout(grid, [])
+    layout = find_axes(grid, [])
     assert find_classes(layout, digests).counts() == {0: 64}
     table = find_classes(layout, digests, known=[23])
     assert table.counts() == {0: 54, 20: 10}
@@ -156,7 +157,7 @@ def test_a_rank_that_was_found_to_differ_is_taken_into_the_search() -> None:
 
 
 def test_drawn_ranks_are_new_of_one_pipeline_and_the_same_for_a_seed() -> None:
-    layout = find_layout(Grid((4, 8, 2), ("pp", "dp", "tp")), [(0, 16)])
+    layout = find_axes(Grid((4, 8, 2), ("pp", "dp", "tp")), [(0, 16)])
     drawn = draw(layout, 3, 7, known=range(0, 64, 16))
     assert len(drawn) == len(set(drawn)) == 3
     assert len({rank % 16 for rank in drawn}) == 1
@@ -175,7 +176,7 @@ def test_an_axis_where_all_ranks_differ_is_not_run_to_its_end() -> None:
         return {rank: str(rank) for rank in ranks}
 
     with pytest.raises(Exception, match="differ"):
-        find_classes(find_layout(grid, []), digests)
+        find_classes(find_axes(grid, []), digests)
     assert len(played) < 40
 
 
@@ -200,7 +201,7 @@ def test_short_last_shards_of_the_outer_stages_cost_a_few_runs() -> None:
     """Embedding and output matrix do not divide by the shards: the last shard of the first and last stage is short."""
     grid, played = SHORT_OUTER, list[int]()
     digests = short_outer_digests(played)
-    table = find_classes(find_layout(grid, [(0, 512)]), digests)
+    table = find_classes(find_axes(grid, [(0, 512)]), digests)
     assert all(short_outer(table.representative_of(rank)) == short_outer(rank) for rank in range(0, 8192, 3))
     assert len(table.counts()) == 18
     assert len(played) == 2 * 16 + 2 * 3  # both ends of each stage, and what finds a cut and tests its parts
@@ -218,7 +219,7 @@ def test_stages_of_a_kind_are_looked_at_once_and_known_tails_are_cut_at_once() -
     def tails_of(rank: int) -> list[tuple[tuple[int, ...], set[int]]]:
         return [(lattice(grid, rank, [1]), short_from(16_032, 64))]
 
-    layout = find_layout(grid, [(0, 512)])
+    layout = find_axes(grid, [(0, 512)])
     table = find_classes(layout, digests, kind_of=kind_of, tails_of=tails_of)
     assert all(short_outer(table.representative_of(rank)) == short_outer(rank) for rank in range(0, 8192, 3))
     assert len(table.counts()) == 18
@@ -232,7 +233,7 @@ def test_a_kind_whose_middle_stage_is_uneven_is_looked_at_stage_by_stage() -> No
         pp, dp = grid.coordinates(rank)
         return f"{pp} {pp > 1 and dp >= 20 + pp}"
 
-    layout = find_layout(grid, [(0, 32)])
+    layout = find_axes(grid, [(0, 32)])
     table = find_classes(layout, lambda ranks: {rank: program(rank) for rank in ranks}, kind_of=lambda rank: rank < 64)
     assert all(program(table.representative_of(rank)) == program(rank) for rank in range(256))
 
@@ -253,7 +254,7 @@ def test_wrong_tails_cost_runs_and_nothing_else(data: st.DataObject) -> None:
         played.update(ranks)
         return {rank: program(rank) for rank in ranks}
 
-    table = find_classes(find_layout(grid, []), digests, tails_of=lambda rank: [(tuple(world), told)])
+    table = find_classes(find_axes(grid, []), digests, tails_of=lambda rank: [(tuple(world), told)])
     assert all(program(table.representative_of(rank)) == program(rank) for rank in world)
     if really <= told:
         assert len(played) <= 2 * (2 * len(told) + 1) + 8 * len(told)
@@ -269,7 +270,7 @@ def test_tails_of_tiny_tensors_over_thousands_of_ranks_take_two_runs_a_class() -
         return {rank: str([rank < rows for rows in (128, 256, 512)]) for rank in ranks}
 
     tails = [(tuple(range(8192)), short_from(rows, 8192)) for rows in (128, 256, 512)]
-    table = find_classes(find_layout(grid, []), digests, tails_of=lambda rank: tails)
+    table = find_classes(find_axes(grid, []), digests, tails_of=lambda rank: tails)
     assert table.counts() == {0: 128, 128: 128, 256: 256, 512: 8192 - 512}
     assert len(played) == 8
 
@@ -282,7 +283,7 @@ def test_parts_become_shorter_where_chunks_do(length: int, size: int) -> None:
 
 
 def test_a_tail_that_begins_inside_a_row_cuts_the_row_off() -> None:
-    layout = find_layout(Grid((8, 2, 4), ("dp", "tp", "cp")), [])
+    layout = find_axes(Grid((8, 2, 4), ("dp", "tp", "cp")), [])
     group = tuple(dp * 8 + cp for dp in range(8) for cp in range(4))  # dp x cp of tp 0
     assert likely_cuts(layout, [(group, [26])]) == [{6, 7}, set(), {2}]
     assert likely_cuts(layout, [(group, [28])]) == [{7}, set(), set()]
@@ -297,6 +298,6 @@ def test_an_axis_of_parts_that_are_all_different_is_run_to_its_end() -> None:
         played.extend(ranks)
         return {rank: str(rank % 64) for rank in ranks}
 
-    table = find_classes(find_layout(grid, []), digests)
+    table = find_classes(find_axes(grid, []), digests)
     assert table.counts() == dict.fromkeys(range(64), 128)
     assert len(played) <= 2 * 64 + 64

@@ -13,6 +13,7 @@ import pytest
 from tables import Row, job, write
 
 from windtunnel.errors import InputFileError
+from windtunnel.graph.validate import validate
 from windtunnel.traces.read import read_trace
 from windtunnel.traces.stragglers.counterfactuals import explain
 from windtunnel.traces.stragglers.explanation import Explanation
@@ -174,4 +175,4 @@ def test_host_operators_stand_in_where_there_is_no_gpu(tmp_path: Path) -> None:
     assert found.slowest_workers.share == pytest.approx(1.0)
     (note,) = found.notes
     assert "no GPU work in the trace" in note
-    trace.graph.validate()
+    validate(trace.graph)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from windtunnel.engine.replay import replay
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.graph.validate import validate
 from windtunnel.traces.read import read_trace
 from windtunnel.traces.stragglers.counterfactuals import explain
 from windtunnel.traces.stragglers.explanation import Explanation
@@ -41,7 +42,7 @@ def test_the_replay_repeats_the_recording_to_the_microsecond(tmp_path: Path, dat
         steps=data.draw(st.integers(1, 3)),
     )
     trace = traced(ranks, tmp_path, packed=data.draw(st.booleans()))
-    trace.graph.validate()
+    validate(trace.graph)
     found = replay(trace.graph, trace.duration_ns).makespan_ns / 1000
     # The annotations of steps begin before the first call, by one microsecond.
     assert found == pytest.approx(kineto_jobs.end_us(ranks) - 1.0, abs=0.5)

@@ -13,6 +13,7 @@ from tables import job, write
 
 from windtunnel.engine.replay import replay
 from windtunnel.errors import InputFileError, UserError
+from windtunnel.graph.validate import validate
 from windtunnel.traces.read import read_trace
 from windtunnel.traces.stragglers.counterfactuals import explain, ideal_durations
 from windtunnel.traces.stragglers.explanation import Explanation, Part
@@ -132,7 +133,7 @@ def test_the_replay_is_the_measured_time_and_the_ideal_keeps_the_work(
     assert not trace.notes
     found = replay(trace.graph, trace.duration_ns).makespan_ns
     assert found == pytest.approx(int(trace.measured_ns[0]), rel=1e-6)
-    trace.graph.validate()
+    validate(trace.graph)
     ideal = ideal_durations(trace)
     computes = ~trace.is_communication
     for peers in np.unique(trace.peers[computes]):

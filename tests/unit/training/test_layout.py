@@ -33,7 +33,7 @@ def test_what_is_left_open_follows_the_framework_and_is_said() -> None:
 def test_what_makes_no_difference_is_not_said() -> None:
     alone = layout()
     assert not [entry for entry in alone.defaults if entry.startswith(("overlap_tp", "overlap_p2p", "schedule"))]
-    said = layout(tp=4, zero_stage=2, overlap_tp=False)
+    said = layout(tp=4, zero_stage=2, overlap_tp=False, overlap_tp_backward=True)
     assert not [entry for entry in said.defaults if entry.startswith(("zero_stage", "overlap_tp"))]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.engine import Slowdown, Timeline, replay
+from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.training import read_plan
@@ -40,7 +41,7 @@ def lowered(model: Any = MODEL, cluster: str = "h100-sxm:16", **plan: Any) -> Lo
     pricer = Pricer(layout)
     chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
     step = lower(layout, pieces_of(layout), chosen, pricer)
-    step.graph.validate()
+    validate(step.graph)
     slowdown = Slowdown(step.interference, np.array(pricer.training.slowdown_factors()))
     return Lowered(step, replay(step.graph, step.duration_ns, slowdown))
 

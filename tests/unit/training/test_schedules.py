@@ -6,19 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from windtunnel.errors import InputFileError, LayoutError, ScheduleError, UnknownNameError
+from windtunnel.errors import LayoutError, ScheduleError, UnknownNameError
 from windtunnel.training.schedules import (
-    NAMES,
     Kind,
     Schedule,
     check,
     in_flight,
-    load_csv,
     makespan,
-    save_csv,
     schedule,
     walk,
 )
@@ -175,86 +170,3 @@ def test_uneven_stages_and_weights():
     s = schedule("1f1b", 2, 4)
     assert makespan(s, [[1.0], [2.0]], 1.0, 1.0) == 1 + 4 * 4 + 2
     assert in_flight(s, weight=[[10.0], [3.0]]).tolist() == [20.0, 3.0]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "dualpipe"])
-def test_a_saved_schedule_loads_as_it_was(name, tmp_path):
-    s = schedule(name, 3, 6, 2 if name == "interleaved" else 1)
-    path = tmp_path / f"{name}.csv"
-    save_csv(s, path)
-    again = load_csv(path)
-    assert again.name == name
-    for field in ("rank", "kind", "chunk", "micro_batch", "overlap", "rank_offset", "virtual_stage", "direction"):
-        assert np.array_equal(getattr(again, field), getattr(s, field)), field
-
-
-def test_dualpipe_has_no_file(tmp_path):
-    with pytest.raises(LayoutError, match="save dualpipe-v instead"):
-        save_csv(schedule("dualpipe", 2, 4), tmp_path / "x.csv")
-    with pytest.raises(InputFileError, match="cannot be written"):
-        save_csv(schedule("1f1b", 2, 4), tmp_path / "absent" / "x.csv")
-
-
-def test_pytorch_cells_for_communication_and_waits_are_passed_over(tmp_path):
-    path = tmp_path / "torch.csv"
-    path.write_text(
-        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\n"
-        ",1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1B1,1SEND_B1\n"
-    )
-    s = load_csv(path)
-    assert (s.stages, s.chunks, s.micro_batches) == (2, 1, 2)
-    assert row(s, 0) == "F0.0 F0.1 B0.0 B0.1"
-    assert row(s, 1) == "F0.0 I0.0 W0.0 F0.1 B0.1"
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "holds no action"),
-        ("0F0,0X0\n", "row 1 has the cell '0X0'"),
-        ("0F0,(0B0;)OVERLAP_F_B\n", "row 1 has the cell"),
-        ("0F0,0B0,1F0,1B0\n1F1,1B1\n", "stage 1 is in rows 1 and 2"),
-        ("0F0,0B0\n2F0,2B0\n", "none is number 1"),
-        ("0F0,0B0,0F2,0B2\n", "none is number 1"),
-        ("0F0,1F0,1B0,0B0\n2F0,2B0\n", "different numbers of stages: 2, 1"),
-        ("0F0,0F1,0B1\n1F0,1B0,1F1,1B1\n", "lacks the backward of micro-batch 0 on stage 0"),
-        ("0B0,0F0\n", "deadlocks"),
-        ("0F0,0F1,0F2\n1F0\n2F0\n", "too few for 3 stages and 3 micro-batches"),
-    ],
-)
-def test_a_broken_file_is_one_clear_error(text, says, tmp_path):
-    path = tmp_path / "broken.csv"
-    path.write_text(text)
-    with pytest.raises(InputFileError, match=says) as caught:
-        load_csv(path)
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_and_a_binary_file(tmp_path):
-    with pytest.raises(InputFileError, match="cannot be read"):
-        load_csv(tmp_path / "absent.csv")
-    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(InputFileError, match="cannot be read"):
-        load_csv(tmp_path / "binary.csv")
-
-
-cells = st.one_of(
-    st.from_regex(r"[0-2][FBIW][0-2]", fullmatch=True),
-    st.from_regex(r"\([01]F[01];[01]B[01]\)OVERLAP_F_B", fullmatch=True),
-    st.text(max_size=6),
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.one_of(st.binary(max_size=60), st.lists(st.lists(cells, max_size=8), max_size=4)))
-def test_no_file_gives_a_traceback(tmp_path, content):
-    path = tmp_path / "fuzz.csv"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        path.write_text("\n".join(",".join(row) for row in content), encoding="utf-8", errors="replace")
-    try:
-        s = load_csv(path)
-    except InputFileError:
-        return
-    check(s)

@@ -6,7 +6,7 @@ answered: ops run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,10 +14,9 @@ from windtunnel.capture.fake_tensors.control_flow import Answers, line_of_script
 from windtunnel.capture.fake_tensors.known_values import CREATED, KnownValues
 from windtunnel.capture.recorder.assembly import AFTER
 from windtunnel.capture.recorder.op_table import OpFacts
+from windtunnel.capture.recorder.rows import Rows
+from windtunnel.capture.recorder.storages import Ledger
 from windtunnel.capture.torch_private import distributed as compat
-
-if TYPE_CHECKING:
-    from windtunnel.capture.recorder.recorder import Recorder
 
 _INTEGERS = (torch.int32, torch.int64)
 _NORMS = ("norm", "_foreach_norm", "linalg_vector_norm")
@@ -26,10 +25,21 @@ _FALSE_OF_SOUND = ("any", "isnan", "isinf", "ne", "logical_or", "bitwise_or")
 _BACK = 12  # ops to look back for a norm
 
 
+class Records(Protocol):
+    """What a reader needs of its recorder."""
+
+    device: str
+    ledger: Ledger
+    rows: Rows
+
+    def answered(self, what: str, told: object, where: str) -> None:
+        """Python was told something."""
+
+
 class Reader:
     """Answers for one recorder; `fake` says whether tensors hold data."""
 
-    def __init__(self, recorder: Recorder, answers: Answers) -> None:
+    def __init__(self, recorder: Records, answers: Answers) -> None:
         self._recorder, self._answers = recorder, answers
         self._fake_class = compat.fake_tensor_class()
         self.fake = False

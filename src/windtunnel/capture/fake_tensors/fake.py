@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from windtunnel.capture.fake_tensors.pretend_cuda import PretendedGpu
+    from windtunnel.capture.fake_tensors.pretended_gpu import PretendedGpu
 
 
 @contextmanager

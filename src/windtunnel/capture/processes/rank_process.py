@@ -246,7 +246,7 @@ def _faked(launch: Launch, device: str) -> list[str]:
     peers = f"{others:,} peers of torch.distributed, each of which behaves as this rank does"
     faked = [peers, "tensors: they have shapes, and hold no data"]
     if device == "cuda":
-        from windtunnel.capture.fake_tensors.pretend_cuda import PretendedGpu
+        from windtunnel.capture.fake_tensors.pretended_gpu import PretendedGpu
 
         faked.append(f"torch.cuda: {launch.local_world_size} x {PretendedGpu().name} a node")
     return faked

@@ -6,20 +6,19 @@ reads, sizes that data decide, and, through the virtual world, what peers send.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windtunnel.capture.fake_tensors.dispatch_cache import FastFakes
 from windtunnel.capture.recorder.call_tensors import leaf_tensors, tensors_of
+from windtunnel.capture.recorder.exchanges import Exchanges
 from windtunnel.capture.recorder.op_table import OpFacts, facts_of
+from windtunnel.capture.recorder.protocol import Recording
 from windtunnel.capture.torch_private import compile as compiler
 from windtunnel.capture.torch_private import distributed as world_compat
 from windtunnel.capture.torch_private import recorder as compat
-
-if TYPE_CHECKING:
-    from windtunnel.capture.recorder.recorder import Recorder
 
 _NOT_HELD = "meta"
 _DEVICE_QUERY = torch.ops.prim.device.default  # C++ asks a fake tensor for its device so, several times an op
@@ -35,9 +34,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         """No wrapper that keeps torch.compile out: nothing is compiled, and it costs as much as an op."""
         return False
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording, exchanges: Exchanges) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._recorder, self._exchanges = recorder, exchanges
         self._rows, self._reader = recorder.rows, recorder.reader
         self._fake = compat.fake_class()
         self._fakes: FastFakes | None = None
@@ -147,9 +146,9 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
                 return func(*args, **{**kwargs, "pin_memory": False})
         if facts.fused_exchange:
             with self:
-                return recorder.exchanges.fused(func, args, kwargs)
+                return self._exchanges.fused(func, args, kwargs)
         if facts.communication:
-            return recorder.exchanges.communicate(func, facts, args, kwargs, tensors_of(args, kwargs))
+            return self._exchanges.communicate(func, facts, args, kwargs, tensors_of(args, kwargs))
         if facts.reads:
             return recorder.read(func, facts, args, kwargs, tensors_of(args, kwargs))
         if self.real_integers:

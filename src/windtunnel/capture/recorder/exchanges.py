@@ -7,17 +7,15 @@ of their own. Waiting is heard from the work that the script waits on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.capture.recorder.assembly import PLACE
 from windtunnel.capture.recorder.call_tensors import leaf_tensors, written_tensors
 from windtunnel.capture.recorder.modules import Place
 from windtunnel.capture.recorder.op_table import OpFacts
+from windtunnel.capture.recorder.protocol import Recording
 from windtunnel.capture.torch_private import compile as compiler
 from windtunnel.programs.communication import Communication
-
-if TYPE_CHECKING:
-    from windtunnel.capture.recorder.recorder import Recorder
 
 _GIVES_NOTHING = ("send", "barrier", "monitored_barrier_")
 
@@ -25,7 +23,7 @@ _GIVES_NOTHING = ("send", "barrier", "monitored_barrier_")
 class Exchanges:
     """Of one recorder. Also the world's listener; hands on to whoever listened before."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
         self.before: Any = None  # who listened before
         self._begun: list[Communication] = []  # by the op in hand

@@ -79,7 +79,7 @@ class Recorder:
         self.exchanges = Exchanges(self)
         self._parameters: dict[int, int] = {}  # of all optimizers: elements that are here
         self.tails: dict[tuple[int, ...], set[int]] = {}  # of groups that share a parameter: where parts become shorter
-        self._mode = Watch(self)
+        self._mode = Watch(self, self.exchanges)
         self._open = ExitStack()
 
     # ---- life

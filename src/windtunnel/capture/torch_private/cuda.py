@@ -15,7 +15,7 @@ import torch
 from windtunnel.capture.torch_private.distributed import Replacements
 
 if TYPE_CHECKING:
-    from windtunnel.capture.fake_tensors.pretend_cuda import PretendedCuda
+    from windtunnel.capture.fake_tensors.pretended_gpu import PretendedCuda
 
 
 def replace_torch_cuda(

@@ -9,17 +9,15 @@ have one entry each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.messages import CONTROL_ELEMENTS
 from windtunnel.capture.virtual_world.peer_data import Exchange
+from windtunnel.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError, WorldError
 from windtunnel.programs.communication import MESSAGES, Communication
-
-if TYPE_CHECKING:
-    from windtunnel.capture.virtual_world.world import World
 
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")  # torch's numbers, from 0
 NO_COMMUNICATION = ("check_for_nan",)  # ops of the namespace that ask nothing of peers
@@ -43,7 +41,7 @@ def is_control(kind: str, tensors: Sequence[Any]) -> bool:
 class Answers:
     """The kernels, as methods named as their ops."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: AnsweringWorld) -> None:
         self._world = world
 
     def kernels(self) -> dict[str, Callable[..., Any]]:

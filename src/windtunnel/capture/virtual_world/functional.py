@@ -8,17 +8,15 @@ waits for by the storage.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.capture.torch_private import distributed as compat
-from windtunnel.capture.virtual_world.collectives import bytes_of, uneven_rows
+from windtunnel.capture.virtual_world.collectives import Answers, bytes_of, uneven_rows
 from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.peer_data import Exchange
+from windtunnel.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError
 from windtunnel.programs.communication import MESSAGES
-
-if TYPE_CHECKING:
-    from windtunnel.capture.virtual_world.world import World
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _KINDS = {
@@ -35,8 +33,8 @@ _KINDS = {
 class Functional:
     """Answers by name of the op."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: AnsweringWorld, answers: Answers) -> None:
+        self._world, self._answers = world, answers
         # by storage: an output, and the work that fills it
         self._unwaited: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
@@ -61,7 +59,7 @@ class Functional:
         if name == "batch_p2p_ops":
             self._batch(group, given, inputs, _listed(output))
         elif name == "shard_dim_alltoall":
-            call = self._world.answers.ask(group, "all_to_all", bytes_of(inputs), inputs, is_async=False)
+            call = self._answers.ask(group, "all_to_all", bytes_of(inputs), inputs, is_async=False)
             self._world.wait_for(call, self._world.begin(call))
         else:
             self._single(group, name, given, inputs, _listed(output))
@@ -85,7 +83,7 @@ class Functional:
         if "tag" in given:
             more["tag"] = given["tag"]
         total = bytes_of(outputs if kind == "all_gather" else inputs)
-        call = self._world.answers.ask(group, kind, total, inputs, position=position, **more)
+        call = self._answers.ask(group, kind, total, inputs, position=position, **more)
         if kind not in MESSAGES:
             sent, received = tuple(inputs), tuple(outputs)
             exchange = Exchange(call, sent, received, self._world.noise, None, tuple(rows_in), tuple(rows_out))
@@ -97,7 +95,7 @@ class Functional:
         ends = zip(given["op_list"], given["peer_list"], given["tag_list"], inputs, outputs, strict=True)
         for op, peer, tag, own, output in ends:
             kind = "recv" if op == "irecv" else "send"
-            call = self._world.answers.ask(group, kind, bytes_of((own,)), (own,), position=peer, tag=tag)
+            call = self._answers.ask(group, kind, bytes_of((own,)), (own,), position=peer, tag=tag)
             self._remember([output], call, group)
         group.end_batch()
 

@@ -11,14 +11,12 @@ import functools
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from windtunnel.capture.torch_private import distributed as compat
+from windtunnel.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError
-
-if TYPE_CHECKING:
-    from windtunnel.capture.virtual_world.world import World
 
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's default for nccl; a build without it has none
 
@@ -32,7 +30,7 @@ def replace_public(patches: compat.Replacements, name: str, make: Callable[[Any]
             patches.set(module, name, new)
 
 
-def install(world: World, patches: compat.Replacements) -> None:
+def install(world: AnsweringWorld, patches: compat.Replacements) -> None:
     """Replace what finds peers and what makes groups."""
     import torch.distributed as dist
 
@@ -98,7 +96,7 @@ def _register(handle: Any, backend: str, store: Any, name: str, **more: Any) -> 
     )
 
 
-def _init(world: World, original: Any) -> Any:
+def _init(world: AnsweringWorld, original: Any) -> Any:
     """`device_id` names a GPU that this machine may not have: it is taken off before torch looks, and kept."""
 
     def init_process_group(backend: Any = None, *args: Any, device_id: Any = None, **kwargs: Any) -> Any:
@@ -116,7 +114,7 @@ def _init(world: World, original: Any) -> Any:
     return init_process_group
 
 
-def _split_group(world: World, original: Any) -> Any:
+def _split_group(world: AnsweringWorld, original: Any) -> Any:
     """torch's asks the backend to split its communicator; there is none, and ranks are all it takes."""
 
     def split_group(
@@ -153,7 +151,7 @@ def _split_group(world: World, original: Any) -> Any:
     return split_group
 
 
-def _pretend_nccl(world: World, patches: compat.Replacements, c10d: Any, dist: Any) -> None:
+def _pretend_nccl(world: AnsweringWorld, patches: compat.Replacements, c10d: Any, dist: Any) -> None:
     """A CPU build lacks `ProcessGroupNCCL`, whose options scripts fill in before they ask for nccl."""
     if c10d.default_pg_nccl_timeout is None:
         patches.set(c10d, "default_pg_nccl_timeout", NCCL_TIMEOUT)
@@ -194,7 +192,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def wrap_group_methods(world: World, patches: compat.Replacements) -> None:
+def wrap_group_methods(world: AnsweringWorld, patches: compat.Replacements) -> None:
     """Methods of torch's `ProcessGroup` that C++ would answer on the backend, or with a GPU that may not be there."""
     cls, fake = compat.c10d().ProcessGroup, compat.fake_backend()
     barrier, options_class = cls.barrier, compat.c10d().BarrierOptions
@@ -229,7 +227,7 @@ def wrap_group_methods(world: World, patches: compat.Replacements) -> None:
     patches.set(fake, "_set_default_timeout", _nothing)
 
 
-def watch_meshes(world: World, patches: compat.Replacements) -> None:
+def watch_meshes(world: AnsweringWorld, patches: compat.Replacements) -> None:
     """Note the script's meshes; give a rank its own part of what it holds whole, as a scatter's root would send it."""
     mesh_class = compat.device_mesh_class()
     make = mesh_class.__init__
@@ -258,7 +256,7 @@ def watch_meshes(world: World, patches: compat.Replacements) -> None:
         patches.set(module, "mesh_scatter", scatter_own)
 
 
-def _noting_factor(world: World, method: Any) -> Any:
+def _noting_factor(world: AnsweringWorld, method: Any) -> Any:
     """Note the factor of a premultiplied sum on its way: its script object does not show it to Python kernels."""
 
     reduce_op = compat.c10d().ReduceOp

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.mailbox import Mailbox
+from windtunnel.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.capture.virtual_world.refusals import NoPeerError, WorldError
 
 if TYPE_CHECKING:
     from windtunnel.capture.virtual_world.peer_data import Exchange
-    from windtunnel.capture.virtual_world.world import World
     from windtunnel.programs.communication import Communication
 
 CONTROL_ELEMENTS = 256  # a control tensor has at most so many
@@ -30,7 +30,7 @@ class Messages:
     """The mail of one rank."""
 
     def __init__(
-        self, world: World, mailbox: Mailbox | None, reachable: Collection[int] | None, timeout_s: float
+        self, world: AnsweringWorld, mailbox: Mailbox | None, reachable: Collection[int] | None, timeout_s: float
     ) -> None:
         self._world, self._mailbox, self._timeout_s = world, mailbox, timeout_s
         self._reachable = None if reachable is None else frozenset(reachable)

@@ -10,21 +10,21 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.capture.torch_private import distributed as compat
+from windtunnel.capture.virtual_world.collectives import Answers
 from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.initialisation import replace_public
-
-if TYPE_CHECKING:
-    from windtunnel.capture.virtual_world.world import World
+from windtunnel.capture.virtual_world.messages import Messages
+from windtunnel.capture.virtual_world.protocol import AnsweringWorld
 
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
 
-def install(world: World, patches: compat.Replacements) -> None:
+def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: compat.Replacements) -> None:
     """Replace torch's object collectives while the world is open."""
-    calls = ObjectCalls(world)
+    calls = ObjectCalls(world, answers, messages)
     for name in (
         *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
         *("send_object_list", "recv_object_list"),
@@ -32,7 +32,7 @@ def install(world: World, patches: compat.Replacements) -> None:
         replace_public(patches, name, _while_open(world, getattr(calls, name)))
 
 
-def _while_open(world: World, mine: Any) -> Callable[[Any], Any]:
+def _while_open(world: AnsweringWorld, mine: Any) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             return (mine if world.is_open else original)(*args, **kwargs)
@@ -45,8 +45,8 @@ def _while_open(world: World, mine: Any) -> Callable[[Any], Any]:
 class ObjectCalls:
     """torch's functions, by their names and arguments."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: AnsweringWorld, answers: Answers, messages: Messages) -> None:
+        self._world, self._answers, self._messages = world, answers, messages
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
         """Every member's object, on every member."""
@@ -88,13 +88,13 @@ class ObjectCalls:
         data = dumps(object_list)
         self._call(ours, "broadcast", len(data), root)
         sender = ours.members[root]
-        key = self._world.messages.key(ours, sender, sender, "broadcast")
+        key = self._messages.key(ours, sender, sender, "broadcast")
         if root == ours.position:
             if ours.size > 1:
-                self._world.messages.put(key, data)
+                self._messages.put(key, data)
         elif any(entry is None for entry in object_list):
-            if self._world.messages.reaches(sender):
-                object_list[:] = loads(self._world.messages.get(key, "broadcast_object_list", sender))
+            if self._messages.reaches(sender):
+                object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
             else:
                 self._note(f"broadcast_object_list: the objects of rank {sender} are not known, None stayed None")
 
@@ -113,7 +113,7 @@ class ObjectCalls:
         root = self._position(ours, src, group_src, default=0)
         if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
             raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
-        inputs, messages, sender = scatter_object_input_list, self._world.messages, ours.members[root]
+        inputs, messages, sender = scatter_object_input_list, self._messages, ours.members[root]
         if root == ours.position:
             if inputs is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
@@ -146,7 +146,7 @@ class ObjectCalls:
         receiver = self._other(ours, dst, group_dst, "Destination")
         data = dumps(object_list)
         self._call(ours, "send", len(data), receiver)
-        messages, to = self._world.messages, ours.members[receiver]
+        messages, to = self._messages, ours.members[receiver]
         if messages.reaches(to):
             messages.put(messages.key(ours, self._world.rank, to, "objects"), data)
 
@@ -164,7 +164,7 @@ class ObjectCalls:
         if ours is None:
             return -1
         sender = ours.members[self._other(ours, src, group_src, "Source")]
-        messages = self._world.messages
+        messages = self._messages
         key = messages.key(ours, sender, self._world.rank, "objects")
         due = self._world.begin(call := self._asked(ours, "recv", 0, ours.members.index(sender)))
         received = loads(messages.get(key, f"recv_object_list on group {ours.name!r}", sender))
@@ -175,7 +175,7 @@ class ObjectCalls:
     def _gathered(self, group: Group, kind: str, obj: Any, output: list[Any] | None, root: int) -> None:
         data = dumps(obj)
         self._call(group, kind, len(data) * group.size, root)
-        messages, rank = self._world.messages, self._world.rank
+        messages, rank = self._messages, self._world.rank
         running = messages.named_among(group.members)
         if running and (root < 0 or group.members[root] != rank):
             receivers = running if root < 0 else [group.members[root]]
@@ -196,7 +196,7 @@ class ObjectCalls:
         self._world.wait_for(call, self._world.begin(call))
 
     def _asked(self, group: Group, kind: str, size: int, position: int) -> Any:
-        return self._world.answers.ask(group, kind, size, (), position=position, is_async=False, control=True)
+        return self._answers.ask(group, kind, size, (), position=position, is_async=False, control=True)
 
     def _group(self, group: Any, name: str) -> Group | None:
         c10d = compat.c10d()

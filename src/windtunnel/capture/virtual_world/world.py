@@ -90,8 +90,7 @@ class World:
 
     def __enter__(self) -> World:
         compat.require_tried_torch()
-        from windtunnel.capture.virtual_world import collectives as answers
-        from windtunnel.capture.virtual_world import functional, initialisation, objects, work
+        from windtunnel.capture.virtual_world import collectives, functional, initialisation, objects, work
 
         if compat.c10d().is_initialized():
             raise WorldError(
@@ -102,15 +101,15 @@ class World:
         self._patches.set(sys, "excepthook", sys.excepthook)  # init_process_group puts its own in front
         self.is_open = True
         try:
-            self.answers = answers.Answers(self)
-            self._functional = functional.Functional(self)
-            self._kernels = {name: self._around(kernel) for name, kernel in self.answers.kernels().items()}
+            calls = collectives.Answers(self)
+            self._functional = functional.Functional(self, calls)
+            self._kernels = {name: self._around(kernel) for name, kernel in calls.kernels().items()}
             self._install_kernels()
             initialisation.install(self, self._patches)
             initialisation.wrap_group_methods(self, self._patches)
             initialisation.watch_meshes(self, self._patches)
             compat.shard_lazily(self._patches)
-            objects.install(self, self._patches)
+            objects.install(self, calls, self.messages, self._patches)
         except BaseException:
             self._close()
             raise

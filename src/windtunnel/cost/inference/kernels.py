@@ -172,17 +172,10 @@ def _decode_attention(
             found = measured.rows(path, ("batch_size", "step", "latency"), where)
         if not len(found["latency"]):
             continue
-        scale = (
-            max(heads / chosen[0], kv_heads / chosen[1]) * head_dim / chosen[2]
-            if chosen != (heads, kv_heads, head_dim)
-            else 1.0
-        )
-        if chosen[0] >= heads and chosen[1] == kv_heads and chosen[2] == head_dim:
-            scale = 1.0  # the cache decides, not the queries
-        seconds = found["latency"] * 1e-3 * (scale if scale > 1.0 else 1.0)
-        table = surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, seconds)
-        if scale < 1.0:
-            table = _scaled(table, scale, roofline.launch_floor_s())
+        # A kernel with other heads of the cache reads as much as one with other sequences does.
+        more = kv_heads * head_dim / (chosen[1] * chosen[2])
+        batches, contexts = found["batch_size"].astype(float) / more, found["step"].astype(float) + 1.0
+        table = surface(batches, contexts, found["latency"] * 1e-3)
         if window is not None and by_window and where[-1][1] == 0:
             table = _windowed(table, window)
         return table

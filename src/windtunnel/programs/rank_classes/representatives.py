@@ -23,45 +23,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
+from windtunnel.programs.rank_classes.axes import Place, RankAxes
 from windtunnel.programs.rank_classes.grid import Grid
-from windtunnel.programs.rank_classes.search import Box, Digests, Place, Search, find_boxes, is_in
+from windtunnel.programs.rank_classes.search import Box, Digests, Search, find_boxes, is_in
 from windtunnel.programs.rank_classes.uneven_shards import Tail, likely_cuts
 
 MOST_EXACT = 64  # a dimension over which messages go is run at all its coordinates up to this size
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which dimensions of the grid are run in full; the others are axes."""
-
-    grid: Grid
-    exact: tuple[int, ...]
-
-    @cached_property
-    def axes(self) -> tuple[int, ...]:
-        """The other dimensions."""
-        return tuple(d for d in range(len(self.grid.sizes)) if d not in self.exact)
-
-    @property
-    def lengths(self) -> Place:
-        """Places along each axis."""
-        return tuple(self.grid.sizes[d] for d in self.axes)
-
-    def place(self, rank: int) -> tuple[Place, Place]:
-        """(coordinates along exact dimensions, places along the axes)."""
-        coordinates = self.grid.coordinates(rank)
-        return tuple(coordinates[d] for d in self.exact), tuple(coordinates[d] for d in self.axes)
-
-    def rank(self, exact: Sequence[int], along: Sequence[int]) -> int:
-        """The inverse of `place`."""
-        coordinates = [0] * len(self.grid.sizes)
-        for d, at in zip((*self.exact, *self.axes), (*exact, *along), strict=True):
-            coordinates[d] = at
-        return self.grid.rank(coordinates)
-
-    def stages(self) -> list[Place]:
-        """Every combination of exact coordinates."""
-        return list(product(*(range(self.grid.sizes[d]) for d in self.exact)))
 
 
 @dataclass(frozen=True)
@@ -77,7 +44,7 @@ class Stage:
 class Table:
     """Which representative every rank of the world equals, in a few numbers."""
 
-    layout: Layout
+    layout: RankAxes
     stages: tuple[Stage, ...]
 
     def representative_of(self, rank: int) -> int:
@@ -106,17 +73,17 @@ class Table:
         return {stage.exact: stage for stage in self.stages}
 
 
-def find_layout(grid: Grid, message_pairs: Iterable[tuple[int, int]]) -> Layout:
+def find_axes(grid: Grid, message_pairs: Iterable[tuple[int, int]]) -> RankAxes:
     """Exact dimensions from who sends to whom."""
     exact = set()
     for sender, receiver in message_pairs:
         pair = zip(grid.coordinates(sender), grid.coordinates(receiver), strict=True)
         exact |= {d for d, (one, other) in enumerate(pair) if one != other and grid.sizes[d] <= MOST_EXACT}
-    return Layout(grid, tuple(sorted(exact)))
+    return RankAxes(grid, tuple(sorted(exact)))
 
 
 def find_classes(
-    layout: Layout,
+    layout: RankAxes,
     digests: Digests,
     known: Iterable[int] = (),
     *,
@@ -164,7 +131,7 @@ def _stage(search: Search, exact: Place, boxes: Sequence[Box]) -> Stage:
     return Stage(exact, cuts, tuple(cells))
 
 
-def draw(layout: Layout, count: int, seed: int, known: Iterable[int]) -> list[int]:
+def draw(layout: RankAxes, count: int, seed: int, known: Iterable[int]) -> list[int]:
     """Ranks to verify with, drawn at random among those not run yet: `count` of them, or all there are.
 
     Stages at one place along the axes are drawn together: where they exchange messages, none runs without the others.

@@ -1,26 +1,23 @@
 """Where programs change along the axes: boxes of places, in each of which all ranks run one program.
 
 A box whose first and last rank run the same program is taken to be one class. Another is cut, and its parts are looked
-at in turn: where shards are known to become shorter (`tails.py`), else where neighbours are found to differ, on a path
-from its first place to its last along one axis after the other. Stages are searched together, so that those which
-exchange messages run at the same time.
+at in turn: where shards are known to become shorter (`uneven_shards.py`), else where neighbours are found to differ, on
+a path from its first place to its last along one axis after the other. Stages are searched together, so that those
+which exchange messages run at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from windtunnel.errors import UserError
-
-if TYPE_CHECKING:
-    from windtunnel.programs.rank_classes.representatives import Layout
+from windtunnel.programs.rank_classes.axes import Place, RankAxes
 
 MOST_CUTS = 64  # of one axis at one stage; more are no structure but noise
 MOST_UNEXPLAINED = 16  # of those that no shard explains, along an axis that is longer than MOST_CUTS
 
-Place = tuple[int, ...]
 Point = tuple[Place, Place]  # (coordinates along exact dimensions, places along the axes)
 Digests = Callable[[Sequence[int]], Mapping[int, str]]  # runs these ranks, and says which programs are equal
 Box = tuple[Place, Place]  # its first place and its last
@@ -39,7 +36,7 @@ class NoClassesError(UserError):
 class Search:
     """What is known so far."""
 
-    def __init__(self, layout: Layout, digests: Digests) -> None:
+    def __init__(self, layout: RankAxes, digests: Digests) -> None:
         self.layout, self._digests = layout, digests
         self._known: dict[Place, dict[Place, str]] = {}
 

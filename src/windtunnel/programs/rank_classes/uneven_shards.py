@@ -8,12 +8,9 @@ if anywhere, so it is there that ranks are run first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from windtunnel.programs.rank_classes.axes import RankAxes
 from windtunnel.programs.rank_classes.grid import Members
-
-if TYPE_CHECKING:
-    from windtunnel.programs.rank_classes.representatives import Layout
 
 Tail = tuple[Members, Sequence[int]]  # a group, and the places in it at which parts become shorter
 
@@ -24,7 +21,7 @@ def short_from(length: int, size: int) -> set[int]:
     return {at for at in (length // each, -(-length // each)) if 0 < at < size}
 
 
-def likely_cuts(layout: Layout, tails: Iterable[Tail]) -> list[set[int]]:
+def likely_cuts(layout: RankAxes, tails: Iterable[Tail]) -> list[set[int]]:
     """Places along each axis before which programs probably change.
 
     In a group that spans several axes a tail may begin inside a row, which is then cut off before and behind.

@@ -15,6 +15,7 @@ from windtunnel.report.figures import plain, shares
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.resilience import PolicyEntry, Survival
+from windtunnel.resilience.run import Episode
 from windtunnel.units import format_count, format_percent, format_time
 
 W, H = 460.0, 220.0
@@ -137,7 +138,10 @@ def _chart(
     """Lines over a logarithmic axis; each name has one colour."""
     points = [point for _, line, _ in lines for point in line]
     low, high = min(math.log(x) for x, _ in points), max(math.log(x) for x, _ in points)
-    bottom, top = (0.0, 1.0) if percent else (0.0, max(y for _, y in points) * 1.05 or 1.0)
+    least, most = min(y for _, y in points), max(y for _, y in points)
+    bottom, top = (math.floor(least * 10) / 10, 1.0) if percent else (0.0, most * 1.05 or 1.0)
+    if bottom >= top:
+        bottom = top - 0.1
 
     def at(point: Point) -> Point:
         across = (math.log(point[0]) - low) / (high - low or 1.0)
@@ -172,7 +176,7 @@ def _chart(
         "y": [
             {
                 "at": f"{H - share * H:.1f}",
-                "label": format_percent(share, 0) if percent else f"{bottom + share * (top - bottom):,.1f}",
+                "label": (format_percent if percent else "{:,.1f}".format)(bottom + share * (top - bottom)),
             }
             for share in (0.0, 0.25, 0.5, 0.75, 1.0)
         ],
@@ -182,7 +186,7 @@ def _chart(
 
 def _timeline(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
     """The first run: what was not productive, the longest stretches first, in their places."""
-    stops = [each for each in one.timeline if each.part not in ("productive", "checkpoint stall")]
+    stops = _joined([each for each in one.timeline if each.part not in ("productive", "checkpoint stall")])
     longest = sorted(stops, key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
     wall_ns = answer.wall_s * 1e9
     return {
@@ -198,3 +202,19 @@ def _timeline(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
             for each in sorted(longest, key=lambda each: each.begin_ns)
         ],
     }
+
+
+def _joined(episodes: Sequence[Episode]) -> list[Episode]:
+    """Phases of one recovery as one stop, named by the longest."""
+    found: list[Episode] = []
+    longest_ns = 0
+    for each in episodes:
+        length = each.end_ns - each.begin_ns
+        if found and found[-1].end_ns == each.begin_ns and found[-1].cause == each.cause:
+            part = each.part if length > longest_ns else found[-1].part
+            found[-1] = Episode(found[-1].begin_ns, each.end_ns, part, each.cause)
+            longest_ns = max(longest_ns, length)
+        else:
+            found.append(each)
+            longest_ns = length
+    return found

@@ -58,6 +58,7 @@ class Profile:
     sequence_s: float = 0.0
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
+    collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     attention_factor: float = 1.0
@@ -66,6 +67,8 @@ class Profile:
     expert_prefill_factor: float = 1.0
     prefill_attention_factor: float = 1.0
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
+    speculative_tokens: int = 0  # drafted per step where a model has its own drafting layers and nothing else is said
+    acceptance: float = 0.0
     band: float = 0.15  # log half-width of p5 to p95 of a step time
 
     def padded(self, batch: int) -> tuple[int, bool]:
@@ -123,7 +126,7 @@ def _nearest(wanted: str, releases: list[str]) -> str:
 
 
 def _order(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", release)[:4])
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:5])
 
 
 @lru_cache(maxsize=64)

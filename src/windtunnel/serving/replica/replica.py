@@ -113,11 +113,8 @@ class Replica:
         """Whether blocks and a place in the batch are there for a prompt that was computed elsewhere."""
         here = len(self.decoding) + len(self._adopted) + len(self.partial) + self._held
         blocks = -(-one.known // self.rules.block_size)
-        # A run takes its blocks when it ends: what it will take is not free for others.
-        running = (
-            self._blocks_for(self._run[0]) if self._mode == RUN else self._due[-self._steps % self.rules.block_size]
-        )
-        room = blocks + self.rules.watermark_blocks + running <= self.pool.free
+        promised = self._blocks_for(self._run[0] if self._mode == RUN else 1)  # to the steps that are under way
+        room = blocks + self.rules.watermark_blocks + promised <= self.pool.free
         return room and here < self.rules.max_num_seqs and not self.waiting
 
     def hold(self, one: Sequence) -> None:

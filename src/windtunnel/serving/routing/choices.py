@@ -17,6 +17,8 @@ from windtunnel.serving.replica.sequence import Sequence
 class RoundRobin:
     """The next in turn."""
 
+    in_turn = True  # looks at no replica: each can be simulated on its own
+
     def __init__(self) -> None:
         self._next = -1
 

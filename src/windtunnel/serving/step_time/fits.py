@@ -4,9 +4,9 @@
     decoding  (a + b sum(context) + c batch) / PP;  other a, b, c above `batch_threshold`
 
 The form and columns are those of DistServe's profile (simdistserve/estimators): `gpu, engine, model, tp, phase,
-batch_threshold, a_ms, b_ms, c_ms`. A pipeline of PP stages works on PP micro-batches at once. A decode step of the whole
-batch therefore takes the line at a PP-th of batch and contexts; prompts leave one stage after the other, so an engine
-takes the next batch after one stage, and `prompt_tail_ns` later its tokens are there. `step_s` is host time on top.
+batch_threshold, a_ms, b_ms, c_ms`. A pipeline of PP stages works on PP micro-batches at once. A decode step of the
+whole batch therefore takes the line at a PP-th of batch and contexts; prompts leave one stage after the other, so an
+engine takes the next batch after one stage, and `prompt_tail_ns` later its tokens are there. `step_s` is host time.
 """
 
 from __future__ import annotations

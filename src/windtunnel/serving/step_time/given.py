@@ -104,7 +104,7 @@ def given_prices(
     layers = _chosen(path, [t for t in tables if set(LAYERS) <= set(t[1])], "layers", model, deployment, cluster)
     skews = [t for t in tables if {"t_mean_us", "t_skew_us", "pc"} <= set(t[1])]
     skew = _chosen(path, skews, "skew", model, deployment, cluster) if skews else None
-    lines = _lines(layers)
+    lines = _lines(layers, model)
     dense = {name: line for (table, name), line in lines.items() if table == "dense"}
     others = tuple(line for (table, _), line in lines.items() if table not in ("dense", "moe"))
     inside = tuple((line, 2 if name in TWICE else 1) for name, line in dense.items() if name not in OUTSIDE)
@@ -162,9 +162,12 @@ def _chosen(
     for _, table in tables:
         arrays = {name: np.array(values) for name, values in table.items()}
         keep = np.ones(len(next(iter(arrays.values()))), dtype=bool)
-        for name, wanted in (("model", model.name), ("tp", str(deployment.tp)), ("gpu", cluster.gpu.name)):
-            if name in arrays:
-                keep &= np.array([_same(value, wanted) for value in arrays[name].tolist()])
+        for name, wanted in (("tp", str(deployment.tp)), ("model", model.name), ("gpu", cluster.gpu.name)):
+            if name not in arrays:
+                continue
+            here = np.array([_same(value, wanted) for value in arrays[name].tolist()])
+            only = len(set(arrays[name].tolist())) == 1 and name == "gpu"  # one's own machine, whatever it is called
+            keep &= here | only
         if keep.any():
             return {name: values[keep] for name, values in arrays.items()}
     remedy = "the tables must hold this model, GPU and --tp"
@@ -181,13 +184,28 @@ def _same(value: str, wanted: str) -> bool:
     return one == other or (one.isdigit() is False and (one in other or other in one))
 
 
-def _lines(table: dict[str, NDArray[Any]]) -> dict[tuple[str, str], Curve]:
-    """One curve per layer; a mixture's layer, timed by experts too, at the experts that its tokens reach on average."""
+def _lines(table: dict[str, NDArray[Any]], model: Model) -> dict[tuple[str, str], Curve]:
+    """One curve per layer; of a mixture, timed by how many experts are reached, at as many as its tokens reach."""
     sizes, seconds = table["size"].astype(float), table["time_us"].astype(float) * 1e-6
+    routed = [layer.feed_forward for layer in model.layers if layer.feed_forward.kind == "moe"]
     found = {}
     for key in sorted(set(zip(table["table"].tolist(), table["layer"].tolist(), strict=True))):
         mine = (table["table"] == key[0]) & (table["layer"] == key[1])
-        found[key] = curve(sizes[mine], seconds[mine])
+        times = seconds[mine]
+        texts = table["activated_experts"][mine].tolist() if "activated_experts" in table else [""]
+        if routed and all(texts):
+            block, reached = routed[0], np.array(texts, dtype=float)
+            nodes = np.unique(sizes[mine])
+            picked = []
+            for node in nodes:
+                here = np.flatnonzero(sizes[mine] == node)
+                here = here[np.argsort(reached[here])]
+                share = block.experts_per_token / block.experts
+                expected = block.experts * -np.expm1(node * np.log1p(-share))
+                picked.append(float(np.interp(expected, reached[here], times[here])))
+            found[key] = curve(nodes, np.array(picked))
+        else:
+            found[key] = curve(sizes[mine], times)
     return found
 
 

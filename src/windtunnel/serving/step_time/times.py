@@ -7,6 +7,9 @@ For a given batch the decode time is a straight line between two context nodes: 
 contexts grows by b each, take k t0 + s k (k - 1) / 2 with s = slope x b. Every step is a whole number of ticks, so the
 closed form and one step at a time give the same integer.
 
+With speculation a step computes 1 + d tokens per sequence and gives 1 + a + ... + a^d of them on average. It is
+simulated as that many steps of one token, each with its share of the time, so tokens, contexts and blocks stay exact.
+
 Attention ranks (`attn_dp`) step together: sequences spread evenly over them, prompts go to the least loaded, and the
 longest rank is waited for. A pipeline holds as many micro-batches as stages; each passes all stages.
 """
@@ -78,11 +81,13 @@ class StepTimes:
     layers: float  # of one stage
     ranks: int = 1  # attention ranks of the replica
     speculative: tuple[int, float] = (0, 0.0)  # tokens drafted per step, acceptance
+    sums: float = 0.0  # sums over tensor-parallel ranks in one stage
     quantised: bool = False  # whether dense weights have fewer than 16 bits
     _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
     _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
     _prefill: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
     _mixed: dict[int, float] = field(default_factory=dict, repr=False)
+    _heads: dict[int, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _surface(self) -> Callable[[float, float], float]:
@@ -91,6 +96,12 @@ class StepTimes:
     @cached_property
     def _contexts(self) -> tuple[float, ...]:
         return self.prices.decode_nodes()[1]
+
+    @cached_property
+    def tokens_per_step(self) -> float:
+        """Tokens of a sequence per decode step: 1 + a + ... + a^d with d drafted, each kept with chance a."""
+        drafted, kept = self.speculative
+        return sum(kept**place for place in range(drafted + 1))
 
     def decode(self, sequences: int) -> DecodeLine:
         """Step times of `sequences` that all add one token."""
@@ -105,29 +116,44 @@ class StepTimes:
         `finishing`: chunks that end their prompt, so that their sequence gets its first token.
         """
         stages, ranks = self.prices.stages, self.ranks
-        fresh = sum(n for n, _ in chunks)
+        stages, ranks, profile = self.prices.stages, self.ranks, self.profile
+        fresh = 0
+        attention = 0.0
         if ranks == 1:
-            rank_tokens = float(decoding + fresh)
-            attention = sum(self._prompt(n, past) for n, past in chunks)
+            for n, past in chunks:
+                fresh += n
+                attention += self._prompt(n, past)
+            tokens = decoding + fresh
+            fixed = self._mixed.get(tokens)
+            if fixed is None:
+                fixed = self._mixed[tokens] = self._kernels_of_mixed(float(tokens), tokens)
         else:
+            fresh = sum(n for n, _ in chunks)
             rank_tokens, attention = self._fullest_rank(decoding, chunks)
+            fixed = self._kernels_of_mixed(rank_tokens, decoding + fresh)
         if decoding:
             attention += stages * self._surface(decoding / (ranks * stages), context_sum / decoding)
-        profile = self.profile
-        tokens = rank_tokens / stages if stages > 1 else rank_tokens
-        dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
-        gpu = stages * (
-            self.over("dense", tokens) * dense
-            + self.over("group", (decoding + fresh) / stages) * profile.expert_prefill_factor
-            + self.prices.handover(tokens)
-        )
-        gpu += attention * profile.prefill_attention_factor
-        gpu += self.over("head", max(1.0, (decoding + finishing) / ranks))
-        layers = stages * self.layers
-        gpu += layers * profile.layer_gap_s
+        sampled = decoding + finishing
+        head = self._heads.get(sampled)
+        if head is None:
+            head = self._heads[sampled] = self.over("head", max(1.0, sampled / ranks))
+        gpu = fixed + attention * profile.prefill_attention_factor + head
         host = profile.step_s + profile.sequence_s * (decoding + len(chunks)) / ranks
-        launched = layers * profile.eager_layer_s
-        return max(1, round(TICKS_PER_S * (max(gpu, launched) + profile.mixed_step_s + self._exposed(host, gpu))))
+        launched = stages * self.layers * profile.eager_layer_s
+        if gpu < launched:
+            gpu = launched
+        return max(1, round(TICKS_PER_S * (gpu + profile.mixed_step_s + self._exposed(host, gpu))))
+
+    def _kernels_of_mixed(self, rank_tokens: float, all_tokens: int) -> float:
+        """What a mixed step's kernels take beside attention and head: of its tokens alone."""
+        profile, stages = self.profile, self.prices.stages
+        tokens = rank_tokens / stages
+        dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
+        seconds = self.over("dense", tokens) * dense
+        seconds += self.over("group", all_tokens / stages) * profile.expert_prefill_factor
+        seconds += self.prices.handover(tokens)
+        gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
+        return stages * (seconds + gaps)
 
     def over(self, part: str, size: float) -> float:
         """`dense`, `group` or `head` at a size, straight between nodes."""
@@ -146,22 +172,24 @@ class StepTimes:
     def _line(self, sequences: int) -> DecodeLine:
         """Straight lines of one batch: graph padding, host and speculation included."""
         profile, stages, ranks = self.profile, self.prices.stages, self.ranks
-        drafted, _ = self.speculative
+        drafted = self.speculative[0]
         of_rank = -(-sequences // (ranks * stages))
         padded, captured = profile.padded(of_rank * (1 + drafted))
         fixed = self.over("dense", padded) + self.prices.handover(padded)
         fixed += self.over("group", padded * ranks) * profile.expert_factor
         fixed = stages * fixed + self.over("head", of_rank * (1 + drafted))
         layers = stages * self.layers
-        fixed += layers * profile.layer_gap_s
+        fixed += layers * profile.layer_gap_s + stages * self.sums * profile.collective_gap_s
         host = profile.step_s + profile.sequence_s * -(-sequences // ranks)
         if not captured:
             fixed = max(fixed, layers * profile.eager_layer_s)
+        fixed += drafted * (fixed / max(1.0, layers) + self.over("head", of_rank))  # one layer and the head per draft
         contexts = self._contexts
+        gained = self.tokens_per_step
         times = []
         for context in contexts:
-            gpu = fixed + stages * self._surface(of_rank, context) * profile.attention_factor * (1.0 + 0.1 * drafted)
-            times.append(gpu + self._exposed(host, gpu))
+            gpu = fixed + stages * self._surface(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
+            times.append((gpu + self._exposed(host, gpu)) / gained)
         ends, base, slope = [], [], []
         for place in range(len(contexts) - 1):
             low, high = contexts[place] * sequences, contexts[place + 1] * sequences

@@ -13,7 +13,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.traces.chakra.node import ChakraFile, Node, NodeType
-from windtunnel.traces.kineto.file import JsonTrace
+from windtunnel.traces.json_trace import JsonTrace
 
 _BLANK = re.compile(r"[\s,]*")
 _VALUE = re.compile(r"(double|float|s?int32|s?int64|uint32|uint64|s?fixed32|s?fixed64|bool|string)_?[vV]al")

@@ -19,8 +19,8 @@ from math import nan
 from typing import Any, NamedTuple
 
 from windtunnel.graph.program import OpKind
+from windtunnel.traces.json_trace import JsonTrace
 from windtunnel.traces.kernel_kinds import collective_kind
-from windtunnel.traces.kineto.file import JsonTrace
 from windtunnel.traces.rank_ops import Communication, RankOps
 
 _COLLECTIVE = re.compile(r"^(gloo|mpi|ucc|nccl|xccl):")

@@ -12,12 +12,13 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.input_file import MIB, UNPACKED_BYTES_MOST, read_bytes
+from windtunnel.traces.chakra.json_form import concatenated
+from windtunnel.traces.json_trace import JsonTrace
 
 TRACE_BYTES_MOST = 8192 * MIB
 _REMEDY = "give a trace written by torch.profiler's export_chrome_trace, or a Chakra trace"
@@ -30,17 +31,6 @@ _EXCERPT = (
     "is the timeline of a prediction that windtunnel drew (`predict --trace`), an excerpt of one GPU per stage in "
     "which nothing waits for anything"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class JsonTrace:
-    """One file: its events (Kineto) or nodes (Chakra), and what else its top level holds."""
-
-    path: Path
-    items: list[Any]
-    is_kineto: bool
-    top: dict[str, Any]
-    notes: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -130,8 +120,6 @@ def _salvaged(path: Path, text: str) -> JsonTrace:
     found = [(pattern.search(text), is_kineto) for pattern, is_kineto in ((_EVENTS, True), (_NODES, False))]
     begins = [(match.end(), is_kineto) for match, is_kineto in found if match]
     if not begins:
-        from windtunnel.traces.chakra.json_form import concatenated
-
         sequence = concatenated(path, text)
         if sequence is None:
             raise InputFileError(path, "is no JSON", _REMEDY)

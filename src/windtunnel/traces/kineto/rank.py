@@ -21,8 +21,8 @@ from math import nan
 from typing import Any, NamedTuple
 
 from windtunnel.graph.program import OpKind
+from windtunnel.traces.json_trace import JsonTrace
 from windtunnel.traces.kernel_kinds import IS_COMMUNICATION, collective_kind, kernel_kind
-from windtunnel.traces.kineto.file import JsonTrace
 from windtunnel.traces.rank_ops import Communication, RankOps
 
 _GPU = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))

@@ -176,7 +176,7 @@ def _trace(table: OperationTable, pattern: Pattern, start_s: NDArray[np.float64]
         dep_idx=(first + waits[:, 1]).reshape(-1).astype(np.int32),
         rendezvous=rendezvous[:, order].reshape(-1).astype(np.int32),
         label=tiled(np.arange(k, dtype=np.int32)),
-        category=tiled(np.array([categories.index(name) for name in shown])[kind]).astype(np.uint8),
+        category=tiled(np.array([categories.index(name) for name in shown])[kind]).astype(np.uint16),
         flops=zeros,
         bytes=zeros,
         multiplicity=np.ones(n_instances * n_stages, np.int64),

@@ -42,7 +42,7 @@ def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer:
         dep_idx=index,
         rendezvous=columns["rendezvous"].astype(np.int32),
         label=columns["label"].astype(np.int32),
-        category=columns["category"].astype(np.uint8),
+        category=columns["category"].astype(np.uint16),
         flops=np.zeros(build.ops.n),
         bytes=build.ops.bytes(),
         multiplicity=np.full(stages, layout.cluster.n_gpus // stages, np.int64),

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from windtunnel.cost.device_memory import memory_document
-from windtunnel.cost.training import software
+from windtunnel.cost.training import software, training_document
 from windtunnel.model import Layer
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
-from windtunnel.model.operations import Operation, Shard
+from windtunnel.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.model.plain_operations import (
     plain_embedding_operations,
     plain_head_operations,
     plain_layer_operations,
 )
-from windtunnel.training.layout import Layout
+from windtunnel.training.layout import DUAL_PIPES, Layout
 from windtunnel.training.lowering.pass_lowering import Block
 from windtunnel.training.memory.allocations import Passes
 from windtunnel.training.memory.eager.autograd import Style
@@ -50,7 +50,7 @@ class Piece:
 
 def shard_of(layout: Layout) -> Shard:
     """The shard that every rank of the layout holds."""
-    plan = layout.plan
+    plan, release = layout.plan, software(layout.plan.release)
     return Shard(
         batch=plan.micro_batch,
         seq_len=plan.seq_len,
@@ -59,6 +59,7 @@ def shard_of(layout: Layout) -> Shard:
         tp=plan.tp,
         sequence_parallel=bool(plan.sequence_parallel),
         ep=plan.ep,
+        ep_domains=layout.group("ep").domains,
         etp=layout.etp,
         precision=plan.precision,
         fused=bool(plan.compile),
@@ -66,6 +67,11 @@ def shard_of(layout: Layout) -> Shard:
         activation_bytes=4 if plan.precision == "fp32" else 2,
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
+        deduplicates=release.deduplicates,
+        **training_document()["experts"],
+        low_precision_dispatch=layout.schedule in DUAL_PIPES and plan.precision in CAST_BYTES,
+        activation_input_bytes=1 if plan.fp8_activation_input else 0,
+        fused_mla=release.fused_mla and bool(plan.compile),
         # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
         fused_groups=plan.precision != "fp32"
         or layout.cluster.gpu.generation == "cpu"

@@ -14,6 +14,7 @@ from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.step.nic_sharing import pass_sharing
+from windtunnel.training.layout import DUAL_PIPES
 from windtunnel.training.pricing import Pricer, nanoseconds
 
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
@@ -128,13 +129,17 @@ class PassBuilder:
         self._account(price, share)
         return op
 
-    def hides_dispatch(self, transfer: Transfer) -> bool:
-        """Whether another micro-batch's compute runs over an expert all-to-all.
+    def hidden_share(self, transfer: Transfer) -> float:
+        """How much of an expert all-to-all runs under another micro-batch's compute.
 
-        Only inside an NVLink domain: across nodes the overlap gained nothing that shows in published H100 runs.
+        DualPipe hides all of it, across nodes too: SMs are set aside for that (DeepSeek-V3, section 3.2). Others do
+        inside a scale-up domain; across domains `hidden_across` of it.
         """
-        overlapped = bool(self.pricer.layout.plan.overlap_ep) and transfer.group == "ep"
-        return overlapped and self.pricer.transfer(transfer)[1] == "scale_up"
+        layout = self.pricer.layout
+        if not layout.plan.overlap_ep or transfer.group != "ep":
+            return 0.0
+        inside = self.pricer.transfer(transfer)[1] == "scale_up"
+        return 1.0 if inside or layout.schedule in DUAL_PIPES else self.pricer.training.hidden_across
 
     def copy(self, name: str, bytes_total: float) -> int:
         """A copy between host and device on its own stream."""

@@ -22,6 +22,10 @@ from windtunnel.training.lowering.pass_builder import PassBuilder, Segment
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 
+# A ring works on pieces: each step copies its part of the queries, and adds its output to the others' in fp32; going
+# back it cuts output and gradient alike and adds up the queries' gradient. Bytes per element of the queries and step
+# (TransformerEngine `context_parallel.py`: slices 4, correction 14; three slices 12, sum 12).
+RING_FORWARD, RING_BACKWARD = 18.0, 24.0
 # Per-op checkpointing keeps every second matrix product: of a Llama layer's seven it repeats key, output and up,
 # 0.37 of their FLOPs (torchtitan, `activation_checkpoint.py`).
 EVERY_OTHER = 0.37
@@ -140,6 +144,11 @@ class _Gathers:
         if not self._reduce:
             return
         summed = self._sum_norms(self._reduced[number])
+        if self._build.pricer.layout.shard_group == 1 and self._replicas > 1:
+            whole = sum(block.dense_parameters for block in self._reduced[number]) * self._gradient_bytes
+            if whole:
+                op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", whole), after=summed)
+                self._build.pending += [] if self._overlap_reduce else [op]
         for parameters, group in self._shared(self._reduced[number]):
             size = parameters * self._gradient_bytes
             op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size), after=summed)
@@ -201,9 +210,7 @@ def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1
     name = prefix + op.name
     if op.kind == "transfer":
         assert op.before is not None
-        done = build.transfer(name, op.before, skew=op.skew)
-        if not build.hides_dispatch(op.before):
-            build.pending.append(done)
+        _dispatch(build, name, op.before, op.skew)
         if op.name == "dispatch" and not plan.cuda_graphs and build.last >= 0:
             build.sync = (build.last,)  # the host reads how many tokens go where before it can launch the experts
         return
@@ -216,6 +223,15 @@ def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1
     category = CATEGORY[op.kind]
     price, flops = pricer.forward(op).scaled(share), op.flops * share
     _with_transfers(build, name, price, category, flops, op.kernels, op.before, op.after, overlap=bool(plan.overlap_tp))
+
+
+def _dispatch(build: PassBuilder, name: str, transfer: Transfer, skew: float) -> None:
+    """What experts need of each other, hidden behind another micro-batch as far as that goes."""
+    hidden = build.hidden_share(transfer)
+    if hidden < 1.0:
+        build.pending.append(build.transfer(name, transfer, skew=skew, share=1.0 - hidden))
+    if hidden > 0.0:
+        build.transfer(name, transfer, skew=skew, share=hidden)
 
 
 def _with_transfers(
@@ -278,10 +294,13 @@ def _ring_attention(
 ) -> None:
     """Context parallelism in a ring: while one block of keys and values is worked on, the next one travels."""
     steps = build.pricer.layout.plan.cp
+    elements = op.output_bytes / (4 if build.pricer.layout.plan.precision == "fp32" else 2)
     moving: list[int] = []
     for step in range(steps):
         arriving = [build.transfer(f"{name} exchange", exchange) for _ in range(passes)] if step < steps - 1 else []
         build.compute(name, price, "attention", share=1.0 / steps, after=moving, flops=op.flops * passes)
+        pieces = elements * (RING_FORWARD if passes == 1 else RING_BACKWARD)
+        build.compute(f"{name} pieces", build.pricer.moved(pieces), "memory-bound", kernels=4)
         moving = arriving
 
 
@@ -312,9 +331,7 @@ def _backward_op(build: PassBuilder, op: Operation, *, weights: bool) -> None:
     if op.kind == "transfer":
         if op.before_backward is None:
             return
-        done = build.transfer(name, op.before_backward, skew=op.skew)
-        if not build.hides_dispatch(op.before_backward):
-            build.pending.append(done)
+        _dispatch(build, name, op.before_backward, op.skew)
         return
     if op.kind == "attention":
         price = pricer.input_gradient(op)
@@ -338,7 +355,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
     if cast is not None:
         build.compute(f"{name} cast", cast, "memory-bound")
     regathered: list[int] = []
-    beside = plan.overlap_tp or plan.framework in ("megatron", "nanotron")  # collectives run beside the other GEMM
+    beside = plan.overlap_tp or plan.overlap_tp_backward  # collectives run beside the other GEMM
     if op.regather is not None and weights and not keeping(plan.framework).keeps_all_inputs:
         regathered = [build.transfer(f"{name} regather", op.regather)]
         if not beside:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.price import FREE
 from windtunnel.cost.training import MATH
 from windtunnel.graph import OpKind
+from windtunnel.model.operations import Transfer
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.passes import nic_parts
 from windtunnel.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS
@@ -114,7 +116,8 @@ def _sends(build: StepBuilder) -> _Sends:
 
 def _hop_bytes(build: StepBuilder) -> float:
     plan = build.plan
-    tokens = build.layout.tokens_per_rank / (plan.tp if plan.sequence_parallel else 1)
+    cut = plan.sequence_parallel or build.layout.habits.scatters_sends
+    tokens = build.layout.tokens_per_rank / (plan.tp if cut else 1)
     return tokens * build.layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
 
 
@@ -127,15 +130,30 @@ def _hops(
     if not sent.any():
         return durations, categories
     gpus = build.layout.cluster.n_gpus // schedule.stages
-    domain = build.layout.cluster.scale_up_domain
-    far = schedule.rank * gpus // domain != receiver * gpus // domain
+    domain = build.layout.cluster.used_per_domain
+    far = _apart(schedule.rank.astype(np.int64), receiver, gpus, domain)
+    again = FREE  # what was cut for the way is put together where it arrives
+    if build.layout.habits.scatters_sends and build.plan.tp > 1 and not build.plan.sequence_parallel:
+        again, _ = build.pricer.transfer(Transfer("all_gather", "tp", bytes_total * build.plan.tp))
     for apart in (False, True):
         there = sent & (far == apart)
         if there.any():
             price, tier = build.pricer.hop(bytes_total, far=apart)
-            durations[there] = nanoseconds(price.seconds)
+            durations[there] = nanoseconds(price.seconds + again.seconds)
             categories[there] = build.category(f"exposed pp ({tier.replace('_', '-')})")
     return durations, categories
+
+
+def _apart(
+    rank: NDArray[np.int64], receiver: NDArray[np.int64], gpus: int, domain: int
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Whether any GPU of a stage has its counterpart in another scale-up domain: all wait for the slowest pair."""
+    apart = np.zeros(len(rank), bool)
+    places = np.arange(gpus)
+    for sender, other in np.unique(np.stack([rank, receiver], axis=1), axis=0).tolist():
+        crosses = bool(np.any((sender * gpus + places) // domain != (other * gpus + places) // domain))
+        apart |= (rank == sender) & (receiver == other) & crosses
+    return apart
 
 
 def _receives(

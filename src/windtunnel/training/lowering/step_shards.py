@@ -21,7 +21,6 @@ from windtunnel.training.lowering.step_builder import StepBuilder
 from windtunnel.training.pricing import parameter_bytes
 from windtunnel.training.schedules import Kind
 
-BUCKET_PARAMETERS = 40e6  # Megatron-Core's default bucket, before its growth with the data-parallel degree
 BUCKETS_MOST = 8
 
 
@@ -67,10 +66,9 @@ def buckets_of(build: StepBuilder) -> Buckets:
     parameters = np.array(
         [[piece.dense_parameters + piece.expert_parameters for piece in build.held(rank)] for rank in range(stages)]
     )
-    size = BUCKET_PARAMETERS * max(1.0, layout.shard_group / 40.0)
     # With several chunks only the last one's reduction is exposed, so fewer buckets each say as much.
     most = max(2, BUCKETS_MOST // chunks)
-    count = np.clip(np.ceil(parameters / size), 1, most).astype(np.int64)
+    count = np.clip(np.ceil(parameters / layout.message_parameters), 1, most).astype(np.int64)
     if shares_once(layout) and schedule.name in LAYER_BY_LAYER:
         units = np.array([[_units(piece) for piece in build.held(rank)] for rank in range(stages)])
         count = np.clip(units, 1, most).astype(np.int64)
@@ -179,8 +177,11 @@ def _piecewise(build: StepBuilder, name: str, kind: str, piece: Piece, count: in
     """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last."""
     op, layout = -1, build.layout
     for parameters, group in ((piece.dense_parameters, "dp"), (piece.expert_parameters, "edp")):
-        if parameters and layout.group(group).size > 1:
-            whole = _units(piece) if layout.shares_once else parameters / layout.habits.message_parameters
+        if parameters and group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
+            if kind != "all_gather":  # every rank shards with itself alone: whole gradients are summed
+                op = build.collective(name, Transfer("all_reduce", "replica", parameters * width / count), rank)
+        elif parameters and layout.group(group).size > 1:
+            whole = _units(piece) if layout.shares_once else parameters / layout.message_parameters
             messages = max(1, round(whole / count))
             op = build.collective(name, Transfer(kind, group, parameters * width / count), rank, messages=messages)
             if kind == "reduce_scatter" and group == "dp" and layout.replicas > 1:

@@ -91,6 +91,7 @@ class ForwardTape:
         self.residual = self.normed = self.aside = -1
         self.readers = 0  # ops that have yet to read the norm's output
         self.branches: list[int] = []  # queries, keys, values
+        self.latent = False  # latent attention: queries, keys and values come out of up-projections
         self.products: dict[str, float] = {}  # share of its output that per-op recomputation keeps, by name
 
     def run(self, operations: tuple[Operation, ...]) -> tuple[list[Step], int]:
@@ -155,6 +156,7 @@ class ForwardTape:
 
     def _gemm(self, op: Operation, previous: Operation | None) -> None:
         w = self.w
+        self.latent |= op.part == "mla_up_proj"
         if op.name == "shared_up":
             self.aside = self.now
         source = self._read(op)
@@ -200,8 +202,9 @@ class ForwardTape:
 
     def _attention(self, op: Operation) -> None:
         w = self.w
-        whole = "attention" in w.parts or "ops" in w.parts
-        inner = whole or "core_attention" in w.parts
+        made_again = self.latent and "mla_up_proj" in w.parts
+        whole = "attention" in w.parts or "ops" in w.parts or made_again
+        inner = (whole and not made_again) or "core_attention" in w.parts
         reads = self.branches if op.name in ("core_attention", "scores") else [self.now]
         size = sum(w.size[slot] for slot in self.branches)
         held: list[int] = []
@@ -285,7 +288,9 @@ class ForwardTape:
             return
         if self.branches:  # rotary embedding, norms of queries and keys, exchange of heads
             size = sum(w.size[slot] for slot in self.branches)
-            out = w.new(size)
+            out = w.new(
+                op.output_bytes if op.part == "mla_up_proj" else size
+            )  # the one rotary key becomes every head's
             w.drop(*self.branches)
             self.branches = [out]
             self._step(op, size, [])
@@ -300,7 +305,11 @@ class ForwardTape:
             self._done(op, source)
             self._step(op, size, held)
             return
-        if op.saved_bytes and not dropped:
+        if op.part in ("activation", "moe_activation") and op.saved_bytes < 0.75 * size:
+            narrow = w.new(op.saved_bytes)  # a copy in a format of fewer bytes
+            held = self._keep(narrow, True)
+            w.drop(narrow)
+        elif op.saved_bytes and not dropped:
             held = self._keep(source, True)
             extra = op.saved_bytes - size
             if extra >= 1:

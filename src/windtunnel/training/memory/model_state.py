@@ -74,7 +74,7 @@ def low_precision_bytes(layout: Layout) -> float:
     """
     one = KEPT_BYTES[layout.plan.precision]
     plain = layout.plan.precision in ("fp8", "fp8-current")
-    return one if plain and layout.cluster.gpu.generation == "blackwell" else 2.0 * one
+    return one if plain and layout.cluster.gpu.generation in ("blackwell", "blackwell-ultra") else 2.0 * one
 
 
 def _holds_low_precision_only(layout: Layout) -> bool:

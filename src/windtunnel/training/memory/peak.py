@@ -185,7 +185,8 @@ def _walk(
     root = float(sum(piece.root_bytes for piece in held)) + _buffers(pieces, schedule, rank)
     during = before + most + gradients + parameters + root
     at = int(np.argmax(during))
-    stays = max(0.0, float(adds[at]))
+    # What a pass leaves may come after its peak: no more of it is there than the peak holds besides gradients.
+    stays = max(0.0, min(float(adds[at]), float(most[at] - learned[at])))
     return _Walk(
         at,
         held=float(before[at]) + stays,

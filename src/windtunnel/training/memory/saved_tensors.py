@@ -46,7 +46,12 @@ class Keeping:
 @lru_cache
 def keeping(framework: str, release: str | None = None) -> Keeping:
     """What the framework keeps; `release` as in a plan, e.g. `nemo-24.11`."""
-    fields = dict(memory_document()["frameworks"][framework])
+    frameworks = memory_document()["frameworks"]
+    fields = dict(frameworks[framework])
+    if "like" in fields:
+        fields = {name: value for name, value in frameworks[fields["like"]].items() if name != "loss_of_releases"} | {
+            name: value for name, value in fields.items() if name != "like"
+        }
     older = fields.pop("loss_of_releases", None)
     if older is not None and release is not None and release.startswith(tuple(older["names"])):
         fields["loss"] = older

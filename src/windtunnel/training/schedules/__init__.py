@@ -12,7 +12,6 @@ from windtunnel.training.schedules.dual_pipe_v import can_fill_v, dual_pipe_v
 from windtunnel.training.schedules.gpipe import gpipe
 from windtunnel.training.schedules.interleaved import can_interleave, interleaved
 from windtunnel.training.schedules.one_f_one_b import one_f_one_b
-from windtunnel.training.schedules.schedule_file import load_csv, save_csv
 from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
 from windtunnel.training.schedules.verify import check, durations, in_flight, makespan, walk
 from windtunnel.training.schedules.zb_v import zb_v
@@ -27,9 +26,7 @@ __all__ = [
     "durations",
     "in_flight",
     "legal",
-    "load_csv",
     "makespan",
-    "save_csv",
     "schedule",
     "walk",
 ]

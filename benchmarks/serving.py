@@ -1,0 +1,65 @@
+"""Speed of the serving study, in requests per CPU-second: runs of steps, single steps, and many replicas.
+
+    python benchmarks/serving.py --trace AzureLLMInferenceTrace_conv.csv
+
+The trace is public (Azure/AzurePublicDataset, CC-BY-4.0; columns arrival_s, input_tokens, output_tokens or its own).
+Single steps: one pass of the loop per token, as simulators in Python do it (Vidur, LLMServingSim, splitwise-sim).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.hardware import parse_cluster
+from windtunnel.model import load_model
+from windtunnel.serving import Deployment, Workload, engine_of
+from windtunnel.serving.batching import ContinuousBatching
+from windtunnel.serving.replica import StepwiseReplica
+from windtunnel.serving.routing import RoundRobin
+from windtunnel.serving.simulate import simulate
+from windtunnel.serving.workload.files import read_workload
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--trace", type=Path, required=True)
+    words.add_argument("--fleet", type=int, default=1_000_000, help="requests on 64 replicas")
+    asked = words.parse_args()
+    load = read_workload(asked.trace)
+    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.12"))
+    size = engine.rules.block_size
+    simulate(load, [engine.replica()], None, block_size=size)  # prices are worked out once
+
+    best = max(_rate(lambda: simulate(load, [engine.replica()], None, block_size=size), len(load)) for _ in range(3))
+    print(f"runs of steps: {best:,.0f} requests per CPU-second")
+    part = Workload(load.input_tokens[:600], load.output_tokens[:600], load.arrival_ns[:600])
+
+    def single() -> None:
+        replica = StepwiseReplica(engine.times, engine.rules, engine.blocks, ContinuousBatching())
+        simulate(part, [replica], None, block_size=size)
+
+    slow = _rate(single, len(part))
+    print(f"single steps: {slow:,.0f} requests per CPU-second; runs are {best / slow:.0f} times as fast")
+
+    times = -(-asked.fleet // len(load))
+    span = int(load.arrival_ns[-1])
+    prompts, outputs = (np.tile(one, times)[: asked.fleet] for one in (load.input_tokens, load.output_tokens))
+    arrivals = np.concatenate([load.arrival_ns // 64 + place * (span // 64) for place in range(times)])[: asked.fleet]
+    fleet = Workload(prompts, outputs, arrivals)
+    begun = time.process_time()
+    simulate(fleet, [engine.replica() for _ in range(64)], RoundRobin(), block_size=size)
+    print(f"{asked.fleet:,} requests on 64 replicas: {time.process_time() - begun:.1f} CPU-seconds")
+
+
+def _rate(run: object, requests: int) -> float:
+    begun = time.process_time()
+    run()  # type: ignore[operator]
+    return requests / (time.process_time() - begun)
+
+
+if __name__ == "__main__":
+    main()

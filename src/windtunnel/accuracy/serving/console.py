@@ -1,0 +1,62 @@
+"""The report of a serving validation, for the terminal and as a page in Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.accuracy.serving.report import Score, ServingReport
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HEAD = ("group", "rows", "answered", "TPOT", "median", "bias", "tok/s", "median", "TTFT median", "in band")
+
+
+def print_report(report: ServingReport, console: Console) -> None:
+    """One line per group, and the whole."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in HEAD:
+        table.add_column(name, justify="left" if name == "group" else "right")
+    for score in (*report.scores(), report.overall()):
+        table.add_row(*cells(score))
+    console.print(table)
+    refused = [one for one in report.predictions if one.status == "refused"]
+    for one in refused[:10]:
+        console.print(f"refused {one.id}: {one.reason}", highlight=False)
+
+
+def cells(score: Score) -> tuple[str, ...]:
+    """One score as text."""
+
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{100 * value:.1f} %"
+
+    return (
+        score.name,
+        str(score.rows),
+        str(score.answered),
+        share(score.tpot_mean),
+        share(score.tpot_median),
+        "" if score.tpot_bias is None else f"{score.tpot_bias:.2f}",
+        share(score.tokens_mean),
+        share(score.tokens_median),
+        share(score.ttft_median),
+        share(score.in_band),
+    )
+
+
+def write_page(report: ServingReport, path: Path, command: str) -> None:
+    """The same as a page in Markdown."""
+    lines = [
+        "# Accuracy of serving predictions",
+        "",
+        f"Written by `{command}`. Errors are |predicted / measured - 1|, means over rows; repeats are left out.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "| --- |" + " ---: |" * (len(HEAD) - 1),
+    ]
+    lines += ["| " + " | ".join(cells(score)) + " |" for score in (*report.scores(), report.overall())]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

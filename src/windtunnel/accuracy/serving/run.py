@@ -1,0 +1,45 @@
+"""The study: every row of a table of measured deployments predicted, in the order of the table."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from windtunnel.accuracy.serving.predict import Predicted, predicted
+from windtunnel.accuracy.serving.report import ServingReport
+from windtunnel.accuracy.serving.rows import ServingRow, is_serving_table, read_rows
+
+CHUNK = 16
+__all__ = ["is_serving_table", "run_serving_validation"]
+
+
+def run_serving_validation(
+    tables: Sequence[Path], *, progress: Callable[[int, int], None] | None = None, workers: int = 1
+) -> ServingReport:
+    """Predict every row of `tables`. The answers do not depend on `workers`. Raises InputFileError."""
+    rows = read_rows(tables)
+    done: list[Predicted] = []
+
+    def count(one: Predicted) -> None:
+        done.append(one)
+        if progress is not None:
+            progress(len(done), len(rows))
+
+    if workers > 1 and len(rows) > 4 * CHUNK:
+        with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
+            for one in pool.map(_one, rows, chunksize=CHUNK):
+                count(one)
+    else:
+        for row in rows:
+            count(predicted(row))
+    return ServingReport(", ".join(map(str, tables)), tuple(rows), tuple(done))
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _one(row: ServingRow) -> Predicted:
+    return predicted(row)

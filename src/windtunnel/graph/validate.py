@@ -1,0 +1,56 @@
+"""Whether a graph is one: lengths and indices fit together, and every op can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import ScheduleError, SpecError
+from windtunnel.graph.deadlock import explain_deadlock, runnable
+from windtunnel.graph.program import Graph, OpKind
+
+_PER_OP = ("kind", "stream", "rendezvous", "label", "category", "flops", "bytes")
+
+
+def validate(graph: Graph) -> None:
+    """Raise SpecError for lengths or indices that do not fit together, ScheduleError for a cycle or deadlock."""
+    n = graph.n_ops
+    for name in _PER_OP:
+        _length(name, getattr(graph, name), n)
+    _length("dep_ptr", graph.dep_ptr, n + 1)
+    if graph.stream_names:
+        _length("stream_names", graph.stream_names, graph.n_streams)
+    if graph.dep_ptr[0] != 0 or graph.dep_ptr[-1] != len(graph.dep_idx) or np.any(np.diff(graph.dep_ptr) < 0):
+        raise SpecError(
+            "graph.dep_ptr",
+            [int(graph.dep_ptr[0]), "...", int(graph.dep_ptr[-1])],
+            f"must rise from 0 to the number of dependencies, {len(graph.dep_idx)}",
+        )
+    _within("kind", graph.kind, 0, len(OpKind))
+    _within("stream", graph.stream, 0, graph.n_streams)
+    _within("stream_rank", graph.stream_rank, 0, graph.n_programs)
+    _within("dep_idx", graph.dep_idx, 0, n)
+    _within("rendezvous", graph.rendezvous, -1, n)
+    _within("label", graph.label, 0, len(graph.labels))
+    _within("category", graph.category, 0, len(graph.categories))
+    _within("multiplicity", graph.multiplicity, 1, None)
+    done = runnable(graph)
+    if not done.all():
+        raise ScheduleError(explain_deadlock(graph, done))
+
+
+def _length(name: str, values: Any, expected: int) -> None:
+    if len(values) != expected:
+        raise SpecError(f"graph.{name}", f"{len(values)} entries", f"must have {expected} entries")
+
+
+def _within(name: str, values: NDArray[Any], low: int, high: int | None) -> None:
+    bad = values < low
+    if high is not None:
+        bad |= values >= high
+    if bad.any():
+        at = int(np.argmax(bad))
+        limits = f"at least {low}" if high is None else f"from {low} to {high - 1}"
+        raise SpecError(f"graph.{name}[{at}]", int(values[at]), f"must be {limits}")

@@ -1,0 +1,165 @@
+"""Who plays which rank of a job whose processes die: a pure state machine, stimulus in, actions out.
+
+A job has `size` ranks and tries to keep `standbys` warm processes beside them. A view says which process plays which
+rank. When processes die, warm standbys take their very ranks, all in one new view; where there are too few, the view
+waits for processes that are started for it. A planned change is a view that is prepared while the old one works.
+
+    Start(name)       start a process
+    Publish(view)     everybody in it builds its group; `planned`: beside the old one
+    Finish()          somebody has done all steps; the rest may end
+    Abandon(reason)   processes die faster than they do steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+MOST_STARTS_WITHOUT_PROGRESS = 10  # in a row, beyond those that the job began with
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Members by rank."""
+
+    generation: int
+    members: tuple[str, ...]
+    planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a process of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Make a view known."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All steps are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The job cannot go on."""
+
+    reason: str
+
+
+Action = Start | Publish | Finish | Abandon
+
+
+@dataclass
+class Membership:
+    """State: members by rank (None: vacant), processes that are warm or still starting."""
+
+    size: int
+    standbys: int
+    members: list[str | None] = field(default_factory=list)
+    warm: list[str] = field(default_factory=list)
+    starting: list[str] = field(default_factory=list)
+    generation: int = -1
+    started: int = 0
+    since_progress: int = 0
+    preparing: tuple[str, ...] | None = None  # a planned view that is under way
+    finished: bool = False
+
+    def start(self) -> list[Action]:
+        """The processes that the job begins with."""
+        self.members = [None] * self.size
+        actions = self._replenish()
+        self.since_progress = 0
+        return actions
+
+    def is_warm(self, name: str) -> list[Action]:
+        """A process is ready to play any rank."""
+        if name not in self.starting:
+            return []
+        self.starting.remove(name)
+        self.warm.append(name)
+        return self._fill()
+
+    def died(self, names: Iterable[str]) -> list[Action]:
+        """Processes are gone that were still needed; all that are known to be gone at this moment."""
+        struck = False
+        for name in names:
+            for pool in (self.warm, self.starting):
+                if name in pool:
+                    pool.remove(name)
+            if name in self.members:
+                self.members[self.members.index(name)] = None
+                struck = True
+            if self.preparing and name in self.preparing:
+                struck = True
+        if self.finished:
+            return []
+        if struck and self.preparing:  # the change is off: whoever was to join is warm still
+            joining = [name for name in self.preparing if name not in self.members and name not in names]
+            self.warm = [*joining, *self.warm]
+            self.preparing = None
+            if None not in self.members:  # the joiner alone died; tell all to forget the change
+                return [*self._publish(), *self._replenish()]
+        return [*self._fill(), *self._replenish()]
+
+    def progressed(self) -> list[Action]:
+        """A step was done in the newest view."""
+        self.since_progress = 0
+        return []
+
+    def leave(self, rank: int) -> list[Action]:
+        """A planned change: the process of `rank` is to be replaced by a warm standby; nothing where there is none."""
+        if self.preparing or self.finished or None in self.members or not self.warm:
+            return []
+        members = [name for name in self.members if name is not None]
+        members[rank] = self.warm.pop(0)
+        self.generation += 1
+        self.preparing = tuple(members)
+        return [Publish(View(self.generation, self.preparing, planned=True)), *self._replenish()]
+
+    def swapped(self) -> list[Action]:
+        """The planned view works."""
+        if self.preparing:
+            self.members = list(self.preparing)
+            self.preparing = None
+        return []
+
+    def done(self) -> list[Action]:
+        """A member has done all steps, and knows that all others have."""
+        if self.finished:
+            return []
+        self.finished = True
+        self.generation += 1
+        return [Publish(View(self.generation, ())), Finish()]
+
+    def _fill(self) -> list[Action]:
+        vacant = [rank for rank, name in enumerate(self.members) if name is None]
+        if not vacant or len(self.warm) < len(vacant):
+            return []
+        for rank in vacant:
+            self.members[rank] = self.warm.pop(0)
+        return self._publish()
+
+    def _publish(self) -> list[Action]:
+        self.generation += 1
+        return [Publish(View(self.generation, tuple(name for name in self.members if name is not None)))]
+
+    def _replenish(self) -> list[Action]:
+        vacant = sum(name is None for name in self.members)
+        lacking = vacant + self.standbys - len(self.warm) - len(self.starting)
+        actions: list[Action] = []
+        for _ in range(max(0, lacking)):
+            self.since_progress += 1
+            if self.since_progress > MOST_STARTS_WITHOUT_PROGRESS + self.size + self.standbys:
+                return [Abandon(f"{self.since_progress - 1} processes were started without one step done")]
+            name = f"p{self.started}"
+            self.started += 1
+            self.starting.append(name)
+            actions.append(Start(name))
+        return actions

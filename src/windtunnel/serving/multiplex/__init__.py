@@ -1,0 +1,1 @@
+"""Several models on the same GPUs: MuxServe's units, AlpaServe's groups."""

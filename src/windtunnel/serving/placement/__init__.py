@@ -1,0 +1,1 @@
+"""Which deployments go on which GPUs: the searches of DistServe, AlpaServe and MuxServe as pure functions."""

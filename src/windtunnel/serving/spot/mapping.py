@@ -1,0 +1,132 @@
+"""SpotServe's mapping (ASPLOS '24): which GPU takes which position of the new layout, so that most bytes stay.
+
+    weight(gpu, position) = bytes of weights and of KV cache that the position needs and the GPU holds
+    the mapping is a maximum-weight matching (Kuhn-Munkres); what is not held is moved
+
+Positions are (data, pipeline, tensor) ranks of a model of L layers: rank (d, p, t) of (D, P, T) holds the tensor slice
+[t / T, (t + 1) / T) of layers [p L / P, (p + 1) L / P), and the KV cache of the requests of replica d for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Layout = tuple[int, int, int]  # data, pipeline, tensor parallelism
+Position = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """`gpu_of[i]`: which GPU takes position i; bytes that stay and bytes that each GPU has to receive."""
+
+    positions: tuple[Position, ...]
+    gpu_of: tuple[int, ...]
+    kept_bytes: float
+    received_bytes: tuple[float, ...]  # by position
+
+    @property
+    def moved_bytes(self) -> float:
+        """In all."""
+        return sum(self.received_bytes)
+
+
+def positions_of(layout: Layout) -> tuple[Position, ...]:
+    """All ranks of a layout, data first."""
+    data, pipeline, tensor = layout
+    return tuple((d, p, t) for d in range(data) for p in range(pipeline) for t in range(tensor))
+
+
+def overlap(mine: Position, of: Layout, wanted: Position, to: Layout) -> float:
+    """Share of the whole model that a GPU at `mine` of layout `of` holds and `wanted` of layout `to` needs."""
+    layers = _common(mine[1], of[1], wanted[1], to[1])
+    slices = _common(mine[2], of[2], wanted[2], to[2])
+    return layers * slices
+
+
+def map_positions(
+    held: Sequence[Position | None],
+    old: Layout,
+    new: Layout,
+    weight_bytes: float,
+    kv_bytes: Sequence[float] = (),
+    replica_of: dict[int, int] | None = None,
+) -> Migration:
+    """The mapping that keeps most bytes.
+
+    `held[gpu]`: its position in the old layout, None for a fresh GPU. `kv_bytes[d]`: KV cache of the old replica d.
+    `replica_of`: old replica -> new replica that takes its requests on; what is not named is dropped. Raises
+    AssertionError where there are fewer GPUs than positions.
+    """
+    positions = positions_of(new)
+    assert len(held) >= len(positions), "more positions than GPUs: choose a smaller layout"
+    moved_to = replica_of or {}
+    value = [[0.0] * len(positions) for _ in held]
+    for gpu, mine in enumerate(held):
+        if mine is None:
+            continue
+        for place, wanted in enumerate(positions):
+            part = overlap(mine, old, wanted, new)
+            cached = kv_bytes[mine[0]] if kv_bytes and moved_to.get(mine[0]) == wanted[0] else 0.0
+            value[gpu][place] = part * (weight_bytes + cached)
+    matched = maximum_matching(value)
+    needs = []
+    taken_over = {new_d: sum(kv_bytes[d] for d in moved_to if moved_to[d] == new_d) for new_d in range(new[0])}
+    for wanted in positions:
+        share = 1.0 / (new[1] * new[2])
+        needs.append(share * (weight_bytes + (taken_over[wanted[0]] if kv_bytes else 0.0)))
+    kept = [value[gpu][place] for place, gpu in enumerate(matched)]
+    received = tuple(max(0.0, need - have) for need, have in zip(needs, kept, strict=True))
+    return Migration(positions, tuple(matched), sum(kept), received)
+
+
+def maximum_matching(value: Sequence[Sequence[float]]) -> list[int]:
+    """Kuhn-Munkres: for every column a row of its own, the sum of `value[row][column]` as large as can be.
+
+    Potentials and shortest augmenting paths, O(columns^2 x rows). Ties go to the lowest row.
+    """
+    rows = len(value)
+    columns = len(value[0]) if rows else 0
+    assert rows >= columns, "fewer rows than columns"
+    infinite = float("inf")
+    of_column, of_row = [0.0] * (columns + 1), [0.0] * (rows + 1)
+    column_of = [0] * (rows + 1)  # 1-based; 0: free
+    for column in range(1, columns + 1):
+        column_of[0] = column
+        row = 0
+        least = [infinite] * (rows + 1)
+        before = [0] * (rows + 1)
+        seen = [False] * (rows + 1)
+        while True:
+            seen[row] = True
+            at, step, following = column_of[row], infinite, -1
+            for other in range(1, rows + 1):
+                if seen[other]:
+                    continue
+                cost = -value[other - 1][at - 1] - of_column[at] - of_row[other]
+                if cost < least[other]:
+                    least[other], before[other] = cost, row
+                if least[other] < step:
+                    step, following = least[other], other
+            for other in range(rows + 1):
+                if seen[other]:
+                    of_column[column_of[other]] += step
+                    of_row[other] -= step
+                else:
+                    least[other] -= step
+            row = following
+            if column_of[row] == 0:
+                break
+        while row:
+            column_of[row] = column_of[before[row]]
+            row = before[row]
+    matched = [0] * columns
+    for row in range(1, rows + 1):
+        if column_of[row]:
+            matched[column_of[row] - 1] = row - 1
+    return matched
+
+
+def _common(i: int, n: int, j: int, m: int) -> float:
+    """Length that the i-th of n equal parts of [0, 1) shares with the j-th of m."""
+    return max(0.0, min((i + 1) / n, (j + 1) / m) - max(i / n, j / m))

@@ -1,0 +1,48 @@
+"""`python -m windtunnel.survive --nproc-per-node 4 --standby 1 train.py [arguments]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def main(words: list[str] | None = None) -> int:
+    """Parse, launch, tell."""
+    parser = argparse.ArgumentParser(prog="python -m windtunnel.survive", description=__doc__)
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks of the job")
+    parser.add_argument("--standby", type=int, default=1, help="warm processes beside them (1)")
+    parser.add_argument(
+        "--patience", type=float, default=10.0, help="seconds without a beat until a rank is killed (10)"
+    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a collective may take (300)")
+    parser.add_argument("--report-json", type=Path, help="write what happened here")
+    parser.add_argument("script", type=Path, help="a script that calls windtunnel.survive.train")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    asked = parser.parse_args(words)
+    if not asked.script.is_file():
+        parser.error(f"{asked.script}: there is no such script")
+    try:
+        import torch.distributed  # noqa: F401
+    except ImportError:
+        parser.error("torch is not installed: pip install 'windtunnel[torch]'")
+    from windtunnel.survive.live.launcher import launch
+
+    command = [sys.executable, str(asked.script), *asked.arguments]
+    told = launch(command, asked.nproc_per_node, asked.standby, patience_s=asked.patience, timeout_s=asked.timeout)
+    if asked.report_json is not None:
+        asked.report_json.write_text(json.dumps(told.to_dict(), indent=1) + "\n")
+    for one in told.replacements:
+        what = "planned change" if one.planned else f"{', '.join(one.dead)} died"
+        paused = "not measured" if one.downtime_s is None else f"{one.downtime_s:.2f} s"
+        print(f"windtunnel: {what}: {paused} until the next step", file=sys.stderr)
+    if told.start_s is not None:
+        print(f"windtunnel: starting the job took {told.start_s:.1f} s", file=sys.stderr)
+    if told.reason:
+        print(f"windtunnel: error: {told.reason}", file=sys.stderr)
+    return told.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""`python -m windtunnel.survive`: starts the processes of a job, watches them, and replaces those that die.
+
+It holds the store, so the job's rendezvous outlives every rank. Decisions are `resilience/membership.py`; this file
+does what it asks for. A process that ends by a signal is replaced; one that ends with an error of its own takes the
+job with it, since its replacement would meet the same error. A process whose beat stops (SIGSTOP, a dead host's
+remains) is killed after `patience_s`, and all goes on as after a death. Nothing that it started outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import SpecError
+from windtunnel.resilience.membership import Abandon, Action, Finish, Membership, Publish, Start
+from windtunnel.survive.live.place import Place
+from windtunnel.survive.watch.log import RankLog
+
+POLL_S = 0.01
+END_S = 30.0  # to end by itself after the last step
+
+
+Watching = Callable[[dict[str, int], tuple[str, ...], tuple[str, ...]], None]
+
+
+@dataclass
+class Replacement:
+    """One change of members; downtime from the first sign of a death to the first step of the new view."""
+
+    generation: int
+    dead: list[str]
+    planned: bool
+    downtime_s: float | None = None
+
+
+@dataclass
+class Told:
+    """What happened to a job."""
+
+    status: int = 0
+    start_s: float | None = None  # from starting the processes to their first step: what a relaunch takes
+    replacements: list[Replacement] = field(default_factory=list)
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class _Process:
+    popen: subprocess.Popen[bytes]
+    log: Path
+    warm: bool = False
+
+
+def launch(
+    command: Sequence[str],
+    size: int,
+    standbys: int = 1,
+    *,
+    patience_s: float = 10.0,
+    timeout_s: float = 300.0,
+    leave: Sequence[tuple[int, int]] = (),
+    watching: Watching | None = None,
+) -> Told:
+    """Run `command` as `size` ranks with so many standbys, until all steps are done.
+
+    `leave`: (generation, rank) pairs; once a view of that generation works, the process of that rank is replaced as
+    planned. `watching(pids, members, warm standbys)` is called at each look at the processes: tests kill some of them
+    there.
+    """
+    if size < 1 or standbys < 0:
+        raise SpecError("nproc-per-node, standby", (size, standbys), "at least one rank and no less than no standby")
+    with tempfile.TemporaryDirectory(prefix="windtunnel-survive-") as folder:
+        run = _Run(list(command), size, standbys, Path(folder), patience_s, timeout_s, list(leave))
+        try:
+            return run.until_done(watching)
+        finally:
+            run.end_all()
+
+
+class _Run:
+    """A launched job."""
+
+    def __init__(
+        self,
+        command: list[str],
+        size: int,
+        standbys: int,
+        folder: Path,
+        patience_s: float,
+        timeout_s: float,
+        leave: list[tuple[int, int]],
+    ) -> None:
+        from torch.distributed import TCPStore
+
+        self.command, self.folder, self.patience_s, self.timeout_s = command, folder, patience_s, timeout_s
+        self.leave = leave
+        self.membership = Membership(size, standbys)
+        self.store: Any = TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
+        )
+        self.processes: dict[str, _Process] = {}
+        self.told = Told()
+        self.began = time.time()
+        self.struck_at: float | None = None
+        self.dead: list[str] = []
+        self.waiting_first: list[tuple[Replacement, float]] = []
+        self.over = False
+
+    def until_done(self, watching: Watching | None) -> Told:
+        """The main loop: look at processes and store, hand what is new to the membership, do what it asks for."""
+        self._perform(self.membership.start())
+        while not self.over:
+            self._look_for_warm()
+            self._look_for_first_steps()
+            self._look_for_done()
+            self._kill_stopped()
+            self._look_for_dead()
+            if watching is not None and not self.over:
+                pids = {name: one.popen.pid for name, one in self.processes.items()}
+                members = tuple(name or "" for name in self.membership.members)
+                watching(pids, members, tuple(self.membership.warm))
+            time.sleep(POLL_S)
+        return self.told
+
+    def end_all(self) -> None:
+        """Let processes end that are about to, kill the rest, and wait for every one."""
+        deadline = time.time() + (END_S if not self.told.status else 0.0)
+        while time.time() < deadline and any(one.popen.poll() is None for one in self.processes.values()):
+            time.sleep(POLL_S)
+        for one in self.processes.values():
+            if one.popen.poll() is None:
+                one.popen.kill()
+        for one in self.processes.values():
+            one.popen.wait()
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(name):
+                    self._start(name)
+                case Publish(view):
+                    fields = {"generation": view.generation, "members": view.members, "planned": view.planned}
+                    self.store.set("view", json.dumps(fields))
+                    if view.members:
+                        began = self.began if self.struck_at is None else self.struck_at
+                        replacement = Replacement(view.generation, self.dead, view.planned)
+                        self.waiting_first.append((replacement, began))
+                        self.dead = []
+                case Finish():
+                    self.over = True
+                case Abandon(reason):
+                    self.told.status, self.told.reason, self.over = 1, reason, True
+
+    def _start(self, name: str) -> None:
+        place = Place("127.0.0.1", self.store.port, name, self.membership.size, self.folder, self.timeout_s)
+        popen = subprocess.Popen(self.command, env={**os.environ, **place.environment()})
+        self.processes[name] = _Process(popen, self.folder / f"{name}.log")
+
+    def _look_for_warm(self) -> None:
+        for name, one in self.processes.items():
+            if not one.warm and self.store.check([f"warm/{name}"]):
+                one.warm = True
+                self._perform(self.membership.is_warm(name))
+
+    def _look_for_first_steps(self) -> None:
+        for replacement, began in list(self.waiting_first):
+            key = f"first/{replacement.generation}"
+            if not self.store.check([key]):
+                continue
+            self.waiting_first.remove((replacement, began))
+            when = float(self.store.get(key).decode())
+            if replacement.planned:
+                self._perform(self.membership.swapped())
+                replacement.downtime_s = float(self.store.get(f"swapped/{replacement.generation}").decode())
+            elif replacement.generation == 0 or self.told.start_s is None:
+                self.told.start_s = when - self.began
+            else:
+                replacement.downtime_s = when - began
+            if replacement.generation:
+                self.told.replacements.append(replacement)
+            # Views before it came to nothing: their members died while they met.
+            self.waiting_first = [pair for pair in self.waiting_first if pair[0].generation > replacement.generation]
+            if replacement.generation == self.membership.generation:
+                self.struck_at = None
+            self._perform(self.membership.progressed())
+            for generation, rank in [pair for pair in self.leave if pair[0] <= replacement.generation]:
+                actions = self.membership.leave(rank)
+                if actions:
+                    self.leave.remove((generation, rank))
+                    self._perform(actions)
+
+    def _look_for_done(self) -> None:
+        if any(self.store.check([f"done/{name}"]) for name in self.membership.members if name):
+            self._perform(self.membership.done())
+
+    def _look_for_dead(self) -> None:
+        dead = []
+        for name, one in list(self.processes.items()):
+            status = one.popen.poll()
+            if status is None:
+                continue
+            if self.store.check([f"done/{name}"]) and not self.over:
+                self._perform(self.membership.done())
+                return
+            needed = name in self.membership.members or name in (*self.membership.warm, *self.membership.starting)
+            if status > 0 and not self.over:
+                self.told.status, self.over = status, True
+                self.told.reason = f"process {name} ended with exit status {status}"
+                return
+            if status == 0 and name in self.membership.members and self.membership.preparing:
+                needed = False  # replaced as planned; the view that says so works already
+            del self.processes[name]
+            if needed:
+                dead.append(name)
+        if dead:
+            if self.struck_at is None and any(name in self.membership.members for name in dead):
+                self.struck_at = time.time()
+            self.dead += dead
+            self._perform(self.membership.died(dead))
+
+    def _kill_stopped(self) -> None:
+        """A member whose beat has stopped holds up all others, and cannot be asked to go."""
+        now = time.time()
+        for name in self.membership.members:
+            one = self.processes.get(name or "")
+            if one is None or not one.log.exists():
+                continue
+            beat = RankLog.last_beat(one.log)
+            if beat and now - beat > self.patience_s:
+                print(f"windtunnel: {name} has been silent for {now - beat:.1f} s: killed", file=sys.stderr)
+                one.popen.send_signal(signal.SIGKILL)
+                one.popen.wait()

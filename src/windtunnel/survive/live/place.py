@@ -1,0 +1,43 @@
+"""Where a process of a surviving job stands: what the launcher tells it by its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "WINDTUNNEL_SURVIVE"
+BEAT_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The launcher's store, this process's name, the number of ranks, and a folder that all share."""
+
+    host: str
+    port: int
+    name: str
+    size: int
+    folder: Path
+    timeout_s: float  # of one collective
+
+    def environment(self) -> dict[str, str]:
+        """What to add to a child's environment."""
+        fields = {"host": self.host, "port": self.port, "name": self.name, "size": self.size}
+        return {VARIABLE: json.dumps({**fields, "folder": str(self.folder), "timeout_s": self.timeout_s})}
+
+    @property
+    def tape(self) -> Path:
+        """What the collectives of one iteration answered, for shadow iterations."""
+        return self.folder / "role.tape"
+
+
+def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """The place of this process; None where no launcher started it."""
+    text = environment.get(VARIABLE)
+    if text is None:
+        return None
+    fields = json.loads(text)
+    return Place(**{**fields, "folder": Path(fields["folder"])})

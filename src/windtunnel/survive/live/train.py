@@ -1,0 +1,310 @@
+"""`train`: a data-parallel training loop that goes on when ranks die.
+
+A step is committed only when every bucket of its gradients is reduced, so it counts for all or is done again with the
+same data: `loss(step, rank, world)` has to take its data from these numbers, and random numbers are seeded by them.
+After a death the members of the next view compare how far they are (survivors differ by one step at most), and the
+furthest hands its state to those that are behind and to joiners. A joiner takes the very rank of the dead process, so
+sums are formed in the same order and losses are the same bits as without the death.
+
+Without a launcher (`python train.py`) the same loop runs alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.process import die_with_parent
+from windtunnel.survive.live.group import Building, gathered, handed_over, reduced, store_of
+from windtunnel.survive.live.place import Place, own_place
+from windtunnel.survive.live.shadow import Recorder, answered
+from windtunnel.survive.watch.log import RankLog
+
+BUCKET_BYTES = 25 << 20  # as DistributedDataParallel has it
+POLL_S = 0.01
+Loss = Callable[[int, int, int], Any]
+
+
+@dataclass
+class Progress:
+    """What a member has to hand over."""
+
+    model: Any
+    optimizer: Any
+    others: Mapping[str, Any]  # whatever else has state_dict and load_state_dict
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """Everything, bit by bit."""
+        import torch
+
+        file = io.BytesIO()
+        others = {name: one.state_dict() for name, one in self.others.items()}
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "others": others}
+        torch.save({**parts, "step": self.step, "losses": self.losses}, file)
+        return file.getvalue()
+
+    def take(self, data: bytes) -> None:
+        """The state of another member. Whole or not at all: `data` has arrived completely."""
+        import torch
+
+        parts = torch.load(io.BytesIO(data), weights_only=True)
+        self.model.load_state_dict(parts["model"])
+        self.optimizer.load_state_dict(parts["optimizer"])
+        for name, one in self.others.items():
+            one.load_state_dict(parts["others"][name])
+        self.step, self.losses = parts["step"], parts["losses"]
+
+
+def train(
+    model: Any,
+    optimizer: Any,
+    loss: Loss,
+    steps: int,
+    *,
+    others: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    on_step: Callable[[int, float], None] | None = None,
+) -> list[float]:
+    """Run `steps` optimizer steps and return the mean loss of each.
+
+    loss(step, rank, world) gives the scalar loss of one rank's part of the batch. `others`: further objects with a
+    state_dict, such as a scheduler. `on_step(step, loss)` is called on rank 0 after each step that it does. A standby
+    that was never needed, and a process that was replaced as planned, end here with exit status 0.
+    """
+    place = own_place()
+    progress = Progress(model, optimizer, others or {})
+    if place is None:
+        while progress.step < steps:
+            pieces = _local(progress, loss, 0, 1, seed)
+            _commit(progress, pieces, 1)
+            if on_step is not None:
+                on_step(progress.step - 1, progress.losses[-1])
+        return progress.losses
+    return _Member(place, progress, loss, steps, seed, on_step).run()
+
+
+def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> list[Any]:
+    """This rank's gradients and loss as flat buckets; the last bucket ends with the loss and a place for a vote."""
+    import torch
+
+    progress.optimizer.zero_grad(set_to_none=True)
+    torch.manual_seed((seed * 1_000_003 + progress.step) * 65_537 + rank)
+    value = loss(progress.step, rank, world)
+    value.backward()
+    parts = [
+        (torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1).float()
+        for one in _trained(progress.model)
+    ]
+    flat = torch.cat([*parts, value.detach().reshape(1).float(), torch.zeros(1)])
+    return list(flat.split(BUCKET_BYTES // flat.element_size()))
+
+
+def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
+    """Nothing before this changes what a member would hand over."""
+    import torch
+
+    flat = torch.cat(pieces)
+    at = 0
+    for one in _trained(progress.model):
+        piece = flat[at : at + one.numel()] / world
+        one.grad = piece.view_as(one).to(one.dtype)
+        at += one.numel()
+    progress.optimizer.step()
+    progress.losses.append(float(flat[at]) / world)
+    progress.step += 1
+
+
+def _trained(model: Any) -> list[Any]:
+    return [one for one in model.parameters() if one.requires_grad]
+
+
+class _Member:
+    """One process of the job: first a standby, then perhaps a rank."""
+
+    def __init__(
+        self,
+        place: Place,
+        progress: Progress,
+        loss: Loss,
+        steps: int,
+        seed: int,
+        on_step: Callable[[int, float], None] | None,
+    ) -> None:
+        import os
+
+        die_with_parent(os.getppid())
+        self.place, self.progress, self.loss, self.steps, self.seed = place, progress, loss, steps, seed
+        self.on_step = on_step
+        self.store = store_of(place)
+        self.log = RankLog.create(place.folder / f"{place.name}.log")
+        self.log.start_beat()
+        self.has_state = False
+        self.generation, self.rank = -1, -1
+        self.group: Any = None
+        self.next: Building | None = None
+        self.first_of_generation = True
+
+    def run(self) -> list[float]:
+        """Until all steps are done."""
+        self._warm_up()
+        self.store.set(f"warm/{self.place.name}", "1")
+        if not self._join():
+            sys.exit(0)
+        while True:
+            while self.progress.step < self.steps:
+                if not self._step() and not self._join():
+                    return self.progress.losses
+            # Whoever leaves here knows that everybody has done all steps.
+            if gathered(self.group, self.progress.step, self.place.size) is not None:
+                self.log.end()
+                self.store.set(f"done/{self.place.name}", "1")
+                return self.progress.losses
+            self.group = None
+            if not self._join():
+                return self.progress.losses
+
+    def _warm_up(self) -> None:
+        """A shadow iteration where there is a tape of one, else what a rank can do alone; nothing of it is kept."""
+        before = self.progress.to_bytes()
+        pieces = _local(self.progress, self.loss, 0, self.place.size, self.seed)
+        if self.place.tape.exists():
+            answered(self.place.tape, pieces)
+        _commit(self.progress, pieces, self.place.size)
+        self.progress.take(before)
+
+    def _step(self) -> bool:
+        """One step; False where a member was lost and the step does not count."""
+        recorder = None
+        if self.generation == 0 and self.progress.step == 0 and self.rank == 0:
+            recorder = Recorder(self.place.tape, self.place.size)
+        with self.log.segment("forward and backward"):
+            pieces = _local(self.progress, self.loss, self.rank, self.place.size, self.seed)
+        self._prepare()
+        pieces[-1][-1] = 1.0 if self.next is not None and self.next.over.is_set() and self.next.group else 0.0
+        with self.log.collective(f"all of view {self.generation}"):
+            whole = reduced(self.group, pieces)
+        if not whole:
+            self.group = None  # closes the connections: that is how the others learn of it
+            return False
+        if recorder is not None:
+            recorder.keep(pieces)
+            recorder.close()
+        everybody_ready = float(pieces[-1][-1]) == self.place.size
+        _commit(self.progress, pieces, self.place.size)
+        if self.rank == 0:
+            if self.first_of_generation:
+                self.store.set(f"first/{self.generation}", repr(time.time()))
+                self.first_of_generation = False
+            if self.on_step is not None:
+                self.on_step(self.progress.step - 1, self.progress.losses[-1])
+        if everybody_ready:
+            return self._swap()
+        return True
+
+    def _prepare(self) -> None:
+        """Begin to build the group of a planned change beside the one that works."""
+        view = self._newest()
+        planned = view is not None and view["planned"] and view["generation"] > self.generation
+        if view is None or not planned or (self.next and self.next.generation == view["generation"]):
+            return
+        if self.place.name in view["members"]:
+            self.next = Building(self.place, view["generation"], view["members"])
+        else:  # the leaver has nothing to build, and is ready at once
+            self.next = _Leaving(view["generation"])
+
+    def _swap(self) -> bool:
+        """All members have the next group and have done this step: go over to it."""
+        assert self.next is not None
+        began = time.time()
+        chosen, self.next = self.next, None
+        if isinstance(chosen, _Leaving):
+            self.log.end()
+            sys.exit(0)
+        self.generation, self.rank, self.group = chosen.generation, chosen.rank, chosen.group
+        self.log.play(self.rank)
+        if not self._agree():
+            self.group = None
+            return False
+        if self.rank == 0:
+            self.store.set(f"first/{self.generation}", repr(time.time()))
+            self.store.set(f"swapped/{self.generation}", repr(time.time() - began))
+        return True
+
+    def _join(self) -> bool:
+        """The group of the next view that stands; False where the job is done or goes on without this process."""
+        while True:
+            view = self._newest()
+            if view is None or view["generation"] <= self.generation:
+                time.sleep(POLL_S)
+                continue
+            generation, members = view["generation"], view["members"]
+            if not members:
+                self.log.end()
+                return False
+            if self.place.name not in members:
+                if self.rank >= 0 and not view["planned"]:  # taken for dead, though alive: its rank is played already
+                    sys.exit(0)
+                time.sleep(POLL_S)
+                continue
+            if view["planned"] and self.rank >= 0:  # it comes to nothing: a member is lost
+                time.sleep(POLL_S)
+                continue
+            self.generation, self.next = generation, None
+            building = Building(self.place, generation, members)
+            self.group = building.wait(self._superseded)
+            if self.group is None:
+                continue
+            self.rank = building.rank
+            self.log.play(self.rank)
+            if self._agree():
+                self.first_of_generation = True
+                return True
+            self.group = None
+
+    def _agree(self) -> bool:
+        """Compare how far everybody is, and take or give state. False where a member is lost on the way."""
+        progress = self.progress
+        known = progress.step if self.has_state else -1
+        steps = gathered(self.group, known, self.place.size)
+        if steps is None:
+            return False
+        furthest = max(steps)
+        source = steps.index(furthest)
+        # Nobody has state at the start: then rank 0's counts, so that all begin alike.
+        lacking = [rank for rank, step in enumerate(steps) if rank != source and (step < furthest or furthest < 0)]
+        state = progress.to_bytes() if self.rank == source and lacking else b""
+        state_or_none = handed_over(self.group, self.rank, source, lacking, state)
+        if state_or_none is None:
+            return False
+        if self.rank in lacking:
+            progress.take(state_or_none)
+        self.has_state = True
+        return True
+
+    def _newest(self) -> dict[str, Any] | None:
+        if not self.store.check(["view"]):
+            return None
+        view: dict[str, Any] = json.loads(self.store.get("view").decode())
+        return view
+
+    def _superseded(self) -> bool:
+        view = self._newest()
+        return view is not None and view["generation"] > self.generation
+
+
+class _Leaving(Building):
+    """The part of a process that is not in the next view."""
+
+    def __init__(self, generation: int) -> None:
+        import threading
+
+        self.generation, self.members, self.rank, self.group = generation, (), -1, True
+        self.over = threading.Event()
+        self.over.set()

@@ -1,0 +1,1 @@
+"""Who hangs and who is slow, from logs that outlive their writers."""

@@ -1,0 +1,142 @@
+"use strict";
+// What the page does beyond htmx: errors beside their fields, defaults as placeholders, sliders, files, links that carry.
+(() => {
+  const form = document.getElementById("question");
+  const query = () => {
+    const words = new URLSearchParams();
+    for (const [name, value] of new FormData(form)) if (value) words.set(name, value);
+    return words.toString();
+  };
+
+  // A field that is wrong says so itself; the last answer stays, dimmed.
+  function clearWrong() {
+    for (const one of document.querySelectorAll(".wrong")) one.textContent = "";
+    for (const one of document.querySelectorAll("[aria-invalid]")) one.removeAttribute("aria-invalid");
+  }
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    if (!form || event.detail.requestConfig.elt !== form) return;
+    clearWrong();
+    const box = document.createElement("template");
+    box.innerHTML = event.detail.xhr.responseText;
+    const mistake = box.content.querySelector(".mistake");
+    const target = event.detail.target;
+    target.classList.toggle("stale", Boolean(mistake));
+    target.setAttribute("aria-busy", "false");
+    for (const old of target.querySelectorAll(":scope > .mistake")) old.remove();
+    if (!mistake) return;
+    event.detail.shouldSwap = false;
+    const place = document.getElementById(`e-${mistake.dataset.field}`);
+    const input = document.getElementById(`f-${mistake.dataset.field}`);
+    if (place && input) {
+      place.textContent = mistake.textContent;
+      input.setAttribute("aria-invalid", "true");
+      input.closest("details")?.setAttribute("open", "");
+    } else target.prepend(mistake);
+    for (const hint of target.querySelectorAll(":scope > .hint")) hint.remove();
+  });
+  document.addEventListener("htmx:afterSwap", (event) => {
+    if (event.detail.target.id === "answer" && document.getElementById("data")) {
+      window.windtunnel.start();
+      drawHeat();
+      placeholders();
+    }
+  });
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (form && event.detail.elt === form && event.detail.successful) history.replaceState(null, "", `?${query()}`);
+  });
+  function drawHeat() {
+    if (JSON.parse(document.getElementById("data").textContent).heat) window.windtunnel.heatmap();
+  }
+
+  function placeholders() {
+    const resolved = JSON.parse(document.getElementById("resolved").textContent);
+    for (const [name, value] of Object.entries(resolved)) {
+      const input = document.getElementById(`f-${name}`);
+      if (!input) continue;
+      if (input.tagName === "SELECT") { if (input.options[0].value === "") input.options[0].textContent = `${value} (filled in)`; }
+      else input.placeholder = value;
+    }
+    sliders();
+  }
+
+  // Sliders over powers of two stand beside the number that they set.
+  function sliders() {
+    for (const slider of document.querySelectorAll("input[type=range]")) {
+      const input = document.getElementById(slider.dataset.for);
+      slider.value = Math.round(Math.log2(Number(input.value || input.placeholder) || 1));
+      slider.setAttribute("aria-valuetext", input.value || input.placeholder || "1");
+    }
+  }
+  document.addEventListener("input", (event) => {
+    if (event.target.type === "range") document.getElementById(event.target.dataset.for).value = 2 ** Number(event.target.value);
+    else sliders();
+  }, true);
+  sliders();
+
+  document.addEventListener("click", async (event) => {
+    const carry = event.target.closest("[data-carry]");
+    if (carry && form) { event.preventDefault(); location.href = `${carry.getAttribute("href")}?${query()}`; return; }
+    const copy = event.target.closest("[data-copy]");
+    if (!copy) return;
+    const source = document.getElementById(copy.dataset.copy), before = copy.textContent;
+    try { await navigator.clipboard.writeText(source.textContent); copy.textContent = "Copied"; }
+    catch { source.hidden = false; getSelection().selectAllChildren(source); copy.textContent = "Selected"; }
+    setTimeout(() => { copy.textContent = before; }, 1500);
+  });
+
+  // Files that are dropped go to the server; the field that takes such a file names it.
+  for (const zone of document.querySelectorAll("[data-drop]")) {
+    zone.addEventListener("dragover", (event) => { event.preventDefault(); zone.classList.add("dropping"); });
+    zone.addEventListener("dragleave", () => zone.classList.remove("dropping"));
+    zone.addEventListener("drop", async (event) => {
+      event.preventDefault();
+      zone.classList.remove("dropping");
+      for (const file of event.dataTransfer.files) await take(file);
+    });
+  }
+  async function take(file) {
+    const said = document.getElementById("said");
+    const answer = await fetch(`/uploads?name=${encodeURIComponent(file.name)}`, { method: "POST", body: file });
+    const text = await answer.text();
+    if (!answer.ok) { said.textContent = text; return; }
+    const words = document.getElementById("words");
+    if (words) words.value = `${words.value.trim()} ${text}`.trim();
+    else {
+      const input = document.getElementById(text.endsWith(".json") ? "f-model" : text.endsWith(".csv") ? "f-router_load" : "f-gpu");
+      input.value = text;
+      input.dispatchEvent(new Event("input", { bubbles: true }));
+    }
+    said.textContent = `${text} is here`;
+  }
+
+  const chosen = document.getElementById("delete");
+  if (chosen) chosen.addEventListener("click", () => {
+    const runs = [...document.querySelectorAll("#chosen input:checked")].map((box) => box.value);
+    if (!runs.length || !confirm(`Delete ${runs.length} run${runs.length > 1 ? "s" : ""} for good?`)) return;
+    const words = new URLSearchParams(runs.map((run) => ["run", run]));
+    fetch(`/runs/delete?${words}`, { method: "POST" }).then(() => location.reload());
+  });
+
+  const verb = document.getElementById("verb");
+  if (verb) verb.addEventListener("change", () => { document.getElementById("words").value = verb.selectedOptions[0].dataset.example; });
+
+  // A study that runs: its state as it comes, its answer when it is there.
+  const state = document.getElementById("state");
+  if (state && state.querySelector("[data-running=yes]")) {
+    const events = new EventSource(state.dataset.watch);
+    events.onmessage = (event) => {
+      const news = JSON.parse(event.data), progress = document.getElementById("progress");
+      if (progress && news.said) { progress.hidden = false; progress.textContent = news.said; progress.scrollTop = progress.scrollHeight; }
+      if (news.state !== "running") { events.close(); htmx.ajax("GET", state.dataset.state, { target: "#state" }); }
+    };
+  }
+
+  // Keys: / to search or to the first field, 1 to 4 for the pages.
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select, canvas")) return;
+    const tabs = [...document.querySelectorAll("nav [data-tab]")];
+    if (event.key === "/") { (document.getElementById("search") || document.querySelector("form input"))?.focus(); event.preventDefault(); }
+    else if (tabs[Number(event.key) - 1]) tabs[Number(event.key) - 1].click();
+  });
+  if (document.getElementById("data") && document.querySelector("#spec") && !form) drawHeat();
+})();

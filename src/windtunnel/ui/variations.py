@@ -1,0 +1,94 @@
+"""One field of a question over its values, all else as asked: step time with its band, memory and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.ui.form import asked_of, plan_fields
+
+POWERS = ("1", "2", "4", "8", "16", "32", "64")
+VALUES = {
+    "gpus": (),  # of the number asked for, see below
+    "nic": ("100 Gb/s", "200 Gb/s", "400 Gb/s", "800 Gb/s", "1600 Gb/s"),
+    "slow": ("", "gpu=0:1.05", "gpu=0:1.1", "gpu=0:1.2", "gpu=0:1.5"),
+    "tp": POWERS,
+    "pp": POWERS,
+    "cp": POWERS,
+    "ep": POWERS,
+    "micro_batch": POWERS[:5],
+    "virtual_stages": ("1", "2", "3", "4", "5", "6", "8"),
+    "zero_stage": ("0", "1", "2", "3"),
+    "recompute": ("none", "selective:core_attention", "selective:attention", "full"),
+    "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"),
+    "precision": ("bf16", "fp8", "mxfp8", "nvfp4"),
+    "seq_len": ("2048", "4096", "8192", "16384", "32768", "131072"),
+    "global_batch": (),
+}
+HOURS = 3600.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """The answer at one value."""
+
+    value: str
+    now: bool  # what the question says itself
+    problem: str = ""  # why there is no answer
+    step_time_s: float = 0.0
+    p5_s: float = 0.0
+    p95_s: float = 0.0
+    memory_share: float = 0.0
+    tokens_per_s: float = 0.0
+    gpus: int = 0
+    fits: bool = True
+
+    def dollars_per_million_tokens(self, price_per_gpu_hour: float) -> float:
+        """What a million tokens cost at a price of a GPU-hour."""
+        return price_per_gpu_hour * self.gpus / HOURS / self.tokens_per_s * 1e6 if self.tokens_per_s else 0.0
+
+
+def values_of(field: str, values: Mapping[str, str]) -> tuple[str, ...]:
+    """The values that a field is tried at, the one asked for among them. SpecError for a field that is not varied."""
+    if field not in VALUES:
+        raise SpecError("vary", field, f"use one of {', '.join(VALUES)}")
+    tried = VALUES[field]
+    now = values.get(field, "").strip()
+    if field in ("gpus", "global_batch"):
+        if not now.isdigit() or int(now) < 1:
+            raise SpecError(field, now or None, "give a whole number")
+        tried = tuple(str(int(now) * 2**power // 8) for power in range(1, 7) if int(now) * 2**power % 8 == 0)
+    if not now:
+        known = plan_fields().get(field)
+        now = known.default if known else ""
+    return tried if now in tried or not now else (*tried, now)
+
+
+def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
+    """An answer for each value; what cannot be says why."""
+    found = []
+    here = values.get(field, "").strip() or (plan_fields()[field].default if field in plan_fields() else "")
+    for value in values_of(field, values):
+        now = value == here
+        try:
+            result = asked_of({**values, field: value}, uploads).answer()
+        except UserError as error:
+            found.append(Point(value or "none", now, problem=str(error)))
+            continue
+        share = result.peak_memory.device_bytes / max(result.memory_capacity_bytes, 1)
+        found.append(
+            Point(
+                value=value or "none",
+                now=now,
+                step_time_s=result.step_time_s,
+                p5_s=result.step_time_p5_ns / 1e9,
+                p95_s=result.step_time_p95_ns / 1e9,
+                memory_share=share,
+                tokens_per_s=result.tokens_per_s,
+                gpus=result.n_gpus,
+                fits=result.status == "ok",
+            )
+        )
+    return found

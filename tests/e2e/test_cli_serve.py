@@ -1,0 +1,167 @@
+"""`windtunnel serve` and `validate` on served deployments, through the real command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.cli import main
+
+SMALL = ["serve", "llama-3.1-8b", "--cluster", "h100-sxm:2"]
+COLUMNS = (
+    "id,source,model,model_family,gpu,engine,engine_version,precision,gemm_quant,"
+    "moe_quant,mode,isl,osl,concurrency,tp,pp,attn_dp,moe_tp,"
+    "moe_ep,prefill_num_workers,prefill_tp,decode_num_workers,decode_tp,client,prompts_per_slot,length_ratio,ttft_ms,"
+    "tpot_ms,d_output_tokens_per_s,duplicate_of"
+)
+ROWS = f"""{COLUMNS}
+a,x,Qwen/Qwen3-32B,qwen3-32b,h100_sxm,vllm,0.12.0,,,,agg,1024,128,8,2,1,1,1,1,,,,,closed,10,0.8,150,16,480,
+b,x,meta-llama/Llama-3.1-8B-Instruct,,h200_sxm,sglang,0.5.9,fp8,fp8_block,,disagg,512,64,4,,,,,,1,1,1,1,,,,,,,
+c,x,nobody/unheard-of,,h100_sxm,vllm,0.12.0,,,,agg,512,64,4,1,1,1,1,1,,,,,,,,,,,
+d,x,Qwen/Qwen3-32B,qwen3-32b,h100_sxm,vllm,0.12.0,,,,agg,1024,128,,2,1,1,1,1,,,,,,,,150,16,,a
+"""
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_answer_holds_what_others_build_on(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _json(
+        capsys,
+        *SMALL,
+        "--prompt",
+        "300",
+        "--output",
+        "60",
+        "--rate",
+        "5",
+        "--requests",
+        "80",
+        "--slo",
+        "ttft=1s,tpot=50ms",
+    )
+    for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
+        assert set(found[name]) == {"mean", "p50", "p90", "p95", "p99"}
+    for name in ("output_tokens_per_s", "requests_per_s", "slo_attainment", "goodput_requests_per_s", "gpu_seconds"):
+        assert found[name] > 0
+    assert found["regime"] == "stable"
+    assert found["finished"] == 80
+
+
+def test_closed_loop_pools_goodput_page_and_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    closed = _json(capsys, *SMALL, "--prompt", "300", "--output", "30", "--concurrency", "4", "--waves", "3")
+    assert closed["requests"] == 12
+    words = ["--prompt", "300", "--output", "30", "--requests", "60"]
+    pools = _json(capsys, *SMALL, *words, "--rate", "4", "--prefill", "1xtp1", "--decode", "1xtp1")
+    assert pools["gpus"] == 2
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    found = _json(
+        capsys, *SMALL, *words, "--goodput", "--slo", "ttft=200ms,tpot=20ms", "--page", str(page), "--trace", str(trace)
+    )
+    assert found["goodput_requests_per_s"] > 0
+    assert found["search"]["rates_tried"] > 3
+    text = page.read_text()
+    assert "Latency against rate" in text
+    assert "http://" not in text
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_stamps_of_every_request_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked, answered = tmp_path / "in.csv", tmp_path / "out.csv"
+    asked.write_text(
+        "request,input_tokens,output_tokens,arrival_ns,prefix_block_ids\n"
+        "0,64,5,0,1 2 3 4\n1,64,5,900000000,1 2 3 4\n2,20,1,950000000,7\n"
+    )
+    found = _json(capsys, *SMALL, "--requests", str(asked), "--requests-out", str(answered))
+    assert found["prefix_hit_rate"] > 0
+    with open(answered, newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["request"] for line in lines] == ["0", "1", "2"]
+    for line in lines:
+        times = [float(line[name]) for name in ("queued_s", "scheduled_s", "first_token_s", "last_token_s")]
+        assert times == sorted(times)
+    cold, warm = (float(line["first_token_s"]) - float(line["queued_s"]) for line in lines[:2])
+    assert warm <= cold
+
+
+def test_measured_kernels_can_be_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    attention, layers = tmp_path / "my_kernels_attention.csv", tmp_path / "my_kernels_layers.csv"
+    lines = ["gpu,model,tp,prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
+    for size in (16, 256, 2048):
+        lines += [f"H100-SXM,Llama-3.1-8B,1,{size},{past},0,0,{5 + size * 0.02}" for past in (0, 512)]
+        lines += [f"H100-SXM,Llama-3.1-8B,1,0,0,{n},{size},{5 + n * size * 0.01}" for n in (1, 64)]
+    attention.write_text("\n".join(lines) + "\n")
+    rows = ["gpu,model,tp,table,layer,size,time_us,activated_experts"]
+    for size in (1, 64, 2048):
+        rows += [
+            f"H100-SXM,Llama-3.1-8B,1,dense,{name},{size},{20 + size * 0.1}," for name in ("qkv_proj", "layernorm")
+        ]
+        rows += [f"H100-SXM,Llama-3.1-8B,1,per_sequence,lm_head,{size},300,"]
+    layers.write_text("\n".join(rows) + "\n")
+    words = [*SMALL, "--prompt", "100", "--output", "20", "--concurrency", "1", "--waves", "2"]
+    found = _json(capsys, *words, "--kernels", str(attention))
+    slower = [line.replace(",20.1,", ",2000,") for line in rows]
+    layers.write_text("\n".join(slower) + "\n")
+    other = _json(capsys, *words, "--kernels", str(tmp_path))
+    assert other["tpot_s"]["mean"] > 3 * found["tpot_s"]["mean"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*SMALL, "--prompt", "10", "--output", "5"],
+        [*SMALL, "--rate", "3"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--slo", "speed=3"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--goodput"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--tp", "4"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--engine", "nothing"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "-3"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--prefill", "1xtp1"],
+        [*SMALL, "--workload", "missing.csv"],
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("windtunnel: error:")
+    assert "\n" not in told
+
+
+def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _json(
+        capsys, "serve", "llama-3.1-405b", "--cluster", "h100-sxm:1", "--prompt", "9", "--output", "9", "--rate", "1"
+    )
+    assert not found["feasible"]
+    assert "does not fit" in found["reason"]
+
+
+def test_validate_answers_every_row_of_a_table_of_deployments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, rows = tmp_path / "table.csv", tmp_path / "rows.csv"
+    table.write_text(ROWS)
+    found = _json(capsys, "validate", str(table), "--rows", str(rows), "--workers", "1")
+    assert found["overall"]["rows"] == 3  # without the repeat
+    with open(rows, newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert list(lines[0]) == [
+        "id",
+        "ttft_s",
+        "tpot_s",
+        "output_tokens_per_s",
+        "tpot_p5_s",
+        "tpot_p95_s",
+        "regime",
+        "status",
+        "reason",
+    ]
+    assert [line["status"] for line in lines] == ["predicted", "predicted", "refused", "assumed"]
+    assert float(lines[0]["tpot_p5_s"]) < float(lines[0]["tpot_s"]) < float(lines[0]["tpot_p95_s"])
+    assert "unheard-of" in lines[2]["reason"]

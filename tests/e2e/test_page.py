@@ -1,0 +1,123 @@
+"""The local page in a real Chromium: ask, what if, keep, compare, a study; light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+QUESTION = "model=llama-3.2-1b&gpu=h100-sxm&gpus=16&tp=2&pp=2&global_batch=32&seq_len=1024"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("page")
+    command = [sys.executable, "-m", "windtunnel", "ui", "--no-open", "--port", "0", "--runs", str(folder / "runs")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as server:
+        assert server.stderr is not None
+        found = re.search(r"http://\S+/", server.stderr.readline())
+        assert found is not None
+        yield found[0]
+        server.terminate()
+        server.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(params=[("light", 1400), ("dark", 400)], ids=["light and wide", "dark and narrow"])
+def page(request: pytest.FixtureRequest, browser: Any) -> Iterator[Any]:
+    scheme, width = request.param
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(60_000)
+    opened, wrong = context.new_page(), []
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    # htmx says on the console when a newer question takes the place of one that is still being answered.
+    opened.on(
+        "console",
+        lambda said: wrong.append(said.text) if said.type == "error" and not said.text.startswith("htmx:") else None,
+    )
+    yield opened
+    context.close()
+    assert wrong == []
+
+
+def test_a_question_is_asked_changed_kept_and_compared(page: Any, address: str) -> None:
+    page.goto(f"{address}?{QUESTION}")
+    page.wait_for_selector("#breakdown")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    first = page.inner_text(".tile .big")
+    page.fill("#f-tp", "3")
+    page.wait_for_selector("#e-tp:not(:empty)")
+    assert "does not divide" in page.inner_text("#e-tp")
+    assert page.get_attribute("#f-tp", "aria-invalid") == "true"
+    assert page.inner_text(".tile .big") == first  # the last answer stays
+    page.fill("#f-tp", "1")
+    sync_api.expect(page.locator(".tile .big").first).not_to_have_text(first, timeout=60_000)
+    assert page.inner_text("#e-tp") == ""
+    page.wait_for_url("**tp=1&**")
+    assert page.get_attribute("#f-cp", "placeholder") == "1"
+    assert int(page.get_attribute("#timeline canvas", "data-drawn")) > 0  # the report's own script drew its timeline
+    names = []
+    for tp in ("1", "2"):
+        page.fill("#f-tp", tp)
+        page.wait_for_url(f"**tp={tp}&**")
+        page.click("text=Keep this run")
+        page.wait_for_selector(f"#said a:not(:text('{names[-1]}'))" if names else "#said a")
+        names.append(page.inner_text("#said a"))
+    page.goto(f"{address}runs")
+    for name in names:
+        page.check(f"input[value='{name}']")
+    page.click("text=Compare the chosen")
+    page.wait_for_selector("text=What was asked differently")
+    assert page.locator("tr", has_text="plan.tp").count() == 1
+
+
+def test_one_field_is_varied_and_the_question_carried_over(page: Any, address: str) -> None:
+    page.goto(f"{address}vary?{QUESTION}")
+    page.wait_for_selector("table.points")
+    assert page.locator("table.points tbody tr").count() == 7
+    assert page.inner_text("tr.now th").startswith("2")
+    page.select_option("#f-vary", "micro_batch")
+    page.wait_for_selector("h2:text('Over micro batch')")
+    page.click("text=Ask about this one")
+    page.wait_for_selector("#breakdown")
+    assert page.input_value("#f-pp") == "2"
+
+
+def test_a_study_is_started_watched_and_removed(page: Any, address: str) -> None:
+    page.goto(f"{address}studies")
+    page.select_option("#verb", "survive")
+    page.fill("#words", "--cluster h100-sxm:1024 --days 3 --seeds 20 --policy restart")
+    page.click("#study button")
+    page.wait_for_url("**/studies/2*")
+    page.wait_for_selector(".state.done, .state.failed")
+    assert page.inner_text(".state") == "done", page.inner_text("#state")
+    page.wait_for_selector("iframe.drawn")
+    page.goto(f"{address}studies")
+    page.click("button:text('Remove')")
+    page.wait_for_selector("table.runs", state="detached")
+
+
+def test_keys_reach_every_page(page: Any, address: str) -> None:
+    page.goto(f"{address}runs")
+    page.keyboard.press("4")
+    page.wait_for_url("**/studies")
+    page.keyboard.press("3")
+    page.wait_for_url("**/runs")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"

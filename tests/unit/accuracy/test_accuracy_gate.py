@@ -1,0 +1,42 @@
+"""Accuracy on published runs may not get worse than what is committed in `validation/gate.csv`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+WORSE = 0.3  # percentage points that rounding and another libm may bring
+
+
+@pytest.fixture(scope="module")
+def gate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gate", ROOT / "validation/gate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["gate"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_source_has_a_committed_figure(gate: ModuleType) -> None:
+    assert set(gate.committed()) == set(gate.rows_of_level_a())
+
+
+def test_a_few_runs_of_every_source_are_as_close_as_they_were(gate: ModuleType) -> None:
+    known = gate.committed()
+    now = {source: gate.mean_error(gate.few(rows)) for source, rows in gate.rows_of_level_a().items()}
+    worse = {source: (error, known[source][0]) for source, error in now.items() if error > known[source][0] + WORSE}
+    assert not worse
+
+
+@pytest.mark.long
+def test_all_runs_of_every_source_are_as_close_as_they_were(gate: ModuleType) -> None:
+    known = gate.committed()
+    now = {source: gate.mean_error(rows) for source, rows in gate.rows_of_level_a().items()}
+    worse = {source: (error, known[source][1]) for source, error in now.items() if error > known[source][1] + WORSE}
+    assert not worse

@@ -1,0 +1,66 @@
+"""DistServe's searches against brute force on plain tables, and on the serving core."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from windtunnel.errors import SpecError
+from windtunnel.serving.placement.distserve import high_affinity, layouts, low_affinity
+
+
+def test_layouts_are_powers_of_two_inside_a_node() -> None:
+    assert list(layouts(4)) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (4, 1)]
+    assert (16, 1) not in list(layouts(16, 2, 8))
+    assert (8, 2) in list(layouts(16, 2, 8))
+
+
+def test_phases_apart_each_get_their_best_per_gpu_and_as_many_as_the_rate_asks() -> None:
+    prefill = {(1, 1): 1.0, (2, 1): 3.0, (4, 1): 4.0}
+    decode = {(1, 1): 2.0, (2, 1): 3.0, (4, 1): 5.0}
+    found = high_affinity(prefill.__getitem__, decode.__getitem__, list(prefill), 7.0)
+    assert (found.prefill, found.decode) == ((2, 1), (1, 1))
+    assert (found.prefill_instances, found.decode_instances) == (3, 4)
+    assert found.gpus == 10
+    assert found.goodput_per_gpu_per_s == pytest.approx(1 / (2 / 3 + 1 / 2))
+    assert len(found.tried) == 6
+
+
+def test_pairs_stay_in_their_node_and_the_best_per_gpu_is_copied() -> None:
+    def pair(p: tuple[int, int], d: tuple[int, int]) -> float:
+        return min(3.0 * p[0] ** 0.8 * p[1] ** 0.9, 2.0 * d[0] ** 0.9 * d[1] ** 0.5)
+
+    choices = list(layouts(7))
+    found = low_affinity(pair, choices, 8, 20.0)
+    best = max(
+        (pair(p, d) / (p[0] * p[1] + d[0] * d[1]), p, d)
+        for p in choices
+        for d in choices
+        if p[0] * p[1] + d[0] * d[1] <= 8
+    )
+    assert found.goodput_per_gpu_per_s == pytest.approx(best[0])
+    assert found.prefill_instances * pair(found.prefill, found.decode) >= 20.0
+    assert found.runner_up is not None
+    assert found.runner_up.per_gpu <= found.goodput_per_gpu_per_s
+
+
+def test_nothing_that_holds_is_said() -> None:
+    with pytest.raises(SpecError, match="no prefill holds the limits"):
+        high_affinity(lambda layout: 0.0, lambda layout: 1.0, [(1, 1)], 1.0)
+    with pytest.raises(SpecError, match="--rate"):
+        low_affinity(lambda p, d: 1.0, [(1, 1)], 4, 0.0)
+
+
+def test_the_command_line_finds_a_pair_that_beats_its_runner_up() -> None:
+    words = "llama-3.1-8b --cluster h100-sxm:4 --prompt 800 --output 200 --rate 5 --requests 150"
+    words += " --slo ttft=200ms,tpot=20ms --attain 0.9 --search distserve --json"
+    command = [sys.executable, "-m", "windtunnel", "serve", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["candidates"] == len(answer["tried"]) > 5
+    assert answer["goodput_per_gpu_per_s"] == max(one["goodput_per_gpu_per_s"] for one in answer["tried"])
+    assert answer["gpus"] <= 4 * answer["prefill"]["instances"]

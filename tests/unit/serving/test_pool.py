@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.serving.kv.pool import BlockPool
+
+
+def test_a_known_prefix_is_shared_and_then_kept_until_it_is_needed() -> None:
+    pool = BlockPool(10)
+    pool.take(4)
+    assert pool.name([1, 2, 3]) == [1, 2, 3]
+    assert pool.known([1, 2, 9]) == 2
+    pool.share([1, 2])
+    assert pool.held == 4
+    pool.release(4, [1, 2, 3])
+    assert (pool.held, pool.cached, pool.free) == (2, 1, 8)
+    pool.release(2, [1, 2])
+    assert (pool.held, pool.cached) == (0, 3)
+    assert pool.fresh_needed([1, 2, 3], 3, 5) == 5  # cached blocks are free ones: taking them uses them up
+    pool.take(8)
+    assert pool.cached == 2
+    assert pool.known([1, 2, 3]) == 2  # the tail went first
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=60))
+def test_blocks_are_conserved_whatever_comes(moves: list[tuple[int, int]]) -> None:
+    pool = BlockPool(24)
+    live: list[tuple[int, list[int]]] = []
+    for family, blocks in moves:
+        names = [family * 100 + place for place in range(blocks)]
+        hit = pool.known(names)
+        if pool.fresh_needed(names, hit, blocks) > pool.free:
+            if live:
+                pool.release(*live.pop(0))
+            continue
+        pool.share(names[:hit])
+        pool.take(blocks - hit)
+        live.append((blocks, names[:hit] + pool.name(names[hit:])))
+        assert pool.held + pool.cached <= pool.total
+        assert pool.held <= sum(count for count, _ in live)
+    for one in live:
+        pool.release(*one)
+    assert pool.held == 0
+    assert pool.free == pool.total

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prices import plain_times
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.serving.goodput import at_rate, goodput_of, rate_of
+from windtunnel.serving.replica import Replica, Rules
+from windtunnel.serving.simulate import simulate
+from windtunnel.serving.workload.files import read_workload
+from windtunnel.serving.workload.lengths import arrivals, lengths
+from windtunnel.serving.workload.requests import Workload
+
+
+@pytest.mark.parametrize(("cv", "least", "most"), [(0.0, 0.0, 1e-6), (1.0, 0.9, 1.1), (4.0, 3.0, 5.0)])
+def test_arrivals_have_the_rate_and_burstiness_asked_for(cv: float, least: float, most: float) -> None:
+    times = arrivals(40_000, 7.0, cv, 1) * 1e-9
+    gaps = np.diff(times)
+    assert 1 / gaps.mean() == pytest.approx(7.0, rel=0.1)
+    assert least <= gaps.std() / gaps.mean() <= most
+
+
+def test_two_rates_share_their_random_numbers() -> None:
+    slow, fast = arrivals(500, 2.0, 1.0, 5), arrivals(500, 8.0, 1.0, 5)
+    assert np.abs(slow / 4 - fast).max() <= 1
+
+
+def test_closed_loops_keep_so_many_in_flight() -> None:
+    prompts, outputs = lengths(60, 100, 50, 0.8, 0)
+    replica = Replica(plain_times(), Rules(), 1000)
+    sent, _ = simulate(Workload(prompts, outputs, None, 6), [replica], None, block_size=16)
+    events = sorted([(one.arrival_ns, 1) for one in sent] + [(one.last_ns, -1) for one in sent])
+    flying = np.cumsum([change for _, change in events])
+    assert len(sent) == 60
+    assert flying.max() == 6
+    assert prompts.min() >= 80
+    assert prompts.max() <= 100
+
+
+def test_files_are_read_by_their_columns(tmp_path: Path) -> None:
+    azure = tmp_path / "azure.csv"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:01:51.1,10,3\n2023-11-16 18:01:50.1,20,4\n"
+    )
+    load = read_workload(azure)
+    assert load.input_tokens.tolist() == [20, 10]
+    assert load.arrival_ns is not None
+    assert load.arrival_ns[1] - load.arrival_ns[0] == pytest.approx(1e9, rel=1e-3)
+    mooncake = tmp_path / "m.jsonl"
+    mooncake.write_text('{"timestamp": 5, "input_length": 1100, "output_length": 2, "hash_ids": [4, 5]}\n')
+    one = read_workload(mooncake)
+    assert one.names_in(512) == [(4, 5)]
+    assert one.names_in(256) == [(8, 9, 10, 11)]
+    plain = tmp_path / "p.csv"
+    plain.write_text("input_tokens,output_tokens\n5,5\n")
+    with pytest.raises(InputFileError, match="arrivals"):
+        read_workload(plain)
+    assert len(read_workload(plain, rate_per_s=3.0)) == 1
+    for text in (
+        "input_tokens,output_tokens,arrival_s\nx,1,0\n",
+        "input_tokens,output_tokens,arrival_s\n0,1,0\n",
+        "a,b\n1,2\n",
+    ):
+        plain.write_text(text)
+        with pytest.raises(InputFileError):
+            read_workload(plain)
+
+
+def test_empty_and_contradictory_workloads_are_refused() -> None:
+    none = np.array([], dtype=np.int64)
+    one = np.array([1], dtype=np.int64)
+    with pytest.raises(SpecError):
+        Workload(none, none, none)
+    with pytest.raises(SpecError):
+        Workload(one, one)
+    with pytest.raises(SpecError):
+        Workload(one, one, one, concurrency=3)
+
+
+def test_goodput_is_the_edge_of_attainment() -> None:
+    from windtunnel.hardware import parse_cluster
+    from windtunnel.model import load_model
+    from windtunnel.serving import Deployment, engine_of, serve_with
+
+    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment())
+    prompts, outputs = lengths(300, 512, 128, 0.5, 0)
+    load = Workload(prompts, outputs, arrivals(300, 4.0, 1.0, 0))
+    slo = {"ttft_s": 0.3, "tpot_s": 0.03}
+    found = goodput_of(lambda one: serve_with(engine, one, slo=slo), load, 0.9)
+    assert found.search is not None
+    rate = found.goodput_requests_per_s
+    assert rate is not None
+    assert rate > 0
+    kept = serve_with(engine, at_rate(load, rate), slo=slo).slo_attainment
+    missed = serve_with(engine, at_rate(load, found.search["missed_at_per_s"]), slo=slo).slo_attainment
+    assert kept is not None
+    assert missed is not None
+    assert kept >= 0.9 > missed
+    assert rate_of(at_rate(load, 9.0)) == pytest.approx(9.0, rel=0.01)

@@ -1,0 +1,194 @@
+"""Checkpoints: killed at any byte, a disk that is full, a file cut off, other ranks, another layout."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from windtunnel.errors import InputFileError  # noqa: E402
+from windtunnel.survive.checkpoint import CheckpointError, Checkpoints  # noqa: E402
+
+pytestmark = pytest.mark.extras
+
+
+def trained(steps: int):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Linear(50, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 40)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def same(a, b) -> bool:
+    tensors = [(one.state_dict(), other.state_dict()) for one, other in zip(a, b, strict=True)]
+    weights = all(torch.equal(tensors[0][0][key], tensors[0][1][key]) for key in tensors[0][0])
+    moments = tensors[1][0]["state"], tensors[1][1]["state"]
+    return weights and all(
+        torch.equal(moments[0][at][name], moments[1][at][name]) for at in moments[0] for name in moments[0][at]
+    )
+
+
+CHILD = """
+import resource, sys
+sys.path.insert(0, {tests!r})
+from test_checkpoint import trained, Checkpoints
+from pathlib import Path
+saved = Checkpoints(Path(sys.argv[1]))
+saved.save(1, *trained(1)); saved.wait()
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+saved.save(2, *trained(2)); saved.wait()
+"""
+
+
+def test_killed_at_a_byte_the_last_complete_one_restores(tmp_path: Path) -> None:
+    """The kernel kills a process at exactly the byte that its file may not have (SIGXFSZ, as good as kill -9)."""
+    whole = Checkpoints(tmp_path / "whole")
+    whole.save(2, *trained(2))
+    whole.wait()
+    sizes = sorted(file.stat().st_size for file in (tmp_path / "whole" / "step-000000002").iterdir())
+    died = 0
+    for byte in (0, sizes[0] - 1, sizes[-1] // 3, sizes[-1] - 1, sizes[-1] + 1):
+        folder = tmp_path / str(byte)
+        here = str(Path(__file__).parent)
+        script = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{CHILD.format(tests=here)}"
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(folder), str(byte)], capture_output=True, text=True, env={**os.environ}
+        )
+        model, optimizer = trained(0)
+        step = Checkpoints(folder).restore(model, optimizer)
+        assert step in (1, 2), done.stderr
+        assert (done.returncode == -signal.SIGXFSZ) == (step == 1), done.stderr
+        assert same((model, optimizer), trained(step))
+        died += step == 1
+    assert died == 4
+
+
+def test_a_full_disk_is_one_error_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path)
+    saved.save(1, *trained(1))
+    saved.wait()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write beyond the limit fails as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        saved.save(2, *trained(2))
+        with pytest.raises(
+            CheckpointError, match=r"could not be written \(File too large\); the last complete one is 1"
+        ):
+            saved.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not list(tmp_path.glob("*.partial"))
+    saved.save(3, *trained(3))
+    model, optimizer = trained(0)
+    assert saved.restore(model, optimizer) == 3
+    assert same((model, optimizer), trained(3))
+
+
+def test_damage_is_one_clear_error(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        saved.save(step, *trained(step))
+    saved.wait()
+    data = next((tmp_path / "step-000000003").glob("*.distcp"))
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-7])
+    with pytest.raises(InputFileError, match="bytes instead of"):
+        saved.restore(*trained(0))
+    data.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    with pytest.raises(InputFileError, match="checksum"):
+        saved.restore(*trained(0))
+    data.unlink()
+    with pytest.raises(InputFileError, match="missing"):
+        saved.restore(*trained(0))
+    assert saved.restore(*trained(0), step=2) == 2
+    with pytest.raises(InputFileError, match="complete ones: 1, 2, 3"):
+        saved.restore(*trained(0), step=9)
+    other = torch.nn.Linear(3, 3)
+    with pytest.raises(InputFileError, match="does not fit"):
+        saved.restore(other, torch.optim.Adam(other.parameters()), step=2)
+
+
+def test_old_checkpoints_go_and_none_is_no_error(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path / "deep", keep=2)
+    assert saved.restore(*trained(0)) is None
+    for step in (5, 6, 7):
+        saved.save(step, *trained(1), {"seen": torch.tensor([step])})
+    saved.wait()
+    assert saved._steps() == [6, 7]
+    others = {"seen": torch.tensor([0])}
+    assert saved.restore(*trained(0), others) == 7
+    assert int(others["seen"]) == 7
+
+
+RANK = """
+import os, sys
+from datetime import timedelta
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from windtunnel.survive.checkpoint import Checkpoints
+what, folder = sys.argv[1:3]
+dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(40, 52), torch.nn.Linear(52, 12))
+if what != "save":
+    for one in model.parameters(): torch.nn.init.zeros_(one)
+fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+saved = Checkpoints(Path(folder), group=dist.new_group(backend="gloo"))
+def step():
+    optimizer.zero_grad(); model(torch.ones(2, 40)).square().sum().backward(); optimizer.step()
+if what == "save":
+    step(); saved.save(1, model, optimizer); saved.wait()
+else:
+    try:
+        saved.restore(model, optimizer, reshard=what == "reshard")
+    except Exception as error:
+        print("REFUSED", error); sys.exit(0)
+total = sum(one.full_tensor().double().sum() for one in model.parameters())
+moment = sum(state["exp_avg_sq"].full_tensor().double().sum() for state in optimizer.state.values())
+if dist.get_rank() == 0: print("SUM", float(total).hex(), float(moment).hex())
+dist.destroy_process_group()
+"""
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+def ranks(world: int, what: str, folder: Path) -> str:
+    script = folder / "rank.py"
+    script.write_text(RANK)
+    with subprocess.Popen(
+        [*TORCHRUN, "--nproc-per-node", str(world), str(script), what, str(folder / "saved")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err[-3000:]
+    return next(line for line in out.splitlines() if line.startswith(("SUM", "REFUSED")))
+
+
+def test_resharding_restores_equal_weights_and_is_asked_for(tmp_path: Path) -> None:
+    saved = ranks(2, "save", tmp_path)
+    assert ranks(3, "reshard", tmp_path).split()[0] == "SUM"
+    # Sums over shards of other sizes have another order; in double precision they agree closely.
+    numbers = [[float.fromhex(word) for word in line.split()[1:]] for line in (saved, ranks(3, "reshard", tmp_path))]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-12)
+    refused = ranks(3, "restore", tmp_path)
+    assert "was written by 2 ranks, and this job has 3" in refused

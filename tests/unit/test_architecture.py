@@ -1,0 +1,61 @@
+"""What the linter cannot say: no file imports itself by way of others, and no folder outgrows a glance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import grimp
+
+import windtunnel
+
+PACKAGE = Path(windtunnel.__file__).parent
+FILES_MOST = 16  # of one folder, `__init__.py` with them
+# One file per verb; one idea of prices per file; the files of an early layout that are not sorted into rooms yet.
+EXCEPT = {"cli", "cost", "emulate", "engine", "report"}
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules that import each other, by whatever way (Tarjan's strongly connected components)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        stack.append(module)
+        for other in sorted(imports[module]):
+            if other not in order:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], order[other])
+        if lowest[module] == order[module]:
+            at = stack.index(module)
+            found.append(set(stack[at:]))
+            del stack[at:]
+
+    for module in sorted(imports):
+        if module not in order:
+            visit(module)
+    return [one for one in found if len(one) > 1]
+
+
+def test_circles_are_found_however_long() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [{"a", "b", "c"}]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_circle_among_files() -> None:
+    """Imports inside functions and those for type checkers count as well."""
+    graph = grimp.build_graph("windtunnel", cache_dir=None)
+    imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    assert len(imports) > 300
+    assert circles(imports) == []
+
+
+def test_no_folder_has_more_files_than_a_reader_takes_in() -> None:
+    files = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+    large = {folder: count for folder, count in files.items() if count > FILES_MOST}
+    assert large.keys() <= EXCEPT, large

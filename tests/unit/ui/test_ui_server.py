@@ -1,0 +1,274 @@
+"""The local page, asked over HTTP: what it shows, whom it refuses, and that it says what the command line says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient
+
+from windtunnel.ui.form import asked_of, file_or_name, plan_fields, plan_of
+from windtunnel.ui.guard import FORM_BYTES_MOST
+from windtunnel.ui.jobs import JobList
+from windtunnel.ui.runs import RunList
+from windtunnel.ui.server import application
+
+HERE = "127.0.0.1:8765"
+SAME = {"origin": f"http://{HERE}"}
+QUESTION = {"model": "llama-3.2-1b", "gpu": "h100-sxm", "gpus": "8", "global_batch": "16", "seq_len": "1024"}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(application(tmp_path / "runs", (HERE,)), base_url=f"http://{HERE}") as found:
+        yield found
+
+
+def kept(client: TestClient, **changes: str) -> str:
+    answer = client.post("/keep", data={**QUESTION, **changes}, headers=SAME | {"hx-request": "true"})
+    assert answer.status_code == 200, answer.text
+    return answer.text.partition("/runs/")[2][:12]
+
+
+def test_an_answer_is_the_report_and_a_mistake_is_beside_its_field(client: TestClient) -> None:
+    answer = client.get("/answer", params=QUESTION)
+    assert "Where the step goes" in answer.text
+    assert "--cluster h100-sxm:8" in answer.text
+    wrong = client.get("/answer", params={**QUESTION, "tp": "3"})
+    assert 'data-field="tp"' in wrong.text
+    assert "does not divide" in wrong.text
+    for name, value in (("micro_batch", "x"), ("model", "no-such"), ("gpus", "many"), ("overlap_tp", "maybe")):
+        assert f'data-field="{name}"' in client.get("/answer", params={**QUESTION, name: value}).text
+
+
+def test_the_page_the_command_line_and_python_keep_the_same_bytes(client: TestClient, tmp_path: Path) -> None:
+    import windtunnel
+    from windtunnel.cli import main
+
+    name = kept(client, tp="2", slow="gpu=3:1.25", recompute="full")
+    folder = tmp_path / "runs" / name
+    words = "--cluster h100-sxm:8 --global-batch 16 --seq 1024 --tp 2 --recompute full --slow gpu=3:1.25"
+    assert main(["predict", "llama-3.2-1b", *words.split(), "--out", str(tmp_path / "cli"), "--json"]) == 0
+    plan = {"global_batch": 16, "seq_len": 1024, "tp": 2, "recompute": "full"}
+    result = windtunnel.predict("llama-3.2-1b", "h100-sxm:8", plan, slow=["gpu=3:1.25"])
+    windtunnel.save_result(result, tmp_path / "python")
+    for other in ("cli", "python"):
+        for file in ("result.json", "spec.yaml"):
+            assert (tmp_path / other / name / file).read_bytes() == (folder / file).read_bytes()
+
+
+def test_every_field_of_a_plan_is_in_the_form_and_read_back(client: TestClient) -> None:
+    page = client.get("/").text
+    for name in plan_fields():
+        assert f'name="{name}"' in page
+    given = {"tp": "4", "layers_per_stage": "7,8", "overlap_tp": "off", "offload_optimizer": "0.5", "schedule": "1f1b"}
+    assert plan_of(given) == {
+        "tp": 4, "layers_per_stage": (7, 8), "overlap_tp": False, "offload_optimizer": 0.5, "schedule": "1f1b",
+    }  # fmt: skip
+
+
+def test_one_field_over_its_values_holds_the_band_and_says_what_cannot_be(client: TestClient) -> None:
+    text = client.get("/points", params={**QUESTION, "vary": "tp", "price": "3"}).text
+    assert text.count("<tr") == 8
+    assert "p5–p95" in text
+    assert "does not divide" in text  # tp 16 on 8 GPUs
+    assert 'class="mistake"' in client.get("/points", params={**QUESTION, "vary": "colour"}).text
+
+
+@pytest.mark.parametrize("host", ["evil.example:8765", "127.0.0.1", "localhost:1", ""])
+def test_another_name_for_this_machine_is_refused(client: TestClient, host: str) -> None:
+    assert client.get("/", headers={"host": host}).status_code == 421
+
+
+def test_another_site_may_change_nothing(client: TestClient, tmp_path: Path) -> None:
+    name = kept(client)
+    for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}, {}):
+        for address in (f"/runs/delete?run={name}", f"/runs/{name}/tags", "/studies/start", "/uploads?name=x.json"):
+            assert client.post(address, headers=headers).status_code == 403
+    assert (tmp_path / "runs" / name).is_dir()
+
+
+def test_elsewhere_than_on_loopback_a_token_opens(tmp_path: Path) -> None:
+    with TestClient(application(tmp_path, (HERE,), token="secret"), base_url=f"http://{HERE}") as client:
+        assert client.get("/runs").status_code == 403
+        assert client.get("/runs?token=wrong").status_code == 403
+        assert client.get("/runs?token=secret").status_code == 200
+        assert client.get("/runs").status_code == 200  # by the cookie
+        client.cookies.clear()
+        assert client.get("/runs").status_code == 403
+
+
+def test_every_answer_forbids_scripts_that_are_not_ours(client: TestClient) -> None:
+    for address in ("/", "/runs", "/studies", "/vary", "/static/page.js", "/none"):
+        policy = client.get(address).headers["content-security-policy"]
+        assert "script-src 'self';" in policy
+        assert "default-src 'none'" in policy
+
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+
+
+def test_text_of_a_question_or_a_run_is_never_markup(client: TestClient, tmp_path: Path) -> None:
+    for name in ("model", "gpu", "tp", "slow", "set", "recompute", "vary"):
+        for address in ("/", "/answer", "/vary", "/points"):
+            assert "<script>alert" not in client.get(address, params={**QUESTION, name: EVIL}).text
+            assert "<img src=x" not in client.get(address, params={**QUESTION, name: EVIL}).text
+    name = kept(client)
+    client.post(f"/runs/{name}/tags", data={"tags": EVIL}, headers=SAME)
+    document = json.loads((tmp_path / "runs" / name / "result.json").read_text())
+    document["warnings"] = [EVIL]
+    document["spec"]["model"]["name"] = EVIL
+    (tmp_path / "runs" / name / "result.json").write_text(json.dumps(document))
+    for address in ("/runs", f"/runs/{name}", f"/compare?run={name}&run={name}", f"/runs?search={EVIL}"):
+        text = client.get(address).text
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../secret.json", "~/x.json", "a/b.json", "..\\x.json", "missing.json", ".hidden.json"]
+)
+def test_no_file_but_a_dropped_one_can_be_named(client: TestClient, path: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("{}")
+    for field in ("model", "gpu", "router_load", "slow"):
+        assert 'class="mistake"' in client.get("/answer", params={**QUESTION, field: path}).text
+    jobs = JobList(tmp_path / "runs")
+    for words in (f"llama --cluster {path}", f"llama --cluster={path}", path):
+        answer = client.post("/studies/start", data={"verb": "plan", "words": words}, headers=SAME)
+        assert 'class="mistake"' in answer.text
+    assert jobs.all() == []
+
+
+@pytest.mark.parametrize("word", ["--out=x", "--report", "--listen", "--real", "--live", "--executor=ray:x"])
+def test_a_study_may_not_write_elsewhere_or_listen(client: TestClient, word: str) -> None:
+    answer = client.post("/studies/start", data={"verb": "serve", "words": f"llama {word}"}, headers=SAME)
+    assert 'class="mistake"' in answer.text
+
+
+def test_a_dropped_config_is_used_by_its_name(client: TestClient, tmp_path: Path) -> None:
+    from importlib.resources import files
+
+    config = (files("windtunnel.model") / "catalogue" / "llama-3.2-1b.json").read_bytes()
+    answer = client.post("/uploads?name=../../mine.json", content=config, headers=SAME)
+    assert answer.text == "mine.json"
+    assert (tmp_path / "runs" / "uploads" / "mine.json").read_bytes() == config
+    assert "Where the step goes" in client.get("/answer", params={**QUESTION, "model": "mine.json"}).text
+    assert client.post("/uploads?name=run.sh", content=b"x", headers=SAME).status_code == 400
+    too_long = client.post("/keep", content=b"x" * (FORM_BYTES_MOST + 1), headers=SAME)
+    assert too_long.status_code == 413
+
+
+def test_runs_are_listed_searched_tagged_compared_and_deleted(client: TestClient, tmp_path: Path) -> None:
+    first, second = kept(client), kept(client, tp="2")
+    client.post(f"/runs/{first}/tags", data={"tags": "baseline, march"}, headers=SAME)
+    rows = client.get("/runs/rows").text
+    assert first in rows
+    assert "baseline, march" in rows
+    assert second not in client.get("/runs/rows?search=BASELINE llama").text
+    assert first not in client.get("/runs/rows", params={"search": "tp 2"}).text
+    both = client.get(f"/compare?run={first}&run={second}").text
+    assert "What was asked differently" in both
+    assert "plan.tp" in both
+    for kind, begins in (("html", b"<!doctype html>"), ("trace", b"\x1f\x8b"), ("json", b"{")):
+        assert client.get(f"/runs/{first}/file/{kind}").content.startswith(begins)
+    assert client.get("/runs/aaaaaaaaaaaa").status_code == 404
+    assert client.get("/runs/..%2f..%2fetc").status_code == 404
+    client.post(f"/runs/delete?run={first}", headers=SAME)
+    assert not (tmp_path / "runs" / first).exists()
+    assert first not in client.get("/runs/rows").text
+    assert "baseline" not in (tmp_path / "runs" / "tags.json").read_text()
+
+
+def test_a_damaged_run_is_a_line_that_says_why(client: TestClient, tmp_path: Path) -> None:
+    name = kept(client)
+    (tmp_path / "runs" / name / "result.json").write_text("{")
+    rows = client.get("/runs/rows").text
+    assert name in rows
+    assert "result.json" in rows
+
+
+def wait(jobs: JobList, name: str, seconds: float = 120.0) -> str:
+    end = time.monotonic() + seconds
+    while jobs.get(name).state == "running" and time.monotonic() < end:
+        time.sleep(0.1)
+    return jobs.get(name).state
+
+
+def test_a_study_outlives_the_page_and_is_found_again(client: TestClient, tmp_path: Path) -> None:
+    answer = client.post(
+        "/studies/start", data={"verb": "plan", "words": "no-such-model --cluster h100-sxm:8"}, headers=SAME,
+        follow_redirects=False,
+    )  # fmt: skip
+    name = answer.headers["location"].rpartition("/")[2]
+    jobs = JobList(tmp_path / "runs")  # as another server would find it
+    assert wait(jobs, name) == "failed"
+    assert "no-such-model" in client.get(f"/studies/{name}").text
+    assert client.get(f"/studies/{name}/watch").text.startswith("data: ")
+    client.post(f"/studies/{name}/delete", headers=SAME)
+    assert jobs.all() == []
+
+
+def test_a_study_that_runs_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
+    jobs = JobList(tmp_path)
+    words = "llama-3.1-405b --cluster h100-sxm:8192 --global-batch 1536 --seq 8192"
+    name = jobs.start("plan", words)
+    assert jobs.get(name).state == "running"
+    assert jobs.get(name).command == f"windtunnel plan {words}"
+    jobs.stop(name)
+    assert jobs.get(name).state == "stopped"
+    marker = str(jobs.path(name)).encode()
+
+    def left() -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                text = path.read_bytes()
+                state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if marker in text and state != "Z":
+                found.append(str(path))
+        return found
+
+    end = time.monotonic() + 20
+    while left() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left() == []
+
+
+def test_a_thousand_runs_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.ui import runs
+
+    read: list[str] = []
+    monkeypatch.setattr(runs, "load", lambda folder: read.append(folder.name) or _raise())
+
+    def _raise() -> Any:
+        raise runs.UserError("not looked into")
+
+    for number in range(1000):
+        folder = tmp_path / f"{number:012x}"
+        folder.mkdir()
+        (folder / "result.json").write_text("{}")
+    listed = RunList(tmp_path)
+    assert len(listed.all()) == 1000
+    assert len(listed.all()) == 1000
+    assert len(read) == 1000
+
+
+def test_names_of_files_and_words(tmp_path: Path) -> None:
+    assert file_or_name("model", " llama-3-8b ", tmp_path) == "llama-3-8b"
+    asked = asked_of({**QUESTION, "nic": "800 Gb/s", "router_load": "zipf:0.5"}, tmp_path)
+    assert asked.cluster == "h100-sxm:8"
+    assert asked.sets == ("cluster.nic=800 Gb/s",)
+    assert asked.others == {"router_load": "zipf:0.5"}
+    scope: dict[str, Any] = {}
+    exec(asked_of(QUESTION, tmp_path).as_python(), scope)
+    assert scope["result"].n_gpus == 8

@@ -1,0 +1,217 @@
+"""Fifty injected faults in one running job of real processes: is the culprit named, nobody else, and soon enough?
+
+    python validation/resilience/culprits.py [--ranks 4] [--cases 50] [--overhead]
+
+Each rank logs segments (input, forward, copy, link, garbage collection) and its all-reduce. Faults are real: a slow
+read, a busy loop, a large copy, a late send, collections of a large heap, SIGSTOP, a loop that comes to no
+collective. Clean windows in between must accuse nobody. `--overhead` measures in turns what logging costs a step.
+Needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing as mp
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+SLOW = ("input", "forward", "copy", "link", "garbage collection")
+EXTRA_S = 0.04
+
+
+def busy(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def child(rank: int, world: int, port: int, folder: str, turns: int) -> None:
+    import numpy as np
+    import torch
+    from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+
+    from windtunnel.process import die_with_parent
+    from windtunnel.survive import RankLog
+
+    die_with_parent(os.getppid())
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    log = RankLog.create(Path(folder) / f"{rank}.log", rank, {"dp": range(world)})
+    log.start_beat()
+    log.watch_garbage()
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # collections happen where a case asks for them
+    group = ProcessGroupGloo(PrefixStore("dp", store), rank, world, timedelta(seconds=600))
+    large, target = np.ones(24 << 20, np.uint8), np.ones(24 << 20, np.uint8)
+    heap: list[object] = []
+    flags = torch.zeros(16)
+    step = 0
+    on = True
+    times: list[float] = []
+    while True:
+        began = time.perf_counter()
+        fault = json.loads(store.get("fault").decode()) if store.check(["fault"]) else {}
+        mine = fault.get("kind") if fault.get("rank") == rank else None
+        logged = (lambda name: log.segment(name)) if on else (lambda name: nullcontext())
+        with logged("input"):
+            time.sleep(0.01 + (EXTRA_S if mine == "input" else 0.0))
+        with logged("forward"):
+            busy(0.005 + (EXTRA_S if mine == "forward" else 0.0))
+        with logged("copy"):
+            done = time.thread_time()
+            np.copyto(target[: 1 << 20], large[: 1 << 20])
+            while mine == "copy" and time.thread_time() - done < EXTRA_S:
+                np.copyto(target, large)
+        with logged("link"):
+            time.sleep(0.005 + (EXTRA_S if mine == "link" else 0.0))  # a send that the wire holds up
+        if mine == "garbage collection":
+            if not heap:
+                heap = [[n] for n in range(400_000)]
+            gc.collect()
+        elif heap:
+            heap = []
+        if mine == "loop":
+            while store.check(["fault"]) and json.loads(store.get("fault").decode()).get("kind") == "loop":
+                time.sleep(0.02)
+        work_s = time.perf_counter() - began
+        with log.collective("dp") if on else nullcontext():
+            group.allreduce([flags]).wait()
+        step += 1
+        if rank == 0:
+            store.set("step", str(step))
+        if turns:
+            times.append(work_s)
+            if step % 20 == 0:
+                on = not on
+            if step == turns:
+                if rank == 0:
+                    store.set("times", json.dumps(times))
+                return
+
+
+def ask(store, rank: int, kind: str) -> None:
+    store.set("fault", json.dumps({"rank": rank, "kind": kind}))
+
+
+def steps_on(store, count: int) -> None:
+    until = int(store.get("step").decode()) + count
+    while int(store.get("step").decode()) < until:
+        time.sleep(0.05)
+
+
+def started(world: int, folder: str, turns: int = 0):
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=300))
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=child, args=(r, world, store.port, folder, turns)) for r in range(world)]
+    for process in processes:
+        process.start()
+    return store, processes
+
+
+def cases(store, processes, folder: Path, asked) -> int:
+    from windtunnel.survive.watch.log import read_logs
+    from windtunnel.survive.watch.verdict import verdict
+
+    rng = random.Random(asked.seed)
+    kinds = [*SLOW, "stop", "loop"]
+    plan = [kinds[i % len(kinds)] for i in range(asked.cases)]
+    rng.shuffle(plan)
+    right = accused = false = 0
+    late: list[float] = []
+    for at, kind in enumerate(plan):
+        rank = rng.randrange(asked.ranks)
+        ask(store, -1, "none")
+        steps_on(store, 4)
+        if at % 5 == 0:  # a clean window
+            began = time.time()
+            steps_on(store, asked.window)
+            clean = verdict(read_logs(folder), time.time(), asked.patience, began).culprits
+            false += len(clean)
+            if clean:
+                print("clean window:", "; ".join(one.sentence for one in clean), flush=True)
+        began = time.time()
+        if kind in SLOW:
+            ask(store, rank, kind)
+            steps_on(store, 2)
+            since = time.time()
+            steps_on(store, asked.window)
+            found = verdict(read_logs(folder), time.time(), asked.patience, since).culprits
+            hit = {(one.rank, one.where) for one in found} == {(rank, kind)}
+        else:
+            time.sleep(rng.random() * 0.2)
+            began = time.time()
+            if kind == "stop":
+                os.kill(processes[rank].pid, signal.SIGSTOP)
+            else:
+                ask(store, rank, "loop")
+            found = ()
+            while not found and time.time() - began < asked.patience + 30:
+                found = verdict(read_logs(folder), time.time(), asked.patience).culprits
+                found = tuple(one for one in found if one.kind == "silent")
+                time.sleep(0.1)
+            late.append(time.time() - began - asked.patience)
+            hit = {one.rank for one in found} == {rank}
+            os.kill(processes[rank].pid, signal.SIGCONT)
+        ask(store, -1, "none")
+        right += hit
+        accused += bool(found)
+        false += sum(one.rank != rank for one in found)
+        said = "; ".join(one.sentence for one in found) or "nothing"
+        print(f"{at + 1:3} {kind:18} rank {rank}: {'ok ' if hit else 'NOT'} {said}", flush=True)
+    print(
+        f"{asked.cases} cases: recall {right / asked.cases:.3f}, precision {right / max(right + false, 1):.3f};"
+        f" hung rank named {max(late, default=0):.2f} s after the patience at most"
+    )
+    return int(right < 0.98 * asked.cases or false > 0.02 * asked.cases)
+
+
+def overhead(asked) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store, processes = started(2, folder, turns=800)
+        store.wait(["times"], timedelta(seconds=500))
+        times = json.loads(store.get("times").decode())
+        for process in processes:
+            process.join()
+    blocks = [statistics.median(times[i : i + 20]) for i in range(20, 800, 20)]
+    pairs = [(a - b) / b for a, b in zip(blocks[1::2], blocks[0::2], strict=False)]  # on, off
+    print(f"overhead in {len(pairs)} paired turns: median {statistics.median(pairs):+.2%} of the own time of a step")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--cases", type=int, default=50)
+    parser.add_argument("--window", type=int, default=25, help="steps looked at")
+    parser.add_argument("--patience", type=float, default=3.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--overhead", action="store_true")
+    asked = parser.parse_args()
+    if asked.overhead:
+        overhead(asked)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        store, processes = started(asked.ranks, folder)
+        store.wait(["step"], timedelta(seconds=300))
+        try:
+            return cases(store, processes, Path(folder), asked)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
