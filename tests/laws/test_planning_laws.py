@@ -92,7 +92,7 @@ def test_a_replay_is_what_predict_says() -> None:
 SMALL = [
     ("llama-3-8b", 4, "h100-sxm:4", {"global_batch": 4, "seq_len": 2048, "cp": 1, "tp": 2, "cuda_graphs": False}),
     ("llama-3-8b", 6, "h100-sxm:2", {"global_batch": 2, "seq_len": 16384, "cp": 1, "tp": 1, "cuda_graphs": False}),
-    ("mixtral-8x7b", 2, "h100-sxm:4", {"global_batch": 4, "seq_len": 2048, "cp": 1, "tp": 2, "zero_stage": 1}),
+    ("mixtral-8x7b", 1, "h100-sxm:2", {"global_batch": 2, "seq_len": 2048, "cp": 1, "zero_stage": 1, "etp": 1}),
 ]
 
 
@@ -116,7 +116,7 @@ def test_counts_are_those_of_all_plans_and_all_are_legal() -> None:
 
 def test_less_is_never_better() -> None:
     """A fixed field or less memory cannot make the best plan faster."""
-    free = space_of("llama-3-8b", 4, "h100-sxm:8", {"global_batch": 8, "seq_len": 2048, "cp": 1})
+    free = space_of("llama-3-8b", 4, "h100-sxm:4", {"global_batch": 4, "seq_len": 2048, "cp": 1, "zero_stage": 1})
     bounds = Bounds(straggling(free.cluster))
     best = Search(free, bounds).run(1).found[0]
     for field, value in (("tp", 4), ("pp", 2), ("recompute", "full")):
@@ -125,11 +125,6 @@ def test_less_is_never_better() -> None:
     tight = Search(free, bounds, capacity_bytes=int(best.replay.peak_bytes * 0.9)).run(1)
     assert tight.found[0].score_ns >= best.score_ns
     assert tight.found[0].replay.peak_bytes <= best.replay.peak_bytes * 0.9
-
-
-def test_stopped_early_says_by_how_much_it_may_miss() -> None:
-    space = space_of("llama-3-8b", 4, "h100-sxm:8", {"global_batch": 8, "seq_len": 2048, "cp": 1})
-    whole = Search(space, Bounds(straggling(space.cluster))).run(1)
-    early = Search(space, Bounds(straggling(space.cluster))).run(1, within_s=0.0)
+    early = Search(free, bounds).run(1, within_s=0.0)
     assert 0.0 <= early.gap < 1.0
-    assert early.found[0].score_ns * (1.0 - early.gap) <= whole.found[0].score_ns <= early.found[0].score_ns
+    assert early.found[0].score_ns * (1.0 - early.gap) <= best.score_ns <= early.found[0].score_ns

@@ -26,7 +26,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ from windtunnel.training.schedules import SPLIT, Schedule, check, legal, schedul
 
 __all__ = ["Block", "Layout", "Plan", "predict"]  # with what is defined below
 
+Key = TypeVar("Key")
 EMBEDDING, HEAD = -1, -2  # kinds of block beside the kinds of layer, which count from 0
 PIECES_KEPT = 256
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte
@@ -235,16 +236,15 @@ def block_costs(layout: Layout, blocks: Mapping[int, Block], *, recompute: bool)
         return whole
     halves = _costs_of(layout, blocks, IN_HALVES, recompute=recompute)
     return BlockCosts(
-        *(
-            {key: min(value, two.get(key, 0)) for key, value in one.items()}
-            for one, two in (
-                (whole.lead, halves.lead),
-                (whole.step, halves.step),
-                (whole.trail, halves.trail),
-                (whole.busy, halves.busy),
-            )
-        )
+        lead=_less(whole.lead, halves.lead),
+        step=_less(whole.step, halves.step),
+        trail=_less(whole.trail, halves.trail),
+        busy=_less(whole.busy, halves.busy),
     )
+
+
+def _less(one: dict[Key, int], two: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: min(value, two.get(key, 0)) for key, value in one.items()}
 
 
 def _costs_of(

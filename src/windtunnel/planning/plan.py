@@ -58,8 +58,8 @@ def plan(
     `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
-    failures of the job leave. Raises UserError on a question that cannot be; where nothing fits the answer has no plans,
-    but the nearest ones and what makes one fit.
+    failures of the job leave. Raises UserError on a question that cannot be; where nothing fits the answer has no
+    plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
     words = named or _words(model, cluster)

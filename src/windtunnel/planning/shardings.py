@@ -1,4 +1,4 @@
-"""One sharding for each operator of a block: Alpa's intra-operator integer programme (OSDI 2022, section 4.2), by HiGHS.
+"""One sharding for each operator of a block: Alpa's intra-operator integer programme (OSDI 2022, 4.2), by HiGHS.
 
 Operator v has strategies with costs c (compute and communication inside it) and bytes m; an edge (u, v) costs R[i, j]
 to reshard between strategy i of u and j of v. One strategy each, so that
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from windtunnel.errors import UserError
 
@@ -45,7 +46,8 @@ def best_sharding(
         import highspy
     except ImportError:
         raise UserError("highspy is not installed: pip install 'windtunnel[plan]'") from None
-    solver = highspy.Highs()
+    made: Any = highspy.Highs  # without types
+    solver = made()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 0.0)
     chosen = [[solver.addBinary(obj=float(cost)) for cost in each] for each in costs]
