@@ -26,13 +26,17 @@ if TYPE_CHECKING:
         UserError,
         WindtunnelError,
     )
+    from windtunnel.fleet.study import fleet
     from windtunnel.hardware import Cluster, parse_cluster
     from windtunnel.model import Model, load_model
+    from windtunnel.planning import plan
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
     from windtunnel.survive.question import survive
+    from windtunnel.sweeps import sweep
+    from windtunnel.techniques import predict_with
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -53,13 +57,17 @@ _HOME = {
     "UserError": ("errors", "UserError"),
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("serving", "Workload"),
+    "fleet": ("fleet.study", "fleet"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
     "parse_cluster": ("hardware", "parse_cluster"),
+    "plan": ("planning", "plan"),
     "predict": ("training", "predict"),
+    "predict_with": ("techniques", "predict_with"),
     "read_plan": ("training", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
     "save_result": ("report.run_folder", "save"),
+    "sweep": ("sweeps", "sweep"),
     "serve": ("serving", "serve"),
     "survive": ("survive.question", "survive"),
 }
@@ -78,15 +86,19 @@ __all__ = [
     "UserError",
     "WindtunnelError",
     "Workload",
+    "fleet",
     "load_model",
     "load_result",
     "parse_cluster",
+    "plan",
     "predict",
+    "predict_with",
     "read_plan",
     "run_validation",
     "save_result",
     "serve",
     "survive",
+    "sweep",
 ]
 
 

@@ -58,8 +58,8 @@ def ops(how: str) -> dict[str, Any]:
 
 def memory(how: str) -> dict[str, Any]:
     """The allocator's log of the whole run, and the peak of its last step."""
-    from windtunnel.emulate.listen import optimizer_hooks
     from windtunnel.emulate.memory import MemoryWatch, peak_of, read_log
+    from windtunnel.emulate.script_clock import optimizer_hooks
 
     watch = MemoryWatch()
     watch.start((), stack=False)

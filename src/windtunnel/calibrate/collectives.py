@@ -30,8 +30,8 @@ import numpy as np
 
 from windtunnel.calibrate.device import describe, import_torch
 from windtunnel.calibrate.document import Rows, load_document, to_yaml
+from windtunnel.calibrate.interference_filter import is_usual
 from windtunnel.calibrate.timing import quantile
-from windtunnel.calibrate.unusual_spells import is_usual
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import die_with_parent
 

@@ -2,7 +2,7 @@
 
 Resumable: every point goes to the journal at once, with the budget spent so far; a later run with the same --out reads
 it and goes on with what is left of the budget. A reference kernel is timed between points: what was measured while that
-was not as usual is measured again (`unusual_spells.py`), the file says how steady it was, and nothing is corrected.
+was not as usual is measured again (`interference_filter.py`). The file says how steady it was; nothing is corrected.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from windtunnel.calibrate import cuda_extras, host_costs
 from windtunnel.calibrate.choose import Limits, Progress, Rates, next_point
 from windtunnel.calibrate.device import Device
 from windtunnel.calibrate.document import cluster_document, load_document
+from windtunnel.calibrate.interference_filter import UNUSUAL, UnusualSpells
 from windtunnel.calibrate.journal import Journal, Kept
 from windtunnel.calibrate.kinds import KINDS, STORED_AS, Curve, Shape, curves
 from windtunnel.calibrate.timing import (
@@ -30,7 +31,6 @@ from windtunnel.calibrate.timing import (
     measure,
 )
 from windtunnel.calibrate.torch_ops import Pool, build
-from windtunnel.calibrate.unusual_spells import UNUSUAL, UnusualSpells
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 
 QUICK_S, FULL_S = 120.0, 900.0

@@ -16,13 +16,15 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
-from windtunnel.cli.fleet_flows import flows
+from windtunnel.cli.fleet import fleet
 from windtunnel.cli.launch_words import script_apart
+from windtunnel.cli.plan import plan
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
 from windtunnel.cli.serve import serve
 from windtunnel.cli.survive import survive
+from windtunnel.cli.sweep import sweep
 from windtunnel.cli.techniques import techniques
 from windtunnel.cli.ui import ui
 from windtunnel.cli.validate import validate
@@ -49,11 +51,14 @@ def build() -> App:
     )
     for verb in (
         predict,
+        plan,
+        sweep,
         whatif,
         compare,
         explain,
         serve,
         techniques,
+        fleet,
         survive,
         watch,
         validate,
@@ -63,9 +68,6 @@ def build() -> App:
         version,
     ):
         app.command(verb)
-    fleet = App(name="fleet", help="Many jobs on one cluster.")
-    fleet.command(flows)
-    app.command(fleet)
     return app
 
 

@@ -150,8 +150,8 @@ def _job(
     step_time: str | None,
 ) -> tuple[Cluster, Shape]:
     """The machine, and the job on it: predicted where a model is named, assumed where none is."""
-    from windtunnel.training.question import Question, changed_cluster, settings_of
     from windtunnel.survive.question import assumed, predicted
+    from windtunnel.training.question import Question, changed_cluster, settings_of
 
     if model is None:
         machine = changed_cluster(cluster, settings_of(sets)["cluster"])

@@ -9,7 +9,7 @@
 A step that is not the one known (evaluation, logging every tenth step) has its peers come when the real rank comes, and
 the replay begins anew after it; how many communications that were is told.
 
-Pure: every method is given the time. `emulate.listen` joins it to a running script.
+Pure: every method is given the time. `emulate.script_clock` joins it to a running script.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.process import die_with_parent
 
 if TYPE_CHECKING:
+    from windtunnel.emulate.compute_time import ComputeTime
     from windtunnel.emulate.conductor import Conductor
     from windtunnel.emulate.memory import Peak
     from windtunnel.emulate.observe import ObservedStep
-    from windtunnel.emulate.own_time import OwnTime
     from windtunnel.programs.communication import Communication
 
 MEMORY_STEP = 2  # profiling begins at the end of this step: the optimizer's state is there
@@ -47,7 +47,7 @@ class Journal:
         self.optimizers: list[Any] = []
         self._watch: Any = None
         self.conductor: Conductor | None = None
-        self.own: OwnTime | None = None
+        self.own: ComputeTime | None = None
 
     @property
     def profiling(self) -> bool:
@@ -150,11 +150,11 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     from windtunnel.capture.torch_private.distributed import Replacements
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
-    from windtunnel.emulate.own_time import OwnTime
+    from windtunnel.emulate.compute_time import ComputeTime
 
     launch = launch_of(task)
     on_gpu = torch.cuda.is_available()
-    own = journal.own = OwnTime()
+    own = journal.own = ComputeTime()
     listener, policy, undo = _on_gpu(task, launch, journal) if on_gpu else _on_cpu(task, launch, journal, own)
     world = World(
         task["rank"],
@@ -180,9 +180,9 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
 
 
 def _on_cpu(
-    task: Mapping[str, Any], launch: Any, journal: Journal, own: OwnTime
+    task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
 ) -> tuple[Any, Any, Callable[[], None]]:
-    from windtunnel.emulate.listen import Listening, optimizer_hooks
+    from windtunnel.emulate.script_clock import Listening, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
     listening = Listening(
@@ -201,9 +201,9 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
     from windtunnel.capture.virtual_world import work
     from windtunnel.cost.device_memory import memory_document
     from windtunnel.emulate.cuda_device import TorchCuda
-    from windtunnel.emulate.hold import Holding
-    from windtunnel.emulate.listen import optimizer_hooks
     from windtunnel.emulate.run import NOT_RUN_ON_GPU
+    from windtunnel.emulate.script_clock import optimizer_hooks
+    from windtunnel.emulate.stream_delay import Holding
 
     conductor = journal.conductor = _conductor(task, launch)
 

@@ -163,16 +163,21 @@ def _fill(net: Groups, now: Moment, g: int) -> None:
         now.spot_room[s] = now.free[link] if now.free[link] > NONE_FREE * net.capacity[link] else 0.0
         now.spot_count[s] = 0
     unfilled = 0
-    for i in range(net.group_ptr[g], net.group_ptr[g] + now.n_there[g]):
-        f = now.there[i]
-        can = True
-        for e in range(net.path_ptr[f], net.path_ptr[f + 1]):
-            can = can and now.spot_room[base + net.path[e]] > 0.0
-        now.filling[f] = can
-        if can:
-            unfilled += 1
+    for s in range(first, last):  # a flow with room on its whole path has room on its first link
+        if now.spot_room[s] <= 0.0:
+            continue
+        for j in range(now.spot_first[s], now.spot_first[s + 1]):
+            f = now.spot_flows[j]
+            if now.left[f] <= 0.0 or base + net.path[net.path_ptr[f]] != s:
+                continue
+            can = True
             for e in range(net.path_ptr[f], net.path_ptr[f + 1]):
-                now.spot_count[base + net.path[e]] += 1
+                can = can and now.spot_room[base + net.path[e]] > 0.0
+            if can:
+                now.filling[f] = True
+                unfilled += 1
+                for e in range(net.path_ptr[f], net.path_ptr[f + 1]):
+                    now.spot_count[base + net.path[e]] += 1
     while unfilled > 0:
         level = np.inf
         for s in range(first, last):

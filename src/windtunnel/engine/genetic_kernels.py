@@ -127,7 +127,8 @@ def _hash(x: Array) -> int:
     code = np.uint64(14695981039346656037)
     for value in x.flat:
         code = (code ^ np.uint64(value + 1)) * np.uint64(1099511628211)
-    return np.int64(code >> np.uint64(1))
+    positive: int = np.int64(code >> np.uint64(1))  # type: ignore[assignment]
+    return positive
 
 
 @njit(cache=True)
@@ -148,10 +149,10 @@ def _fronts(f: Array, enough: int) -> Array:
                 j = order[b]
                 if f[j, 0] < f[i, 0]:
                     break
-                if (rank[j] == n or rank[j] == level) and f[j, 1] >= f[i, 1]:
-                    if f[j, 0] > f[i, 0] or f[j, 1] > f[i, 1]:
-                        dominated = True
-                        break
+                alive = rank[j] == n or rank[j] == level
+                if alive and f[j, 1] >= f[i, 1] and (f[j, 0] > f[i, 0] or f[j, 1] > f[i, 1]):
+                    dominated = True
+                    break
             if not dominated:
                 rank[i] = level
                 front_size += 1

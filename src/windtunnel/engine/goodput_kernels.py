@@ -1,8 +1,8 @@
 """Compiled fit of a step-time curve with seven bounded parameters: projected BFGS.
 
 The curve and its error are those of `fleet/adaptdl/goodput.py`; parameters with equal bounds stay where they are. Each
-step: a quasi-Newton direction over the parameters that are free to move, Armijo's rule along its projection, and a fresh
-start of the curvature where a bound becomes active. Each function's `.py_func` is the same code uncompiled.
+step: a quasi-Newton direction over the parameters that are free to move, Armijo's rule along its projection, and a
+fresh start of the curvature where a bound becomes active. Each function's `.py_func` is the same code uncompiled.
 """
 
 from __future__ import annotations
@@ -17,21 +17,27 @@ Array: TypeAlias = NDArray[Any]
 ITERATIONS = 200
 GRADIENT, DECREASE = 1e-5, 2.2e-9  # at which the search ends: scipy's defaults for L-BFGS-B
 PROGRESS = 1e-4  # relative decrease after which a search that had stalled may begin anew once more
+SMOOTH = 1e-8  # square of the error below which it is round: at nought the root has an edge where searches stick
+LONGEST = 1.0  # step of any parameter: beyond a factor of e, times that vanish have no slope left to come back on
 FLOOR = 1e-8
 
 
 @njit(cache=True)
-def loss(x: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array, out: Array) -> float:
-    """Error of the curve; its gradient goes into `out` (f64[7]). `case`: 0 one GPU, 2 across nodes, 4 inside one."""
+def loss(u: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array, out: Array) -> float:
+    """Error of the curve; its gradient goes into `out` (f64[7]). `case`: 0 one GPU, 2 across nodes, 4 inside one.
+
+    `u`: logarithms of the six times, then the exponent: times differ by orders of magnitude.
+    """
     n = len(local)
-    c = x[6]
+    x = np.exp(u)
+    c = u[6]
     squares_compute, squares_step = 0.0, 0.0
     for at in range(n):
         compute = x[0] + x[1] * local[at]
         network = FLOOR if case[at] == 0 else x[case[at]] + x[case[at] + 1] * beyond[at]
         squares_compute += (np.log(compute) - log_compute[at]) ** 2
         squares_step += (np.log(compute**c + network**c) / c - log_step[at]) ** 2
-    rms_compute, rms_step = np.sqrt(squares_compute / n), np.sqrt(squares_step / n)
+    rms_compute, rms_step = np.sqrt(squares_compute / n + SMOOTH), np.sqrt(squares_step / n + SMOOTH)
     out[:] = 0.0
     for at in range(n):
         compute = x[0] + x[1] * local[at]
@@ -51,13 +57,15 @@ def loss(x: Array, case: Array, beyond: Array, local: Array, log_compute: Array,
             out[case[at] + 1] += by_network * beyond[at]
         mixed = (first * np.log(compute) + second * np.log(network)) / total
         out[6] += weight_step * (mixed - np.log(total) / c) / c
-    value = rms_compute + rms_step + 1e-3 * (c - 1) ** 2
+    value: float = rms_compute + rms_step + 1e-3 * (c - 1) ** 2
     out[6] += 2e-3 * (c - 1)
     for at in (2, 4):
         ratio = x[at + 1] / x[at]
         value += 1e-2 * ratio**2
         out[at] -= 2e-2 * ratio**2 / x[at]
         out[at + 1] += 2e-2 * ratio / x[at]
+    for at in range(6):
+        out[at] *= x[at]
     return value
 
 
@@ -107,6 +115,11 @@ def minimise(
             for at in range(n):
                 size += direction[at] ** 2
             step = min(1.0, 1.0 / np.sqrt(size))
+        longest = 0.0
+        for at in range(n):
+            longest = max(longest, abs(direction[at]))
+        if step * longest > LONGEST:
+            step = LONGEST / longest
         found = False
         for _ in range(40):
             promise = 0.0

@@ -31,7 +31,8 @@ def fits(cpu: int, memory: int, gpu_left: Array, gpus: int, model: int, kind: Ar
     room = 0
     for gpu in range(gpus):
         room += gpu_left[gpu] >= kind[3]
-    return room >= kind[2]
+    enough: bool = room >= kind[2]
+    return enough
 
 
 @njit(cache=True)
@@ -168,7 +169,7 @@ def pack(
     placed: Array,
     trace: Array,
 ) -> None:
-    """Place pods in order. `placed` (i64[pods]): node or -1. `trace` (f64[pods, 3]): milli-GPUs arrived, allocated, lost."""
+    """Place pods in order. `placed`: i64[pods], node or -1. `trace`: f64[pods, 3], milli-GPUs come, held, lost."""
     np.random.seed(seed)
     nodes, count = len(node_cpu), len(pods)
     cpu, memory = node_cpu.copy(), node_memory.copy()

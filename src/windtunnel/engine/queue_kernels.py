@@ -5,8 +5,8 @@ At one time ends come before submissions, then one pass over the queue in order 
     block       the head starts while it fits, and blocks the rest where it does not
     skip        every job that fits starts
     easy        the first that does not fit is reserved at t*, when enough running jobs have ended (taken one by one by
-                end, then rank); spare = GPUs free at t* beyond its own. A later job starts if it fits and ends by t*, or
-                needs no more than spare, which it then reduces
+                end, then rank); spare = GPUs free at t* beyond its own. A later job starts if it fits and ends by t*,
+                or needs no more than spare, which it then reduces
 
 Within a pass GPUs and spare only shrink, so whoever was skipped stays so, and the pass is "take the first of the queue
 that may start" repeated: a minimum over gang sizes of a search tree over waiting durations. Room is a count of GPUs, or
@@ -34,7 +34,7 @@ class Nodes(NamedTuple):
     free: Array  # i64[nodes]
     bits: Array  # u64[per node + 1, words]
     summary: Array  # u64[per node + 1, words of words]
-    count: Array  # i64[per node + 1]
+    many: Array  # i64[per node + 1], nodes in each set
     chain: Array  # i64[nodes], the next whole node of the same gang
 
 
@@ -62,7 +62,7 @@ def fill_nodes(nodes: Nodes, per_node: int) -> None:
 @njit(cache=True)
 def _enter(nodes: Nodes, node: int, free: int) -> None:
     nodes.free[node] = free
-    nodes.count[free] += 1
+    nodes.many[free] += 1
     word = node // WORD
     nodes.bits[free, word] |= np.uint64(1) << np.uint64(node % WORD)
     nodes.summary[free, word // WORD] |= np.uint64(1) << np.uint64(word % WORD)
@@ -71,7 +71,7 @@ def _enter(nodes: Nodes, node: int, free: int) -> None:
 @njit(cache=True)
 def _leave(nodes: Nodes, node: int) -> None:
     free = nodes.free[node]
-    nodes.count[free] -= 1
+    nodes.many[free] -= 1
     word = node // WORD
     nodes.bits[free, word] &= ~(np.uint64(1) << np.uint64(node % WORD))
     if nodes.bits[free, word] == 0:
@@ -102,14 +102,14 @@ def _first(nodes: Nodes, free: int) -> int:
 def fits(nodes: Nodes, gpus: int, per_node: int) -> bool:
     """Whether a gang finds room on real nodes."""
     whole, rest = gpus // per_node, gpus % per_node
-    if nodes.count[per_node] < whole:
+    if nodes.many[per_node] < whole:
         return False
-    if rest == 0 or nodes.count[per_node] > whole:
+    if rest == 0 or nodes.many[per_node] > whole:
         return True
+    partly = 0
     for free in range(rest, per_node):
-        if nodes.count[free] > 0:
-            return True
-    return False
+        partly += nodes.many[free]
+    return partly > 0
 
 
 @njit(cache=True)
@@ -126,7 +126,7 @@ def take(nodes: Nodes, gpus: int, per_node: int) -> tuple[int, int]:
     part = -1
     if rest:
         for free in range(rest, per_node + 1):
-            if nodes.count[free] > 0:
+            if nodes.many[free] > 0:
                 part = _first(nodes, free)
                 _leave(nodes, part)
                 _enter(nodes, part, free - rest)
@@ -229,9 +229,9 @@ def run(
 ) -> None:
     """Run the trace; `start` (i64 ns) and `placed` (i64[jobs, 2], as `take` returns) are filled by job.
 
-    `arrival`: jobs by (submit, row). `order`: rank of each job in the queue. `size_of`, `leaf_of`: the gang size of a job
-    as a number, and its place by rank among those of its size; `job_at[job_base[size] + leaf]` is the inverse. `base` and
-    `leaves`: each size's tree in one array. `per_node` 0: GPUs are a count.
+    `arrival`: jobs by (submit, row). `order`: rank of each job in the queue. `size_of`, `leaf_of`: the gang size of a
+    job as a number, and its place by rank among those of its size; `job_at[job_base[size] + leaf]` is the inverse.
+    `base` and `leaves`: each size's tree in one array. `per_node` 0: GPUs are a count.
     """
     jobs, sizes = len(submit), len(size_gpus)
     tree = np.full(base[sizes], NEVER, np.int64)

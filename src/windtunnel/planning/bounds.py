@@ -4,7 +4,8 @@ Passes. A stage that holds blocks a..b of the chain (embedding, layers, head) ta
 
     F = lead(a) + sum over k in (a, b] of step(k - 1, k) + trail(b)          (`oracle.py`; backward from b to a)
 
-and no less than its launches. As sums over a chain these are differences of two prefix sums.
+and no less than what any one stream has to do, launches on the host thread among them. As sums over a chain these are
+differences of two prefix sums.
 
 Step. Rank r runs m micro-batches through its stages one after the other. It begins when a micro-batch has come through
 all stages before its first, and, where a schedule ends with the backward pass of that stage, all stages before still
@@ -42,6 +43,7 @@ from windtunnel.planning.oracle import (
     block_work,
     blocks_of,
     ends_of,
+    kept_bytes,
     kinds_of,
     least_memory,
     splits_backward,
@@ -62,17 +64,17 @@ class Chain:
     total: tuple[Floats, Floats]  # forward, backward: of steps up to each block
     begin: tuple[Floats, Floats]
     end: tuple[Floats, Floats]
-    host: tuple[Floats, Floats]
-    host_begin: tuple[Floats, Floats]
+    busy: tuple[tuple[Floats, Floats], ...] = ()  # of each stream, up to each block and behind the last
 
     def passes(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Shortest forward and backward pass of stages that hold the blocks first..last, [stages] each."""
         found = []
         for which in (FORWARD, BACKWARD):
             a, b = (first, last) if which == FORWARD else (last, first)
-            path = self.begin[which][a] + np.abs(self.total[which][b] - self.total[which][a]) + self.end[which][b]
-            launched = self.host_begin[which][a] + np.abs(self.host[which][b] - self.host[which][a])
-            found.append(np.where(last >= first, np.maximum(path, launched), 0.0))
+            least = self.begin[which][a] + np.abs(self.total[which][b] - self.total[which][a]) + self.end[which][b]
+            for sums in self.busy:
+                least = np.maximum(least, sums[which][last + 1] - sums[which][first])
+            found.append(np.where(last >= first, least, 0.0))
         return found[0], found[1]
 
 
@@ -86,24 +88,27 @@ def chain_of_work(kinds: tuple[int, ...], work: Mapping[tuple[int, int], int]) -
         sums = np.cumsum(each)
         total.append(sums if which == FORWARD else sums - each)
         begin.append(each)
-    return Chain((total[0], total[1]), (begin[0], begin[1]), (zero, zero), (zero, zero), (zero, zero))
+    return Chain((total[0], total[1]), (begin[0], begin[1]), (zero, zero))
 
 
-def chain_of_costs(kinds: tuple[int, ...], plain: BlockCosts, again: BlockCosts | None = None) -> Chain:
-    """Of longest paths; `again`: of layers that are recomputed, where all are."""
-    blocks, costs = (EMBEDDING, *kinds, HEAD), again or plain
-    parts: list[tuple[Floats, Floats]] = []
-    for lead, step in ((costs.lead, costs.step), (costs.host_lead, costs.host_step)):
-        total: list[Floats] = []
-        for which in (FORWARD, BACKWARD):
-            pairs = list(pairwise(blocks))
-            each = [step[which, a, b] if which == FORWARD else step[which, b, a] for a, b in pairs]
-            total.append(np.concatenate([[0.0], np.cumsum(np.array(each, np.float64))]))
-        parts.append((total[0], total[1]))
-        begin = [np.array([float(lead.get((which, kind), 0)) for kind in blocks]) for which in (FORWARD, BACKWARD)]
-        parts.append((begin[0], begin[1]))
-    trail = [np.array([float(costs.trail.get((which, kind), 0)) for kind in blocks]) for which in (FORWARD, BACKWARD)]
-    return Chain(parts[0], parts[1], (trail[0], trail[1]), parts[2], parts[3])
+def chain_of_costs(kinds: tuple[int, ...], costs: BlockCosts) -> Chain:
+    """Of longest paths, and of what each stream has to do."""
+    blocks = (EMBEDDING, *kinds, HEAD)
+    total, begin, end = [], [], []
+    for which in (FORWARD, BACKWARD):
+        each = [costs.step[(which, a, b) if which == FORWARD else (which, b, a)] for a, b in pairwise(blocks)]
+        total.append(np.cumsum(np.array([0.0, *each])))
+        begin.append(np.array([float(costs.lead.get((which, kind), 0)) for kind in blocks]))
+        end.append(np.array([float(costs.trail.get((which, kind), 0)) for kind in blocks]))
+    busy = []
+    for stream in dict.fromkeys(name for name, _, _ in costs.busy):
+        sums = [
+            np.cumsum(np.array([0.0, *(float(costs.busy.get((stream, which, kind), 0)) for kind in blocks)]))
+            for which in (FORWARD, BACKWARD)
+        ]
+        if stream != "compute":
+            busy.append((sums[0], sums[1]))
+    return Chain((total[0], total[1]), (begin[0], begin[1]), (end[0], end[1]), tuple(busy))
 
 
 @lru_cache(maxsize=1024)
@@ -181,6 +186,7 @@ class Bounds:
         self._work: dict[Class, Chain] = {}
         self._chains: dict[Class, Chain] = {}
         self._ends: dict[Class, Ends] = {}
+        self._kept: dict[Class, Floats] = {}
         self._parameters: dict[Class, tuple[Floats, Floats]] = {}
 
     def blocks(self, layout: Layout) -> dict[int, Block]:
@@ -303,5 +309,25 @@ class Bounds:
         return dense[last] - dense[first], expert[last] - expert[first]
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Parameters, optimizer and gradients of the fullest rank, and what is outside of the allocator."""
-        return least_memory(layout, *self._held(layout))
+        """Of the fullest rank, at least."""
+        first, last = spans(layout.virtual_layers)
+        last = np.maximum(last, first - 1)
+        plan, some = layout.plan, layout.plan.recompute_layers
+        kept = np.zeros(len(first))
+        if not plan.offload_activations:
+            plain = self._kept_by(layout, "none" if plan.recompute.startswith("full") else plan.recompute)
+            a, b = np.maximum(first, 1), np.minimum(last, layout.model.n_layers)
+            a, b = a + 1, np.maximum(b, a)  # all but one: what comes in and goes out of a stage is counted elsewhere
+            again = a if some == 0 else np.maximum(a, b + 1) if some is None else np.clip(a + some, a, b + 1)
+            kept = plain[b] - plain[np.minimum(again - 1, b)]
+            if some != 0:
+                kept += self._kept_by(layout, "full")[np.minimum(again - 1, b)] - self._kept_by(layout, "full")[a - 1]
+        return least_memory(layout, *self._held(layout), np.maximum(kept, 0.0))
+
+    def _kept_by(self, layout: Layout, recompute: str) -> Floats:
+        """What layers keep, summed up to each block of the chain."""
+        key = (*work_class(layout), recompute, layout.plan.pp > 1)
+        if key not in self._kept:
+            each = kept_bytes(layout, recompute)
+            self._kept[key] = np.cumsum([0.0, *(float(each[kind]) for kind in kinds_of(layout.model)), 0.0])
+        return self._kept[key]

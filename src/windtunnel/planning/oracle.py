@@ -26,26 +26,32 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.price import Price
 from windtunnel.cost.training import calibrated_training_costs, training_costs
 from windtunnel.graph import Graph, OpKind
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
-from windtunnel.model.operations import Transfer
-from windtunnel.training import Plan, predict
+from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.model.operations import Operation, Transfer
+from windtunnel.training import Plan, predict, read_plan
 from windtunnel.training.layout import Layout, resolve
-from windtunnel.training.memory import memory_of, outside_bytes, peak_bytes
-from windtunnel.training.pass_builder import Segment
-from windtunnel.training.pieces import Piece, fresh_gradients, pieces_of
+from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
+from windtunnel.training.lowering.pass_builder import Segment
+from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
+from windtunnel.training.lowering.simulated import simulate
+from windtunnel.training.lowering.step_shards import BUCKET_PARAMETERS, BUCKETS_MOST, gathers_first, reduces_last
+from windtunnel.training.memory.model_state import optimizer_price, state_bytes
+from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
+from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
-from windtunnel.training.schedules import SPLIT, Kind, Schedule, check, legal, schedule
-from windtunnel.training.segments import Block, Phase, build_segment
-from windtunnel.training.simulated import simulate
-from windtunnel.training.state import optimizer_price, state_bytes
-from windtunnel.training.step_shards import BUCKET_PARAMETERS, BUCKETS_MOST, gathers_first, reduces_last
+from windtunnel.training.schedules import SPLIT, Schedule, check, legal, schedule
+
+__all__ = ["Block", "Layout", "Plan", "predict"]  # with what is defined below
 
 EMBEDDING, HEAD = -1, -2  # kinds of block beside the kinds of layer, which count from 0
 PIECES_KEPT = 256
@@ -122,14 +128,13 @@ def replayed(layout: Layout) -> Replayed:
 class BlockCosts:
     """Shortest times in ns by pass (FORWARD or BACKWARD) and kind of block; `step` by the block before it too.
 
-    The `host` ones are of the host thread. A backward in two halves is told as the sum of both.
+    `busy`: of each stream, the host thread among them, by block. A backward in two halves is the sum of both.
     """
 
     lead: dict[tuple[int, int], int] = field(default_factory=dict)
     step: dict[tuple[int, int, int], int] = field(default_factory=dict)
     trail: dict[tuple[int, int], int] = field(default_factory=dict)
-    host_lead: dict[tuple[int, int], int] = field(default_factory=dict)
-    host_step: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    busy: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
 
 FORWARD, BACKWARD = 0, 1
@@ -156,26 +161,55 @@ def pairs_of(kinds: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 def blocks_of(layout: Layout) -> dict[int, Block]:
     """One block of each kind, as the ranks of a layout hold it, none of them recomputed."""
+    model, kinds = layout.model, kinds_of(layout.model)
+    if not layout.habits.fused_projections:
+        piece = _one_stage(layout, tuple(sorted(set(kinds))), "none")
+        inner = dict(zip(sorted(set(kinds)), piece.blocks[1:-1], strict=True))
+        return {EMBEDDING: piece.blocks[0], **inner, HEAD: piece.blocks[-1]}
+    shard = shard_of(layout)
+    vocabulary = layout.vocab_padded * model.hidden_size / layout.plan.tp
+    found = {EMBEDDING: Block(embedding_operations(model, shard), vocabulary)}
+    for kind in set(kinds):
+        layer = model.layers[kinds.index(kind)]
+        found[kind] = Block(layer_operations(layer, model, shard, 1.0), *layer_parameters(layout, layer))
+    table = 0.0 if model.tied_embeddings else vocabulary
+    found[HEAD] = Block(head_operations(model, shard, layout.vocab_padded), table)
+    return found
+
+
+def _one_stage(layout: Layout, kinds: tuple[int, ...], recompute: str) -> Piece:
+    """A model of layers of these kinds as one stage, cut over ranks as in the layout."""
     model, plan = layout.model, layout.plan
-    kinds = kinds_of(model)
-    first = {kind: number for number, kind in reversed(list(enumerate(kinds)))}
-    few = replace(model, layers=tuple(model.layers[first[kind]] for kind in sorted(first)))
-    dp = layout.cluster.n_gpus // (plan.tp * plan.cp)
+    all_kinds = kinds_of(model)
+    few = replace(model, layers=tuple(model.layers[all_kinds.index(kind)] for kind in kinds))
     update: dict[str, object] = {
         "pp": 1,
         "virtual_stages": 1,
         "layers_per_stage": None,
         "schedule": None,
         "dp": None,
-        "global_batch": plan.micro_batch * dp,
+        "global_batch": plan.micro_batch * (layout.cluster.n_gpus // (plan.tp * plan.cp)),
         "zero_stage": min(1, plan.zero_stage or 0),
         "shard_group": None,
         "offload_activations": 0,
-        "recompute": "none",
+        "offload_optimizer": 0.0,
+        "recompute": recompute,
     }
     (piece,) = pieces_of(resolve(few, layout.cluster, plan.model_copy(update=update)))
-    inner = dict(zip(sorted(first), piece.blocks[1:-1], strict=True))
-    return {EMBEDDING: piece.blocks[0], **inner, HEAD: piece.blocks[-1]}
+    return piece
+
+
+def kept_bytes(layout: Layout, recompute: str) -> dict[int, int]:
+    """What one more layer of each kind keeps of a micro-batch from its forward to its backward pass."""
+    plan = layout.plan
+    if plan.pp > 1 and plan.tp > 1 and keeping(plan.framework).gathers_again:
+        return dict.fromkeys(kinds_of(layout.model), 0)  # then it depends on the depth of the pipeline
+    kinds = tuple(sorted(set(kinds_of(layout.model))))
+    base = _one_stage(layout, kinds, recompute).passes.saved_bytes
+    return {
+        kind: max(0, _one_stage(layout, tuple(sorted((*kinds, kind))), recompute).passes.saved_bytes - base)
+        for kind in kinds
+    }
 
 
 def calm(pricer: Pricer) -> Pricer:
@@ -192,45 +226,71 @@ def splits_backward(layout: Layout) -> bool:
 
 
 def block_costs(layout: Layout, blocks: Mapping[int, Block], *, recompute: bool) -> BlockCosts:
-    """Shortest times of the blocks of a layout; `recompute`: of layers that are recomputed in full."""
+    """Shortest times of the blocks of a layout; `recompute`: of layers that are recomputed in full.
+
+    A schedule that splits backward passes may leave some of them whole: then what is less of the two.
+    """
+    whole = _costs_of(layout, blocks, WHOLE, recompute=recompute)
+    if not splits_backward(layout):
+        return whole
+    halves = _costs_of(layout, blocks, IN_HALVES, recompute=recompute)
+    return BlockCosts(
+        *(
+            {key: min(value, two.get(key, 0)) for key, value in one.items()}
+            for one, two in (
+                (whole.lead, halves.lead),
+                (whole.step, halves.step),
+                (whole.trail, halves.trail),
+                (whole.busy, halves.busy),
+            )
+        )
+    )
+
+
+def _costs_of(
+    layout: Layout, blocks: Mapping[int, Block], passes: Mapping[int, tuple[Phase, ...]], *, recompute: bool
+) -> BlockCosts:
     pricer, costs = calm(Pricer(layout)), BlockCosts()
     own = {kind: replace(block, recompute=recompute and kind >= 0) for kind, block in blocks.items()}
-    pairs = pairs_of(kinds_of(layout.model))
-    for name, phases in (IN_HALVES if splits_backward(layout) else WHOLE).items():
+    for which, phases in passes.items():
+        alone = {(kind, phase): build_segment(pricer, [own[kind]], phase) for kind in own for phase in phases}
+        for (kind, _), segment in alone.items():
+            _add_busy(costs, which, kind, segment)
         lead: dict[int, list[int]] = {}
         trail: dict[int, list[int]] = {}
-        for one, two in pairs:
-            before, after = (one, two) if name == FORWARD else (two, one)
-            totals = np.zeros(5, np.int64)
+        for one, two in pairs_of(kinds_of(layout.model)):
+            before, after = (one, two) if which == FORWARD else (two, one)
+            totals = np.zeros(3, np.int64)
             for phase in phases:
-                begins = _compute_ops(build_segment(pricer, [own[before]], phase))
+                begins = int((alone[before, phase].graph.kind == OpKind.COMPUTE).sum())
                 totals += _paths(build_segment(pricer, [own[one], own[two]], phase), begins)
-            first, costs.step[name, before, after], last, host, costs.host_step[name, before, after] = totals.tolist()
+            first, costs.step[which, before, after], last = totals.tolist()
             lead.setdefault(before, []).append(first)
             trail.setdefault(after, []).append(last)
-            costs.host_lead[name, before] = host
-        costs.lead.update({(name, kind): min(values) for kind, values in lead.items()})
-        costs.trail.update({(name, kind): min(values) for kind, values in trail.items()})
+        costs.lead.update({(which, kind): min(values) for kind, values in lead.items()})
+        costs.trail.update({(which, kind): min(values) for kind, values in trail.items()})
     return costs
 
 
-def _compute_ops(segment: Segment) -> int:
-    return int((segment.graph.kind == OpKind.COMPUTE).sum())
+def _add_busy(costs: BlockCosts, which: int, kind: int, segment: Segment) -> None:
+    """Of each stream. What embedding and head gather and reduce may be done for both at once: left out."""
+    graph, duration = segment.graph, segment.end_ns - segment.start_ns
+    for number, name in enumerate(graph.stream_names):
+        if kind >= 0 or name == "host":
+            key = (name, which, kind)
+            costs.busy[key] = costs.busy.get(key, 0) + int(duration[graph.stream == number].sum())
 
 
-def _paths(pair: Segment, begins: int) -> tuple[int, int, int, int, int]:
-    """Of a pass over two blocks, the first of which has `begins` compute ops: lead, step, trail, and host times."""
+def _paths(pair: Segment, begins: int) -> tuple[int, int, int]:
+    """Of a pass over two blocks, the first of which has `begins` compute ops: lead, step and trail."""
     graph, duration = pair.graph, pair.end_ns - pair.start_ns
     compute = np.flatnonzero(graph.kind == OpKind.COMPUTE)
-    host = np.where(graph.kind == OpKind.HOST, duration, 0)
     if begins == 0 or begins == len(compute):  # one of them computes nothing: only what surely follows counts
         inner = int(duration[compute].sum())
-        return (inner if begins else 0), (0 if begins else inner), 0, int(host.sum()) * bool(begins), 0
+        return (inner, 0, 0) if begins else (0, inner, 0)
     one, two = int(compute[begins - 1]), int(compute[-1])
-    beyond = _longest_from(graph, duration, one)
-    after = _longest_from(graph, duration, two)
-    in_two = slice(one + 1, two + 1)
-    return int(pair.end_ns[one]), int(beyond[two]), int(after.max()), int(host[:one].sum()), int(host[in_two].sum())
+    step, after = _longest_from(graph, duration, one)[two], _longest_from(graph, duration, two)
+    return int(pair.end_ns[one]), int(step), int(after.max())
 
 
 def _longest_from(graph: Graph, duration: NDArray[np.int64], source: int) -> NDArray[np.int64]:
@@ -250,23 +310,54 @@ def _longest_from(graph: Graph, duration: NDArray[np.int64], source: int) -> NDA
 
 
 def block_work(layout: Layout, blocks: Mapping[int, Block]) -> dict[tuple[int, int], int]:
-    """Nanoseconds that the kernels of each block alone take at least, by pass and kind: no transfer, no launch."""
-    pricer = Pricer(layout)
-    slack = 1 + layout.plan.cp  # of rounding each part of an op to whole nanoseconds
-    found: dict[tuple[int, int], int] = {}
-    for kind, block in blocks.items():
-        forward = backward = 0
-        for op in block.operations:
-            if op.kind == "transfer":
-                continue
-            if not op.backward_only:
-                forward += max(0, nanoseconds(pricer.forward(op).seconds) - slack)
-            if op.kind != "memory" or op.backward_bytes:
-                backward += max(0, nanoseconds(pricer.input_gradient(op).seconds) - slack)
-            if op.kind in ("gemm", "grouped_gemm") and op.weight_elements:
-                backward += max(0, nanoseconds(pricer.weight_gradient(op).seconds) - slack)
-        found[FORWARD, kind], found[BACKWARD, kind] = forward, backward
-    return found
+    """Nanoseconds that each block takes at least, by pass and kind: op by op, at the best switches, without launches.
+
+    Until the op behind it can start, an op takes its kernel, and no less than any one transfer that it waits for or
+    that the op behind it waits for; a ring takes all of its exchanges and the last part of its kernel. Dispatch and
+    combine across nodes are never hidden (`PassBuilder.hides_dispatch`).
+    """
+    pricer, plan = Pricer(layout), layout.plan
+    slack = 1 + plan.cp  # of rounding each part of an op to whole nanoseconds
+    again = not keeping(plan.framework).keeps_all_inputs
+
+    def kernel(price: Price) -> int:
+        return max(0, nanoseconds(price.seconds) - slack)
+
+    def sent(transfer: Transfer | None) -> int:
+        return 0 if transfer is None else max(0, nanoseconds(pricer.transfer(transfer)[0].seconds) - slack)
+
+    def forward(op: Operation) -> int:
+        if op.backward_only:
+            return 0
+        if op.kind == "transfer":
+            return _dispatched(op.before)
+        if op.kind == "attention" and op.before is not None:
+            whole = kernel(pricer.forward(op))
+            return max(whole, (plan.cp - 1) * sent(op.before) + whole // plan.cp)
+        return max(kernel(pricer.forward(op)), sent(op.before), sent(op.after))
+
+    def backward(op: Operation) -> int:
+        if op.kind == "transfer":
+            return _dispatched(op.before_backward)
+        if op.kind == "attention":
+            whole = kernel(pricer.input_gradient(op))
+            return whole if op.before is None else max(whole, 2 * (plan.cp - 1) * sent(op.before) + whole // plan.cp)
+        if op.kind == "memory":
+            return sent(op.before_backward) + (kernel(pricer.input_gradient(op)) if op.backward_bytes else 0)
+        gathered = sent(op.regather) if again and op.weight_elements else 0
+        inputs = max(kernel(pricer.input_gradient(op)), sent(op.before_backward), gathered)
+        return inputs + max(kernel(pricer.weight_gradient(op)) if op.weight_elements else 0, sent(op.after_backward))
+
+    def _dispatched(transfer: Transfer | None) -> int:
+        if transfer is None or (transfer.group == "ep" and pricer.transfer(transfer)[1] == "scale_up"):
+            return 0
+        return sent(transfer)
+
+    return {
+        (which, kind): sum(map(forward if which == FORWARD else backward, block.operations))
+        for kind, block in blocks.items()
+        for which in (FORWARD, BACKWARD)
+    }
 
 
 def block_parameters(blocks: Mapping[int, Block]) -> dict[int, tuple[float, float]]:
@@ -285,23 +376,44 @@ def straggling(cluster: Cluster) -> float:
 def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sums over the virtual stages of each pipeline rank."""
     stages = layout.plan.pp
-    if len(of_stage) == 1 or stages == 1:
-        return of_stage.sum(keepdims=True)
-    if layout.schedule in ("zb-v", "dualpipe-v"):
-        return of_stage[:stages] + of_stage[: stages - 1 : -1]
-    if layout.schedule == "dualpipe":
-        return of_stage + of_stage[::-1]
-    return of_stage.reshape(-1, stages).sum(axis=0)
+    found = of_stage.reshape(-1, stages).sum(axis=0) if len(of_stage) % stages == 0 else of_stage
+    if stages > 1 and layout.schedule in ("zb-v", "dualpipe-v"):
+        found = of_stage[:stages] + of_stage[: stages - 1 : -1]
+    elif stages > 1 and layout.schedule == "dualpipe":
+        found = of_stage + of_stage[::-1]
+    return np.asarray(found, np.float64)
 
 
-def least_memory(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float64]) -> int:
-    """Bytes that no schedule and no order of passes can go below: state of the fullest rank, context and buffers."""
-    ranks = set(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True))
+def in_flight(layout: Layout) -> NDArray[np.int64]:
+    """Forward passes that each rank has behind it, at least, when its first backward pass begins."""
+    stages, chunks, micro_batches = layout.plan.pp, layout.plan.virtual_stages, layout.micro_batches
+    rank = np.arange(stages)
+    if layout.schedule == "interleaved" and stages > 1:
+        return np.minimum(micro_batches * chunks, 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1)
+    if layout.schedule in ("1f1b", "zb-h1") and stages > 1:
+        return np.minimum(micro_batches, stages - rank)
+    if layout.schedule == "gpipe" and stages > 1:
+        return np.full(stages, micro_batches)
+    return np.ones(stages, np.int64)
+
+
+def least_memory(
+    layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float64], kept: NDArray[np.float64]
+) -> int:
+    """Bytes that the fullest rank needs at least: state, activations in flight, context and buffers.
+
+    Of every virtual stage: its dense and expert parameters, and what its layers keep of a micro-batch.
+    """
     fresh = fresh_gradients(layout) or layout.shares_once  # then gradients come and go
-    most = 0.0
-    for one, other in ranks:
-        state = state_bytes(layout, one, other)
-        most = max(most, state.parameters + state.optimizer + (0.0 if fresh else state.gradients))
+    states: dict[tuple[float, float], float] = {}
+    ranks = list(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True))
+    for one in set(ranks):
+        state = state_bytes(layout, *one)
+        states[one] = state.parameters + state.optimizer + (0.0 if fresh else state.gradients)
+    stages = layout.plan.pp
+    least_kept = kept.reshape(-1, stages).min(axis=0) if len(kept) % stages == 0 else np.zeros(stages)
+    activations = (in_flight(layout) * least_kept).tolist()
+    most = max(states[one] + more for one, more in zip(ranks, activations, strict=True))
     return int(most) - CATEGORIES + outside_bytes(layout)
 
 
@@ -367,3 +479,17 @@ def _shared(layout: Layout, pricer: Pricer, kind: str, dense: float, expert: flo
         if parameters and layout.group(group).size > 1:
             total += nanoseconds(pricer.transfer(Transfer(kind, group, parameters * width))[0].seconds)
     return total
+
+
+def checked(fields: Mapping[str, Any]) -> Plan:
+    """The fields as a Plan reads them. Raises UserError where `predict` would."""
+    return read_plan(fields)
+
+
+def saved_bytes_of_a_rank(layout: Layout) -> float:
+    """Parameters and optimizer state that the fullest rank writes into a checkpoint."""
+    held = pieces(layout)
+    dense = held_by_ranks(layout, np.array([one.dense_parameters for one in held]))
+    expert = held_by_ranks(layout, np.array([one.expert_parameters for one in held]))
+    states = [state_bytes(layout, a, b) for a, b in zip(dense.tolist(), expert.tolist(), strict=True)]
+    return max(state.parameters + state.optimizer for state in states)

@@ -1,8 +1,8 @@
 """Best-first branch and bound over a space of plans, with a certificate.
 
-A node stands for plans: all of one structure, all of one structure with one saving, or one plan. Its key is a bound that
-none of them beats; the queue gives the least key first. A node that comes up is looked at more closely, which raises
-its key or parts it, until a replayed plan comes up: no other plan can be faster. So every plan is either replayed, or
+A node stands for plans: all of one structure, all of one structure with one saving, or one plan. Its key is a bound
+that none of them beats; the queue gives the least key first. A node that comes up is looked at more closely, which
+raises its key or parts it, until a replayed plan comes up: no other plan can be faster. So every plan is replayed, or
 lies under a node whose bound exceeds the answer, or does not fit in memory.
 
     structure   kernels alone; passes at their best switches   -> its savings, without those whose state is too much

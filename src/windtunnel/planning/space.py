@@ -3,14 +3,16 @@
 Three levels, from what shapes the passes of a step to what hardly changes them:
 
     structure   tp, cp, ep, etp, pp, virtual stages, schedule, micro-batch, sequence parallelism, compilation
-    saving      ZeRO stage and shard group, recomputation, offload: memory against time
+    saving      ZeRO stage and shard group, recomputation: memory against time
     switches    what overlaps, how kernels are launched: time only, the tensors are the same
 
 A field that was given has that one value. Structures are generated from divisors and kept if `resolve` and the schedule
 take them; savings and switches never make a legal structure illegal, so plans are counted without being built.
 
 What frameworks have: Megatron-Core arguments (core 0.14), torchtitan job configs (2026-05), PyTorch FSDP and
-Accelerate, nanotron, plain PyTorch. Precision, optimizer and formats follow the framework's habit unless they are given.
+Accelerate, nanotron, plain PyTorch. Unless they are given, precision, optimizer and formats follow the framework's
+habit; so do switches that no recipe of it turns off (overlap of gradients and parameters, sequence parallelism in
+Megatron-Core); and nothing goes to the host: what a host's memory allows is not checked.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ SAVINGS = ("zero_stage", "shard_group", "recompute", "offload_optimizer", "offlo
 SWITCHES = ("overlap_tp", "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "overlap_ep", "cuda_graphs")
 
 ON_OFF, HABIT = (True, False), (None,)
-TOKENS_MOST = 2**17  # of one pass on one rank: kernels are long saturated, and nothing is gained by larger ones
+TOKENS_MOST = 2**15  # of one pass on one rank: kernels are long saturated, and nothing is gained by larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,6 @@ class Features:
     selective: tuple[str, ...] = ()
     selective_moe: tuple[str, ...] = ()
     some_layers: bool = True  # recomputes only some layers in full
-    offload_optimizer: tuple[float, ...] = (0.0,)
-    offload_activations: bool = False
     overlap_tp: tuple[bool | None, ...] = HABIT
     overlap_replicas: tuple[bool | None, ...] = HABIT
     overlap_p2p: tuple[bool | None, ...] = HABIT
@@ -67,16 +67,11 @@ class Features:
 FEATURES: dict[str, Features] = {
     "megatron": Features(
         cp_kinds=("ring", "ulysses"),
-        sequence_parallel=ON_OFF,
         zero=(0, 1),
         zero_alone=(2, 3),  # Megatron-FSDP
         selective=("selective:core_attention", "selective:activation,norms", "selective:mlp"),
         selective_moe=("selective:moe_activation", "selective:moe_activation,norms"),
-        offload_optimizer=(0.0, 1.0),
-        offload_activations=True,
         overlap_tp=ON_OFF,
-        overlap_replicas=ON_OFF,
-        overlap_p2p=ON_OFF,
         overlap_ep=ON_OFF,
         cuda_graphs=(True, False),
     ),
@@ -96,7 +91,6 @@ FEATURES: dict[str, Features] = {
         compile=ON_OFF,
         zero=(2, 3),
         hsdp=True,
-        offload_optimizer=(0.0, 1.0),
     ),
     "nanotron": Features(
         schedules=("1f1b", "gpipe"),
@@ -249,12 +243,12 @@ def savings(space: Space, layout: Layout) -> tuple[dict[str, Any], ...]:
     replicas = layout.dp * plan.cp
     near = max(1, layout.cluster.gpus_in_domain // plan.tp)
     given = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
-    return _savings(space.framework, space.mixture, plan.pp > 1, most, layout.model.n_layers, replicas, near, given)
+    return _savings(space.framework, space.mixture, plan.pp > 1, most, replicas, near, given)
 
 
 @lru_cache(maxsize=4096)
 def _savings(
-    framework: str, mixture: bool, pipelined: bool, most: int, layers: int, replicas: int, near: int,
+    framework: str, mixture: bool, pipelined: bool, most: int, replicas: int, near: int,
     given: tuple[tuple[str, Any], ...],
 ) -> tuple[dict[str, Any], ...]:  # fmt: skip
     has, said = FEATURES[framework], dict(given)
@@ -274,14 +268,9 @@ def _savings(
             groups = (said["shard_group"],)
         elif has.hsdp and zero and near < replicas and replicas % near == 0 and near > 1:
             groups = (None, near)
-        away: tuple[int, ...] = (0,)
-        if "offload_activations" in said:
-            away = (said["offload_activations"],)
-        elif has.offload_activations and recompute == "none" and not pipelined:
-            away = (0, layers)
-        optimizer = (said["offload_optimizer"],) if "offload_optimizer" in said else has.offload_optimizer
-        for group, count, share in product(groups, away, optimizer):
-            one = {"zero_stage": zero, "recompute": recompute, "offload_activations": count, "offload_optimizer": share}
+        for group in groups:
+            one = {"zero_stage": zero, "recompute": recompute}
+            one |= {name: said[name] for name in ("offload_optimizer", "offload_activations") if name in said}
             found.append(one | ({"shard_group": group} if group is not None else {}))
     return tuple(found)
 

@@ -44,10 +44,10 @@ class CapturedMemory:
     def where(self, program: RankProgram, op: int | None = None) -> str:
         """The op at the peak (or another) in words."""
         index = self.op_at_peak if op is None else op
-        return words_of(program.ops[index]) if 0 <= index < len(program.ops) else "the beginning of the step"
+        return op_text(program.ops[index]) if 0 <= index < len(program.ops) else "the beginning of the step"
 
 
-def words_of(op: Op) -> str:
+def op_text(op: Op) -> str:
     """`aten.mm of layers.3.mlp in the backward pass`."""
     again = "its recomputation in " if op.recompute else ""
     return f"{op.name}{f' of {op.module}' if op.module else ''} in {again}the {op.phase} phase"

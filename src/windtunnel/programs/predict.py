@@ -95,7 +95,7 @@ def predict_captured(
     if allocator is not None:
         words.append(f"--allocator={allocator}")
     settings = allocator_settings(allocator_of(job) if allocator is None else allocator)
-    command = f"windtunnel predict {shlex.join(words)}{asked.words()}"
+    command = f"windtunnel predict {shlex.join(words)}{asked.flags()}"
     memory = captured_memory(priced, base, settings=settings)
     return _result(priced, base, memory, makespan, disturbed, command, settings)
 

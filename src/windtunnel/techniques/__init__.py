@@ -4,10 +4,11 @@ Each is a folder with the plan that both share, the pricing that rewrites a step
 
     from windtunnel.techniques import offload, sparse_gradients, prioritised_all_to_all
 
-    windowed = offload.apply(model, window="auto", device_memory="8 GiB")
-    ddp.register_comm_hook(sparse_gradients.State(ratio=0.05), sparse_gradients.hook)
+    windowed = offload.apply(model, torch.optim.Adam, window="auto", device_memory="8 GiB")
+    ddp.register_comm_hook(sparse_gradients.State(ddp.module, ratio=0.05), sparse_gradients.hook)
 
-`predict_with` predicts a step with some of them; torch is imported by the twins only, when they are used.
+`predict_with` predicts a step with some of them, `gains` what each would bring. The twins alone
+import torch, when they are used.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.techniques.predict import explained, predict_with
+    from windtunnel.techniques.predict import explained, gains, predict_with
 
-_HOME = {"predict_with": "predict", "explained": "predict"}
+_HOME = {"predict_with": "predict", "explained": "predict", "gains": "predict"}
 TWINS = (
     "collective_partitioning",
     "local_sgd",
@@ -27,7 +28,7 @@ TWINS = (
     "prioritised_all_to_all",
     "sparse_gradients",
 )
-__all__ = ["explained", "predict_with"]
+__all__ = ["explained", "gains", "predict_with"]
 
 
 def __getattr__(name: str) -> Any:

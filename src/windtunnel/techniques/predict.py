@@ -9,26 +9,27 @@ they are applied in the order of `named.TECHNIQUES`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import LayoutError
-from windtunnel.hardware import Cluster
-from windtunnel.model import Model
+from windtunnel.errors import LayoutError, UserError
+from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.model import Model, load_model
 from windtunnel.result import Result, TechniqueGain
 from windtunnel.techniques.answer import answered
 from windtunnel.techniques.collective_partitioning import price as partitioning
 from windtunnel.techniques.flat import FlatStep, lower_flat
 from windtunnel.techniques.local_sgd import price as averaging
 from windtunnel.techniques.megascale import features as megascale
-from windtunnel.techniques.named import Named, asked, legal
+from windtunnel.techniques.named import TECHNIQUES, Named, asked, legal
 from windtunnel.techniques.offload.price import price_offload
 from windtunnel.techniques.priced import Drawn
 from windtunnel.techniques.prioritised_all_to_all import price as lina
 from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.techniques.sparse_gradients import price as sparse
-from windtunnel.training import Plan, predict
+from windtunnel.training import Plan, predict, read_plan
 
 
 @dataclass(eq=False)
@@ -61,13 +62,36 @@ class _Work:
 
 
 def predict_with(
-    model: Model, cluster: Cluster, plan: Plan, techniques: Sequence[str], **others: Any
+    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any],
+    techniques: Sequence[str], **others: Any,
 ) -> Result:  # fmt: skip
     """The step with `techniques` (`NAME[:key=value,...]` each), and what they gain (`Result.technique`).
 
     `others`: keywords of `training.predict`. Raises UserError on a technique, parameter or pair that cannot be.
     """
-    found, _ = explained(model, cluster, plan, techniques, **others)
+    found, _ = explained(
+        model if isinstance(model, Model) else load_model(model),
+        cluster if isinstance(cluster, Cluster) else parse_cluster(cluster),
+        read_plan(plan),
+        techniques,
+        **others,
+    )
+    return found
+
+
+def gains(
+    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any], **others: Any
+) -> dict[str, TechniqueGain | str]:
+    """What each technique brings to a plan, with its defaults; where it does not apply, the reason."""
+    found: dict[str, TechniqueGain | str] = {}
+    for one in TECHNIQUES:
+        try:
+            gain = predict_with(model, cluster, plan, [one.name], **others).technique
+        except UserError as error:
+            found[one.name] = str(error)
+            continue
+        assert gain is not None, "asked for"
+        found[one.name] = gain
     return found
 
 
@@ -75,8 +99,6 @@ def explained(
     model: Model, cluster: Cluster, plan: Plan, techniques: Sequence[str], **others: Any
 ) -> tuple[Result, tuple[Drawn, Drawn] | None]:
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
-    from windtunnel.techniques.named import TECHNIQUES
-
     chosen = [asked(text) for text in techniques]
     legal([one for one, _ in chosen])
     order = {one.name: number for number, one in enumerate(TECHNIQUES)}

@@ -101,7 +101,7 @@ def predict(
     memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
     extra = [f" --router-load {shlex.quote(str(router_load))}"] if router_load is not None else []
     extra += [f" --lengths {shlex.quote(str(lengths))}"] if lengths is not None else []
-    words = asked.words()
+    words = asked.flags()
     if seed and extra and "--seed" not in words:
         words += f" --seed {seed}"
     command = reproduce(layout, *named) + "".join(extra) + words

@@ -1,7 +1,7 @@
 """What is told of a script that raised."""
 
 from windtunnel.capture.processes.rank_process import traceback_of_script
-from windtunnel.emulate.own_time import OwnTime
+from windtunnel.emulate.compute_time import ComputeTime
 from windtunnel.errors import UserError
 
 
@@ -13,7 +13,7 @@ def test_a_traceback_shows_the_scripts_frames_and_none_of_ours() -> None:
 
     def script() -> None:
         try:
-            OwnTime().around(hook)()
+            ComputeTime().around(hook)()
         except ValueError as error:
             raise RuntimeError("again") from error
 
@@ -22,7 +22,7 @@ def test_a_traceback_shows_the_scripts_frames_and_none_of_ours() -> None:
     except RuntimeError as error:
         text = traceback_of_script(error)
     assert text.startswith("Traceback (most recent call last):")
-    assert "own_time.py" not in text
+    assert "compute_time.py" not in text
     assert text.index("in hook") < text.index("ValueError: of the script") < text.index("RuntimeError: again")
 
 

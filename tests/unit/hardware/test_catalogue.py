@@ -53,8 +53,9 @@ def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
     assert 0.9 < gpu.usable_memory_bytes / gpu.memory_bytes <= 1.0
     assert 16e9 < gpu.memory_bytes < 1e12
     assert 0.5e12 < gpu.memory_bandwidth_bytes_per_s < 50e12
-    assert 100e12 < gpu.peak_flops("bf16") < 10e15
-    assert 20 < gpu.peak_flops("bf16") / gpu.memory_bandwidth_bytes_per_s < 1000  # FLOP per byte at the ridge
+    fastest = gpu.peak_flops("fp16" if gpu.generation == "volta" else "bf16")  # V100's tensor cores know no bf16
+    assert 100e12 < fastest < 10e15
+    assert 20 < fastest / gpu.memory_bandwidth_bytes_per_s < 1000  # FLOP per byte at the ridge
     assert 100 < gpu.tdp_w < 3000
     cluster = parse_cluster(f"{name}:8")
     assert cluster.gpu == gpu
@@ -64,12 +65,14 @@ def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
 
 
 TABLES = {"a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s"}
+UNTIMED = {"v100-32gb-sxm", "rtx-a6000"}  # NVIDIA GPUs that aiconfigurator-core has not timed
 
 
 @pytest.mark.parametrize("name", gpu_names())
 def test_kernel_tables_are_ones_that_exist_and_nvidia_has_them(name: str) -> None:
     gpu = get_gpu(name)
-    assert gpu.kernel_tables in TABLES if gpu.vendor == "nvidia" else gpu.kernel_tables is None
+    timed = gpu.vendor == "nvidia" and name not in UNTIMED
+    assert gpu.kernel_tables in TABLES if timed else gpu.kernel_tables is None
 
 
 def test_a_newer_gpu_is_faster() -> None:
@@ -267,7 +270,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("h100:8,a100:8", SpecError, "mixed GPU types are not supported yet"),
         ("h100:8+a100:8", SpecError, "mixed GPU types are not supported yet"),
         ("", SpecError, "name:count"),
-        ("v100:8", UnknownNameError, "a100"),
+        ("p100:8", UnknownNameError, "a100"),
         ("zzz:8", UnknownNameError, "known: "),
         (":8", UnknownNameError, "GPU or cluster ''"),
     ],

@@ -20,7 +20,7 @@ from windtunnel.programs.compiler.fused_program import PREFIX, fused
 from windtunnel.programs.compiler.traced_waits import traced
 from windtunnel.programs.job import whole_job
 from windtunnel.programs.lowering.pricing import op_pricer
-from windtunnel.programs.lowering.template import Words, template_of
+from windtunnel.programs.lowering.template import StringTable, template_of
 from windtunnel.programs.program import MemoryEvent, Op, RankProgram
 
 SIZE = 2 * 1024 * 1024
@@ -209,7 +209,7 @@ def host_ns(compiled: tuple[int, ...]) -> int:
     product = Op("aten.mm", "compute", (WHOLE, WHOLE), (WHOLE,), 2.0 * 1024**3, 2.0 * SIZE, 1.0 * SIZE, phase="forward")
     program = RankProgram(0, 1, tuple(replace(product, compiled=one) for one in compiled))
     pricer = op_pricer(parse_cluster("h100-sxm:1"))
-    made = template_of(program, whole_job([program]), pricer, Words(), 0.0)
+    made = template_of(program, whole_job([program]), pricer, StringTable(), 0.0)
     return int(made.duration_ns[made.kind == OpKind.HOST].sum())
 
 

@@ -134,6 +134,7 @@ def test_schema_covers_the_document(result: Result) -> None:
         "disturbed",
         "excerpt",
         "infeasible",
+        "technique",
         "traffic_bytes",
     }
     json.dumps(schema)

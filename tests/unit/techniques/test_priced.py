@@ -12,7 +12,7 @@ from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.result import Result
-from windtunnel.techniques import predict_with
+from windtunnel.techniques import gains, predict_with
 from windtunnel.techniques.named import TECHNIQUES, asked, told
 from windtunnel.techniques.offload.window import LayerTimes, by_formula, timeline
 from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing, estimate, heaviest, place
@@ -153,6 +153,13 @@ def test_names_aliases_and_values_are_read() -> None:
     assert (one.name, parameters.window, parameters.nvme) == ("offload", 15, True)
     assert asked("offload:window=auto")[1].window is None
     assert {entry["name"] for entry in told()} == {one.name for one in TECHNIQUES}
+
+
+def test_all_techniques_at_once_say_what_they_bring_or_why_not() -> None:
+    found = gains("gpt2-xl", "a100-80gb:16", DENSE)
+    assert set(found) == {one.name for one in TECHNIQUES}
+    assert "experts" in found["prioritised_all_to_all"]
+    assert found["collective_partitioning"].gain >= 1.0
 
 
 def test_megascale_features_are_each_told() -> None:

@@ -45,7 +45,6 @@ def _train(steps, parameters, momentum=0.0, resume_at=None, no_sync=False):
 
             return sparse_gradients.hook(state, bucket).then(note)
 
-        watched.__annotations__ = dict(sparse_gradients.hook.__annotations__)
         watched.__annotations__ = {
             "bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]
         }  # fmt: skip
@@ -100,6 +99,18 @@ def test_sparse_gradients_lose_nothing_and_replicas_stay_equal(on_ranks) -> None
     assert momentum[1] < 0.2
     assert accumulated[1] < 0.2
     assert torch.equal(resumed[0], topk[0])
+
+
+def _registered():
+    ddp = DistributedDataParallel(_model())
+    ddp.register_comm_hook(sparse_gradients.State(ddp.module, ratio=0.5), sparse_gradients.hook)
+    ddp(torch.ones(2, 32)).sum().backward()
+    return [p.grad.clone() for p in ddp.parameters()]
+
+
+def test_the_hook_is_one_that_ddp_takes(on_ranks) -> None:
+    one, two = on_ranks(2, _registered)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 def test_bad_sparse_parameters_are_one_message() -> None:

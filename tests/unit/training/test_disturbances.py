@@ -66,7 +66,7 @@ def test_words_ask_for_the_same_again(jitter, samples):
     ]  # fmt: skip
     for part in (slow, slow[:3], slow[3:4]):
         asked = parse_disturbances(part, CLUSTER, jitter=jitter, samples=samples, seed=3)
-        words = shlex.split(asked.words())
+        words = shlex.split(asked.flags())
         flags = list(zip(words[::2], words[1::2], strict=True))
         rest = dict(flags)
         again = parse_disturbances(
@@ -87,7 +87,7 @@ def test_a_file_is_a_list_of_words(tmp_path):
     path.write_text("# a bad day\n- gpu=5:1.15\n- pause=0.5%:200ms\n")
     both = parse_disturbances([str(path), "lost=node1.nic4"], CLUSTER)
     assert both == parse_disturbances(["gpu=5:1.15", "pause=0.5%:200ms", "lost=node1.nic4"], CLUSTER)
-    assert "yaml" not in both.words()
+    assert "yaml" not in both.flags()
 
 
 @pytest.mark.parametrize(

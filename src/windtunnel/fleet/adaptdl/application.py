@@ -78,7 +78,7 @@ class Application:
             pair = self._between(rotated, local_batch) if rows is None else _linear(rows, local_batch)
             if pair is None or math.isnan(pair[0]):
                 raise UserError(
-                    f"{self.name} on {'+'.join(map(str, rotated))} GPUs with {local_batch} samples each lies outside the"
+                    f"{self.name} on {'+'.join(map(str, rotated))} GPUs with {local_batch} samples each is outside the"
                     " measured tables: ask for another batch or number of GPUs, or give tables that reach it"
                 )
             self._cache[key] = pair
@@ -208,7 +208,7 @@ def _points(name: str, rows: Mapping[Placement, list[tuple[float, float, float]]
     for placement, triples in rows.items():
         for local, step, sync in triples:
             grouped.setdefault((len(placement), sum(placement), local), []).append((step, sync))
-    points = [key for key in sorted(grouped)]
+    points = sorted(grouped)
     values = [tuple(np.mean(grouped[key], axis=0)) for key in points]
     for app, *numbers in zip(
         *(scalability[key] for key in ("application", "nodes", "replicas", "local_batch", "step_s", "sync_s")),

@@ -1,9 +1,9 @@
 """AdaptDL's simulator's clock: a tick each 60 s, and everything that it rounds.
 
 Each tick: all jobs advance by 60 s on the allocation of the last tick; jobs submitted by now are admitted; the policy
-decides; a job whose allocation changed spends its next 30 s restarting. An epoch that ends inside a tick ends at a whole
-second. Jobs restart where only the order of their nodes differs, as published.
-Source: petuum/adaptdl, branch osdi21-artifact, simulator/simulator.py (Apache-2.0), as rules.
+decides; a job whose allocation changed spends its next 30 s restarting. An epoch that ends inside a tick ends at a
+whole second. Jobs restart where only the order of their nodes differs, as published. Source: petuum/adaptdl, branch
+osdi21-artifact, simulator/simulator.py (Apache-2.0), as rules.
 """
 
 from __future__ import annotations

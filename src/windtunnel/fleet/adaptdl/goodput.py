@@ -5,8 +5,8 @@
     efficiency = (phi + B0) / (phi + B),  phi = B0 var / sqr         goodput = B / T_iter x efficiency
 
 Seven parameters, fitted to all steps seen by least root-mean-square error of log T_g and log T_iter plus
-1e-3 (c - 1)^2 + 1e-2 ((b_n / a_n)^2 + (b_r / a_r)^2). What has not been seen stays at its floor: unseen scale looks free.
-Source: A. Qiao et al., "Pollux", OSDI 2021; adaptdl, simulator/goodput.py (Apache-2.0), as rules.
+1e-3 (c - 1)^2 + 1e-2 ((b_n / a_n)^2 + (b_r / a_r)^2). What has not been seen stays at its floor: unseen scale looks
+free. Source: A. Qiao et al., "Pollux", OSDI 2021; adaptdl, simulator/goodput.py (Apache-2.0), as rules.
 """
 
 from __future__ import annotations
@@ -50,21 +50,25 @@ def fit(seen: Mapping[Config, tuple[float, float]]) -> Speed:
     start = START.copy()
     low, high = np.array([FLOOR] * 6 + [1.0]), np.array([np.inf] * 6 + [10.0])
 
-    def hold(at: int, value: float) -> None:
-        start[at] = low[at] = high[at] = value
+    def hold(at: tuple[int, ...], value: float) -> None:
+        for each in at:
+            start[each] = low[each] = high[each] = value
 
     if len(np.unique(local)) == 1:
-        hold(0, float(np.mean(compute)) / 2)
+        hold((0,), float(np.mean(compute)) / 2)
     if not (nodes > 1).any():
-        hold(2, FLOOR), hold(3, FLOOR)
+        hold((2, 3), FLOOR)
     if not ((nodes == 1) & (gpus > 1)).any():
-        hold(4, FLOOR), hold(5, FLOOR)
+        hold((4, 5), FLOOR)
     if not (gpus > 2).any():
-        hold(3, FLOOR), hold(5, FLOOR)
+        hold((3, 5), FLOOR)
     case = np.where(nodes > 1, 2, np.where(gpus > 1, 4, 0))
     beyond = np.maximum(gpus - 2.0, 1e-8)
+    for bound in (start, low, high):
+        bound[:6] = np.log(bound[:6])
     found = start
     minimise(found, low, high, case, beyond, local, np.log(compute), np.log(step))
+    found[:6] = np.exp(found[:6])
     if not (nodes > 1).any():
         found[2], found[3] = max(found[2], 1.1 * found[4]), max(found[3], 1.1 * found[5])
     return Speed(*map(float, found))

@@ -1,1 +1,1 @@
-"""The clock of ElasticFlow's simulator, and the policies as its authors compared them: EDF, Gandiva, Tiresias, ElasticFlow."""
+"""The clock of ElasticFlow's simulator, and the policies that its authors compared in it."""

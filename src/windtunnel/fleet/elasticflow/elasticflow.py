@@ -33,7 +33,9 @@ class _Cluster:
     wider: dict[EfJob, tuple[int, float, Planned | None]] = field(default_factory=dict)  # level, return, plan
 
 
-def run(jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float, *, together: bool = False) -> None:
+def run(
+    jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float, *, together: bool, overheads: bool = True
+) -> None:
     """Run until all jobs are done; each job's fields hold the outcome. `together`: the artifact's reading."""
     cluster = _Cluster(nodes * gpus_per_node, slot_s, together)
     sets = NodeSets(nodes, gpus_per_node)
@@ -70,7 +72,7 @@ def run(jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float, *,
             sets.cache.clear()
         for job in cluster.runnable:
             job.overhead_s = 0
-            if job.gpus > 0:
+            if job.gpus > 0 and overheads:
                 job.overhead_s = overhead_s(job.gpus, cluster.gpus, restart=restart, cached=job.in_cache)
                 job.old_end_s = job.end_s
                 job.end_s += job.overhead_s

@@ -4,8 +4,8 @@ A job joins the least loaded node set of its size where that has room for more, 
 shares a set in time-slices (round robin, switched at whole minutes), else waits. Each round first re-divides the nodes:
 gang size g should have floor(its share of the demand x GPUs), at most its demand. Jobs run their traced duration; every
 round with arrivals ahead charges an overhead to all that run.
-Source: pkusys/ElasticFlow, ElasticFlow/scheduler/cluster.py, which follows W. Xiao et al., "Gandiva", OSDI 2018. Kept as
-published: a set counts as full one job before it is, and where a re-division makes sets of one node, jobs are not
+Source: pkusys/ElasticFlow, ElasticFlow/scheduler/cluster.py, which follows W. Xiao et al., "Gandiva", OSDI 2018. Kept
+as published: a set counts as full one job before it is, and where a re-division makes sets of one node, jobs are not
 spread over them.
 """
 

@@ -2,15 +2,16 @@
 
 The least level q is found that, filled from the deadline backwards (at each interval the largest level <= q that is
 free), does the work in time; then it is laid out forwards: the level before q until the interval in which the backward
-pass was done, q from there on. The last interval counts to the true deadline, what is planned ends on a whole slot. Where
-no level is in time, the largest is used to the deadline and whatever is free after it.
-Source: D. Gu et al., "ElasticFlow", ASPLOS 2023; pkusys/ElasticFlow, scheduler.py (ef_sim_allocation), as rules.
+pass was done, q from there on. The last interval counts to the true deadline, what is planned ends on a whole slot.
+Where no level is in time, the largest is used to the deadline and whatever is free after it. Source: D. Gu et al.,
+"ElasticFlow", ASPLOS 2023; pkusys/ElasticFlow, scheduler.py (ef_sim_allocation), as rules.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from windtunnel.fleet.elasticflow.edf import Timeline, merged
 from windtunnel.fleet.elasticflow.state import EfJob, aligned
@@ -80,7 +81,7 @@ def plan(
     if assigned is not None:
         later_s = next((time for time in free if time > now_s), bound_s)
         allocations[now_s] = assigned
-        real_s = math.ceil(now_s + left / job.rate(assigned))
+        real_s: float = math.ceil(now_s + left / job.rate(assigned))
         end_s = aligned(now_s, real_s, slot_s)
         if later_s >= end_s and deadline_s >= real_s:
             before = after[now_s]
@@ -119,9 +120,20 @@ def plan(
         if level == level_before:
             break
     left = _to_the_deadline(job, after, allocations, start_s, bound_s, level_before, left)
-    return _late(
-        job, after, allocations, free, now_s, max(bound_s, start_s), bound_s, left, cluster_gpus, slot_s, assigned, done
-    )
+    after_it = _Beyond(free, now_s, bound_s, cluster_gpus, slot_s, assigned)
+    return done(*_late(job, after, allocations, max(bound_s, start_s), left, after_it))
+
+
+@dataclass(frozen=True)
+class _Beyond:
+    """What a plan that is late has to know."""
+
+    free: Timeline
+    now_s: float
+    bound_s: float
+    cluster_gpus: int
+    slot_s: float
+    assigned: int | None
 
 
 def _backwards(job: EfJob, after: Timeline, start_s: float, bound_s: float, level: int, left: float) -> float | None:
@@ -184,7 +196,7 @@ def _to_the_deadline(
 ) -> float:
     """Use the largest level up to the deadline; returns the iterations still left."""
     times = [time for time in after if start_s <= time <= bound_s]
-    for time, later_s in zip(times, times[1:], strict=False):
+    for time, later_s in pairwise(times):
         count = min(level, level_within(job, after[time]))
         allocations[time] = count
         after[time] -= count
@@ -193,33 +205,36 @@ def _to_the_deadline(
     return left
 
 
-def _late(job, after, allocations, free, now_s, time, bound_s, left, cluster_gpus, slot_s, assigned, done):  # type: ignore[no-untyped-def]
-    for later_s in [each for each in after if each > bound_s]:
+def _late(
+    job: EfJob, after: Timeline, allocations: Timeline, time: float, left: float, at: _Beyond
+) -> tuple[float, float]:
+    """Whatever is free after the deadline, until the job is done; returns (planned end, estimated end)."""
+    for later_s in [each for each in after if each > at.bound_s]:
         count = min(level_within(job, after[time]), job.largest)
         allocations[time] = count
         if count:
             work = (later_s - time) * job.rate(count)
             if work >= left:
-                real_s = math.ceil(time + left / job.rate(count))
-                end_s = aligned(now_s, real_s, slot_s)
+                real_s: float = math.ceil(time + left / job.rate(count))
+                end_s = aligned(at.now_s, real_s, at.slot_s)
                 before = after[time]
                 for each in list(after):
-                    if bound_s <= each < end_s and each in free:
-                        before = free[each]
+                    if at.bound_s <= each < end_s and each in at.free:
+                        before = at.free[each]
                     if time <= each < end_s:
                         after[each] -= count
-                if end_s not in free:
+                if end_s not in at.free:
                     after[end_s] = before
-                return done(end_s, real_s)
+                return end_s, real_s
             left -= work
             for each in after:
                 if time <= each < later_s:
                     after[each] -= count
         time = later_s
-    count = min(cluster_gpus, job.largest) if assigned is None else assigned
+    count = min(at.cluster_gpus, job.largest) if at.assigned is None else at.assigned
     allocations[time] = count
     real_s = math.ceil(time + max(left, 0) / job.rate(count))
-    end_s = aligned(now_s, real_s, slot_s)
-    after[time] = cluster_gpus - count
-    after[end_s] = cluster_gpus
-    return done(end_s, real_s)
+    end_s = aligned(at.now_s, real_s, at.slot_s)
+    after[time] = at.cluster_gpus - count
+    after[end_s] = at.cluster_gpus
+    return end_s, real_s

@@ -1,9 +1,9 @@
 """A job in ElasticFlow's clock, and the list of events that this clock works through.
 
 Times are seconds of the trace. An event holds jobs that arrive and jobs whose planned end it is; there is one event per
-time when it is made, and events closer together than a slot are merged into the slot's end. A job's end event moves when
-its plan changes, found by the time of its old end: where the event was moved meanwhile, the job stays in both, as in the
-released simulator. Source: pkusys/ElasticFlow, ElasticFlow/scheduler (Apache-2.0), as rules.
+time when it is made, and events closer together than a slot are merged into the slot's end. A job's end event moves
+when its plan changes, found by the time of its old end: where the event was moved meanwhile, the job stays in both,
+as in the released simulator. Source: pkusys/ElasticFlow, ElasticFlow/scheduler (Apache-2.0), as rules.
 """
 
 from __future__ import annotations

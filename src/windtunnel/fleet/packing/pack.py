@@ -2,8 +2,8 @@
 
 Inflation: the list in order of its names, shuffled by the seed, then random pods of it until the GPU demand would pass
 130 % of the cluster. A pod that does not fit is lost. Fragments of a node: sum over typical kinds of pod (the most
-frequent that cover 95 %) of their frequency x (all free milli-GPUs where the kind cannot run or wants no GPU, else those
-on GPUs with less left than it asks per GPU). FGD puts each pod where that grows least.
+frequent that cover 95 %) of their frequency x (all free milli-GPUs where the kind cannot run or wants no GPU, else
+those on GPUs with less left than it asks per GPU). FGD puts each pod where that grows least.
 Source: Q. Weng et al., "Beware of Fragmentation", ATC 2023; hkust-adsl/kubernetes-scheduler-simulator (Apache-2.0), as
 rules. Its random numbers are Go's; ours are others, so curves agree as means over seeds.
 """
@@ -62,7 +62,7 @@ class Packing:
         totals = np.zeros((at.max() + 1, 3))
         np.add.at(totals, at, values)
         counts = np.bincount(at)
-        return {int(pct): tuple(totals[pct] / counts[pct]) for pct in np.flatnonzero(counts)}  # type: ignore[misc]
+        return {int(pct): tuple(totals[pct] / counts[pct]) for pct in np.flatnonzero(counts)}
 
 
 def typical_kinds(pods: Pods) -> tuple[Integers, NDArray[np.float64]]:
@@ -83,7 +83,7 @@ def inflated(pods: Pods, capacity_milli: int, seed: int) -> Integers:
     order = random.permutation(len(pods.kind_of))
     asked = pods.kinds[:, 2] * pods.kinds[:, 3]
     demand = int(asked[pods.kind_of].sum())
-    more = []
+    more: list[int] = []
     while True:
         pod = int(random.integers(len(pods.kind_of)))
         demand += int(asked[pods.kind_of[pod]])

@@ -3,7 +3,7 @@
 Each interval: maximise the harmonic mean over jobs of speed-up x restart factor, by NSGA-II (population 100, 100
 generations) from the last interval's states. Speed-up = goodput over the goodput on ceil(G / jobs) GPUs of one node;
 where the allocation changes it counts max(age - 30 s x restarts, 0) / (age + 30 s) only. At most one multi-node job per
-node; at most twice as many GPUs as the job ever tried. Jobs with least attained service come first where nodes overflow.
+node; at most twice as many GPUs as the job ever tried. Where nodes overflow, jobs with least attained service win.
 Source: A. Qiao et al., "Pollux", OSDI 2021; adaptdl, simulator/pollux.py (Apache-2.0), as rules.
 """
 

@@ -1,9 +1,9 @@
 """Tiresias: two-dimensional least attained service, in discrete queues.
 
-Attained service = GPUs requested x seconds held. A job starts in the first queue and moves down when its service reaches
-that queue's threshold; higher queues come first, inside one the order of entry. Walking that order, whatever fits runs,
-and a running job that no longer fits stops. A threshold crossing is an event (`wake_s`).
-Source: J. Gu et al., "Tiresias", NSDI 2019; queue threshold of the default: adaptdl, simulator/tiresias.py (16 GPU-h).
+Attained service = GPUs requested x seconds held. A job starts in the first queue and moves down when its service
+reaches that queue's threshold; higher queues come first, inside one the order of entry. Walking that order, whatever
+fits runs, and a running job that no longer fits stops. A threshold crossing is an event (`wake_s`). Source: J. Gu et
+al., "Tiresias", NSDI 2019; queue threshold of the default: adaptdl, simulator/tiresias.py (16 GPU-h).
 """
 
 from __future__ import annotations

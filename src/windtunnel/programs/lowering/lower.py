@@ -25,7 +25,7 @@ from windtunnel.hardware.cluster import Cluster
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.placement import Pace, Places, places_of, rank_classes, slowest_links
 from windtunnel.programs.lowering.pricing import OpPricer, interference_of, nanoseconds
-from windtunnel.programs.lowering.template import Slot, Template, Words, template_of
+from windtunnel.programs.lowering.template import Slot, StringTable, Template, template_of
 from windtunnel.step.step import Step, step_of
 
 _REMEDY = "capture again, or capture more ranks if these were taken to be alike"
@@ -67,7 +67,7 @@ class PricedJob:
     pricer: OpPricer
     places: Places
     templates: tuple[Template, ...]
-    words: Words
+    strings: StringTable
 
     def graph(self, pace: Pace | None = None, *, fold: bool = True) -> CapturedGraph:
         """The step's graph. `fold=False` gives every rank a program of its own: the naive twin.
@@ -89,20 +89,20 @@ def priced_job(job: CapturedJob, cluster: Cluster, pricer: OpPricer, *, step_s: 
 
     `step_s`: what each host does between steps. Raises LayoutError where the cluster has another number of GPUs.
     """
-    places, words = places_of(job, cluster), Words()
+    places, strings = places_of(job, cluster), StringTable()
     used = set(np.unique(job.runs).tolist())
     templates = [
-        template_of(program, job, pricer, words, step_s)
+        template_of(program, job, pricer, strings, step_s)
         for rank, program in sorted(job.programs.items())
         if rank in used
     ]
-    return PricedJob(job, pricer, places, tuple(templates), words)
+    return PricedJob(job, pricer, places, tuple(templates), strings)
 
 
 class _Assembly:
     def __init__(self, priced: PricedJob, pace: Pace, class_of: NDArray[np.int64]) -> None:
         self.priced, self.pace, self.class_of = priced, pace, class_of
-        self.job, self.places, self.words = priced.job, priced.places, priced.words
+        self.job, self.places, self.strings = priced.job, priced.places, priced.strings
         self.first_rank = np.unique(class_of, return_index=True)[1].astype(np.int64)
         self.slowest = slowest_links(self.places, pace)
         number = {one.program.rank: index for index, one in enumerate(priced.templates)}
@@ -142,8 +142,8 @@ class _Assembly:
             flops=np.concatenate([one.flops for one in self.of]),
             bytes=np.concatenate([one.bytes for one in self.of]),
             multiplicity=np.bincount(self.class_of).astype(np.int64),
-            labels=tuple(self.words.labels) or ("",),
-            categories=tuple(self.words.categories) or ("",),
+            labels=tuple(self.strings.labels) or ("",),
+            categories=tuple(self.strings.categories) or ("",),
             stream_names=tuple(name for one in self.of for name in one.stream_names),
         )
         step = step_of(
@@ -218,7 +218,7 @@ class _Assembly:
             if tier_of == "scale_out":
                 peers[number] = 1.0 - float(self.pace.links[rank]) / slower
             name = f"exposed {shown(self.job.families[slot.family].name)} ({tier_of.replace('_', '-')})"
-            categories[number] = self.words.category(name)
+            categories[number] = self.strings.category(name)
             if group.size > 1:
                 classes[number], shares[number] = interference_of(group), share
             count = int(counts[number]) if number < len(counts) else 0

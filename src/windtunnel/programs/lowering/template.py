@@ -51,7 +51,7 @@ class Use:
     bytes: int
 
 
-class Words:
+class StringTable:
     """Labels and categories, numbered; shared by the templates of one job."""
 
     def __init__(self) -> None:
@@ -98,9 +98,11 @@ class Template:
         return len(self.kind)
 
 
-def template_of(program: RankProgram, job: CapturedJob, pricer: OpPricer, words: Words, step_s: float) -> Template:
+def template_of(
+    program: RankProgram, job: CapturedJob, pricer: OpPricer, strings: StringTable, step_s: float
+) -> Template:
     """Price a program. `step_s`: what the host does between steps."""
-    build = _Build(program, job, pricer, words)
+    build = _Build(program, job, pricer, strings)
     build.begin(step_s)
     for index, op in enumerate(program.ops):
         build.add(index, op)
@@ -108,14 +110,14 @@ def template_of(program: RankProgram, job: CapturedJob, pricer: OpPricer, words:
 
 
 class _Build:
-    def __init__(self, program: RankProgram, job: CapturedJob, pricer: OpPricer, words: Words) -> None:
-        self.program, self.job, self.pricer, self.words = program, job, pricer, words
+    def __init__(self, program: RankProgram, job: CapturedJob, pricer: OpPricer, strings: StringTable) -> None:
+        self.program, self.job, self.pricer, self.strings = program, job, pricer, strings
         self.on_cpu = pricer.on_cpu
         self.launch_ns, self.call_ns = nanoseconds(pricer.launch_s), nanoseconds(pricer.collective_launch_s)
         self.compiled_ns = nanoseconds(pricer.compiled_launch_s)
         self.graph_ns = nanoseconds(pricer.compiled_call_s)
         self.graph = (0, False)  # the compiled one that was called last
-        self.host_category = words.category(HOST)
+        self.host_category = strings.category(HOST)
         self.streams: dict[str, int] = {}
         self.slots: dict[Slot, int] = {}
         self.uses: dict[Use, int] = {}
@@ -141,7 +143,7 @@ class _Build:
 
     def begin(self, step_s: float) -> None:
         if step_s > 0.0:
-            label = self.words.label(BETWEEN_STEPS)
+            label = self.strings.label(BETWEEN_STEPS)
             self._op(OpKind.HOST, self.host, nanoseconds(step_s), label, self.host_category, ())
 
     def _op(
@@ -190,7 +192,7 @@ class _Build:
         price, category, interference = priced
         name = plain_name(op)
         again = " (again)" if op.recompute else ""
-        label = self.words.label(f"{name} {op.module}{again}" if op.module else f"{name}{again}")
+        label = self.strings.label(f"{name} {op.module}{again}" if op.module else f"{name}{again}")
         if not self.on_cpu:
             launch = self._launch_ns(op)
             after.append(self._op(OpKind.HOST, self.host, launch, label, self.host_category, (), op=index))
@@ -199,7 +201,7 @@ class _Build:
             self._issuing(op.stream),
             nanoseconds(price.seconds),
             label,
-            self.words.category(category),
+            self.strings.category(category),
             after,
             flops=op.flops,
             moved=op.bytes_read + op.bytes_written,
@@ -232,7 +234,7 @@ class _Build:
         turn = self.turns[number] = self.turns.get(number, -1) + 1
         moved = max(call.bytes, sum(call.sent_bytes), sum(call.received_bytes))
         use = self.uses.setdefault(Use(number, call.kind, moved), len(self.uses))
-        label = self.words.label(f"{call.kind} {name} {op.module}".rstrip())
+        label = self.strings.label(f"{call.kind} {name} {op.module}".rstrip())
         after = self._after(op)
         issuing = self._issuing(op.stream)
         first = not call.batch or call.batch not in self.batches

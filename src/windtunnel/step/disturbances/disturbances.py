@@ -44,7 +44,7 @@ class Disturbances:
         """Whether the step differs from sample to sample."""
         return any(one.random or (one.kind == "thermal" and self.samples > 0) for one in self.parts)
 
-    def words(self) -> str:
+    def flags(self) -> str:
         """The flags that ask for these disturbances, with a blank ahead; empty where there are none."""
         flags = [f" --slow {shlex.quote(one.text)}" for one in self.slow]
         if self.jitter:

@@ -12,12 +12,15 @@ The two of the last kind are differentiable; the backward of one is the other's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from windtunnel.errors import SpecError
+
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _gather(output: torch.Tensor, shard: torch.Tensor, group: Any, *, async_op: bool = False) -> Any:
@@ -92,10 +95,10 @@ def _divides(rows: int, pieces: int) -> int:
     return pieces
 
 
-def _gather_matmul(
-    shard: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int
+def gathered_product(
+    shard: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int, multiply: Multiply = torch.matmul
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Product, and the gathered rows that went into it."""
+    """Product, and the gathered rows that went into it; `multiply` is what runs on each piece."""
     world, rows = dist.get_world_size(group), shard.shape[0] // pieces
     parts = [shard.new_empty(world * rows, shard.shape[1]) for _ in range(pieces)]
     works = [
@@ -106,19 +109,22 @@ def _gather_matmul(
     whole = shard.new_empty(world, pieces, rows, shard.shape[1])
     for i, (work, part) in enumerate(zip(works, parts, strict=True)):
         work.wait()
-        out[:, i] = (part @ weight).view(world, rows, -1)
+        out[:, i] = multiply(part, weight).view(world, rows, -1)
         whole[:, i] = part.view(world, rows, -1)
     return out.view(world * pieces * rows, -1), whole.view(world * pieces * rows, -1)
 
 
-def _matmul_scatter(x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int) -> torch.Tensor:
+def scattered_product(
+    x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int, multiply: Multiply = torch.matmul
+) -> torch.Tensor:
+    """This rank's rows of the summed product; `multiply` is what runs on each piece."""
     world = dist.get_world_size(group)
     rows = x.shape[0] // world // pieces
     view = x.view(world, pieces, rows, -1)
     out = x.new_empty(pieces, rows, weight.shape[1])
     works = []
     for i in range(pieces):  # piece i holds the i-th part of every rank's rows, else results land on wrong ranks
-        partial = view[:, i].reshape(world * rows, -1) @ weight
+        partial = multiply(view[:, i].reshape(world * rows, -1), weight)
         works.append((_scatter(out[i], partial, group, async_op=True), partial))
     for work, _ in works:
         work.wait()
@@ -128,7 +134,7 @@ def _matmul_scatter(x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: i
 class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, shard: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int) -> torch.Tensor:
-        out, whole = _gather_matmul(shard.detach(), weight.detach(), group, pieces)
+        out, whole = gathered_product(shard.detach(), weight.detach(), group, pieces)
         ctx.save_for_backward(whole, weight)
         ctx.group, ctx.pieces = group, pieces
         return out
@@ -137,7 +143,7 @@ class _GatherMatmul(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         whole, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        return _matmul_scatter(gradient, weight.t(), ctx.group, ctx.pieces), whole.t() @ gradient, None, None
+        return scattered_product(gradient, weight.t(), ctx.group, ctx.pieces), whole.t() @ gradient, None, None
 
 
 class _MatmulScatter(torch.autograd.Function):  # type: ignore[misc]
@@ -145,10 +151,10 @@ class _MatmulScatter(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, group: Any, pieces: int) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.pieces = group, pieces
-        return _matmul_scatter(x.detach().contiguous(), weight.detach(), group, pieces)
+        return scattered_product(x.detach().contiguous(), weight.detach(), group, pieces)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         x, weight = ctx.saved_tensors
-        back, whole = _gather_matmul(gradients[0].contiguous(), weight.t().contiguous(), ctx.group, ctx.pieces)
+        back, whole = gathered_product(gradients[0].contiguous(), weight.t().contiguous(), ctx.group, ctx.pieces)
         return back, x.t() @ whole, None, None

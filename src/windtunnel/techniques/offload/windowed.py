@@ -7,7 +7,8 @@ The last w layers, and all that is no layer, stay on the device. The others live
                                                                      *this layer* is updated in a worker; i goes
 
 A fetch waits for the update of its layer. So each layer sees the same parameters, gradients and optimizer steps as
-with everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the device.
+with everything on the device: bit-equal. A parameter that several layers share, or a layer and the rest, stays on the
+device.
 
 Not yet run on a GPU.
 """
@@ -326,7 +327,8 @@ def _owned(model: nn.Module, layers: Sequence[nn.Module]) -> list[list[nn.Parame
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
     lists: list[Any] = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
-    return list(max(lists, key=len)) if lists else []
+    longest = max(lists, key=lambda module: len(module)) if lists else []
+    return list(longest)
 
 
 def _first_tensor(out: Any) -> torch.Tensor | None:

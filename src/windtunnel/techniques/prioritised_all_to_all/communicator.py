@@ -8,7 +8,7 @@ Collectives must be issued in the same order on all ranks, or they deadlock. Two
               broadcast of one number: right whatever happens, and costs the broadcast
     adaptive  static while all-to-alls wait no longer than predicted, the leader's way from then on (rank 0 decides)
 
-A collective that has begun is not taken off: a piece's size bounds how long an all-to-all waits. What a collective
+A collective that has begun is not taken off: two pieces' size bounds how long an all-to-all waits. What a collective
 raises (a rank that died, a timeout) is raised by `wait` of every operation that is left, and by `close`.
 """
 
@@ -27,13 +27,14 @@ from windtunnel.errors import SpecError
 
 Policy = Literal["static", "leader", "adaptive"]
 ALL_TO_ALL, ALL_REDUCE, SWITCH, END = 1, 2, 3, 0
+IN_FLIGHT = 2  # pieces of all-reduces
 LETTERS = {"a": ALL_TO_ALL, "r": ALL_REDUCE}
 
 
 class Operation:
     """Something that was handed to the communicator."""
 
-    def __init__(self, run: Callable[[], None], parts: int = 1) -> None:
+    def __init__(self, run: Callable[[], Any], parts: int = 1) -> None:
         self.run, self._left = run, parts
         self._done, self._failure = threading.Event(), [None]
         self.asked_s = time.perf_counter()
@@ -58,12 +59,13 @@ class Communicator:
     """Takes operations and executes them in an order that is the same on all ranks.
 
     `order`: for the static policies, letters a and r. `micro_op_bytes`: an all-reduce is cut into pieces of so many.
-    `wait_most_s`: of the adaptive policy, how long an all-to-all may wait. All ranks of `group` make one, alike.
+    `wait_most_s`: of the adaptive policy, how long an all-to-all may wait. All ranks of `group` make one, alike; that
+    makes three process groups, unless `groups` has them from before: for all-to-alls, all-reduces and decisions (gloo).
     """
 
     def __init__(
         self, policy: Policy = "leader", *, order: Sequence[str] | str = "", micro_op_bytes: int = 30_000_000,
-        wait_most_s: float = 0.01, group: Any = None, timeout_s: float = 600.0,
+        wait_most_s: float = 0.01, group: Any = None, groups: Sequence[Any] | None = None, timeout_s: float = 600.0,
     ) -> None:  # fmt: skip
         if policy not in ("static", "leader", "adaptive"):
             raise SpecError("policy", policy, "give static, leader or adaptive")
@@ -78,8 +80,10 @@ class Communicator:
         self.policy, self.micro_op_bytes, self.wait_most_s = policy, micro_op_bytes, wait_most_s
         self.timeout_s = timeout_s
         # A group each: on one, the transfers of two kinds would queue behind each other in the backend.
-        self._groups = {kind: dist.new_group(ranks) for kind in (ALL_TO_ALL, ALL_REDUCE)}
-        self._control = dist.new_group(ranks, backend="gloo")
+        exchange, reduce, self._control = groups or (
+            dist.new_group(ranks), dist.new_group(ranks), dist.new_group(ranks, backend="gloo")
+        )  # fmt: skip
+        self._groups = {ALL_TO_ALL: exchange, ALL_REDUCE: reduce}
         self._leads = dist.get_rank(self._control) == 0
         self._leader = dist.get_global_rank(self._control, 0)
         self._queues: dict[int, deque[Operation]] = {ALL_TO_ALL: deque(), ALL_REDUCE: deque()}
@@ -108,8 +112,8 @@ class Communicator:
             raise SpecError("tensor", tuple(tensor.shape), "an all-reduce in pieces takes a contiguous tensor")
         elements = max(1, self.micro_op_bytes // tensor.element_size())
         pieces = tensor.view(-1).split(elements)
-        runs: list[Callable[[], None]] = [
-            lambda piece=piece: dist.all_reduce(piece, group=self._groups[ALL_REDUCE])  # type: ignore[misc]
+        runs: list[Callable[[], Any]] = [
+            lambda piece=piece: dist.all_reduce(piece, group=self._groups[ALL_REDUCE], async_op=True)  # type: ignore[misc]
             for piece in pieces
         ]
         return self._hand(ALL_REDUCE, Operation(lambda: None, len(runs)), runs)
@@ -130,7 +134,7 @@ class Communicator:
         if kind is None:
             self.close()
 
-    def _hand(self, kind: int, operation: Operation, runs: list[Callable[[], None]]) -> Operation:
+    def _hand(self, kind: int, operation: Operation, runs: list[Callable[[], Any]]) -> Operation:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the communicator is closed")
@@ -145,22 +149,46 @@ class Communicator:
         return operation
 
     def _run(self) -> None:
+        flying: deque[tuple[Operation, Any]] = deque()
         try:
-            while (kind := self._next()) != END:
+            while (kind := self._settled(flying)) != END:
+                with self._changed:
+                    ready = bool(self._queues[kind])
+                if not ready or kind == ALL_TO_ALL:
+                    self._land(flying, 0)
                 with self._changed:  # another rank may have decided before this one got so far
                     self._changed.wait_for(lambda kind=kind: self._queues[kind])  # type: ignore[misc]
                     part = self._queues[kind].popleft()
-                part.run()
+                flying.append((part, part.run()))
                 self.executed.append("a" if kind == ALL_TO_ALL else "r")
-                part.finish()
+                # A second piece is on its way while the first one's end is noted, so the link is never idle between.
+                self._land(flying, 0 if kind == ALL_TO_ALL else IN_FLIGHT - 1)
+            self._land(flying, 0)
         except BaseException as failure:  # handed to whoever waits, on the threads that can do something about it
             with self._changed:
                 self._failure = failure
+                waiting = [one for queue in self._queues.values() for one in queue] + [one for one, _ in flying]
                 for queue in self._queues.values():
-                    while queue:
-                        queue.popleft().finish(failure)
-            if "part" in locals():
-                part.finish(failure)
+                    queue.clear()
+            for one in (*waiting, *([part] if "part" in locals() else [])):
+                one.finish(failure)
+
+    def _settled(self, flying: deque[tuple[Operation, Any]]) -> int:
+        """What goes next; what flies has landed before there is anything to wait for."""
+        with self._changed:
+            idle = not any(self._queues.values())
+        if idle:
+            self._land(flying, 0)
+        return self._next()
+
+    def _land(self, flying: deque[tuple[Operation, Any]], most: int) -> None:
+        """Wait until no more than `most` collectives are in flight."""
+        while len(flying) > most:
+            part, work = flying[0]
+            if work is not None:
+                work.wait()
+            flying.popleft()
+            part.finish()
 
     def _next(self) -> int:
         if self._static and self._order:

@@ -54,10 +54,10 @@ def lanes_of(asked: LinaPlan) -> dict[str, Lane]:
 
 
 def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Task, ...]:
-    """Gradients in micro-operations; all-to-alls and the experts between them in `experts` pieces."""
+    """Gradients and gathered parameters in micro-operations; all-to-alls and what is between in `experts` pieces."""
 
     def pieces(task: Task) -> int:
-        if task.role == "reduce" and asked.micro_op:
+        if task.role in ("reduce", "gather") and asked.micro_op:
             return max(1, math.ceil(task.bytes_total / asked.micro_op))
         return experts if task.role in ("all_to_all", "expert") else 1
 

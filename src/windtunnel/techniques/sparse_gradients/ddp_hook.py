@@ -13,7 +13,7 @@ chunks; these are all-reduced, packed. What is not sent stays as residual: sent 
 Residuals belong to parameters, not to buckets, which DDP builds anew after its first step.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: DistributedDataParallel reads the hook's annotations as objects.
 
 import math
 from collections.abc import Mapping
@@ -133,7 +133,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
         for (name, gradient), row in zip(parts, rows, strict=True):
             end, count = at + len(row), gradient.numel()
             gradient.copy_(whole[at:end].reshape(-1)[:count].view_as(gradient))
-            gone = keep[at:end].repeat_interleave(chunk)[:count]
+            gone = keep[at:end, None].expand(-1, chunk).reshape(-1)[:count]
             state.residual[name].masked_fill_(gone, 0.0)
             if momentum:
                 state.velocity[name].masked_fill_(gone, 0.0)

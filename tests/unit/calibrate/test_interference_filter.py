@@ -5,7 +5,7 @@ from statistics import median
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.calibrate.unusual_spells import UNUSUAL, UnusualSpells
+from windtunnel.calibrate.interference_filter import UNUSUAL, UnusualSpells
 
 
 def test_what_lies_beside_an_unusual_look_is_measured_again_once_it_is_as_usual() -> None:

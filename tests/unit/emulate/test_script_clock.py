@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from windtunnel.capture.virtual_world.work import wait_until
-from windtunnel.emulate import listen
+from windtunnel.emulate import script_clock
 from windtunnel.emulate.arrivals import Span
 from windtunnel.emulate.conductor import Conductor, Ticket
-from windtunnel.emulate.listen import Due, HangError, Listening
 from windtunnel.emulate.observe import ObservedStep
 from windtunnel.emulate.peers_replay import Event, Watched
 from windtunnel.emulate.prices import group_on, seconds_on
+from windtunnel.emulate.script_clock import Due, HangError, Listening
 from windtunnel.emulate.timeline import events_of_peer, events_of_real, trace_bytes
 from windtunnel.hardware import parse_cluster
 from windtunnel.programs.communication import Communication
@@ -59,7 +59,7 @@ def test_a_due_that_is_not_known_yet_lies_ahead_and_is_asked_again() -> None:
 
 
 def test_a_wait_for_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(script_clock, "PATIENCE_S", 0.5)
     one, now = due(lambda: None), time.perf_counter()
     assert one - now > 0.0
     with pytest.raises(HangError, match=r"waits for all_reduce in group 0 .*would hang here too"):

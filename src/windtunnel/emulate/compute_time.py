@@ -17,7 +17,7 @@ from functools import wraps
 from typing import Any
 
 
-class OwnTime:
+class ComputeTime:
     """Seconds of the thread that made this, on the epoch of `time.perf_counter`; never ahead of it."""
 
     def __init__(self) -> None:

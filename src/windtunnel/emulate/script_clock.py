@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel.emulate.compute_time import ComputeTime
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.observe import Came, ObservedStep
-from windtunnel.emulate.own_time import OwnTime
 from windtunnel.errors import UserError
 from windtunnel.programs.communication import Communication
 
@@ -104,7 +104,7 @@ class Listening:
         on_step: Callable[[int, ObservedStep | None], bool] | None = None,
         learns: Callable[[], bool] = lambda: True,
         started: Callable[[Communication, Ticket], None] | None = None,
-        own: OwnTime | None = None,
+        own: ComputeTime | None = None,
     ) -> None:
         """`on_step(number, seen)` says whether it took time that is not the job's: the next step then begins after it.
 
@@ -112,7 +112,7 @@ class Listening:
         begun, with its ticket. `own` is the clock of the script's thread, kept still inside of calls by who made it.
         """
         self.conductor, self._on_step, self._learns, self._started = conductor, on_step, learns, started
-        self.own = own or OwnTime()
+        self.own = own or ComputeTime()
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
         self._open: dict[tuple[object, ...], Due] = {}  # what was not waited for

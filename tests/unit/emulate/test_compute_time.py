@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from windtunnel.emulate.own_time import OwnTime
+from windtunnel.emulate.compute_time import ComputeTime
 
 
 def test_it_stands_still_inside_a_call_and_goes_on_from_there() -> None:
-    own, seen = OwnTime(), []
+    own, seen = ComputeTime(), []
 
     @own.around
     def kernel(inner: bool) -> str:
@@ -31,7 +31,7 @@ def test_it_stands_still_inside_a_call_and_goes_on_from_there() -> None:
 
 
 def test_it_is_never_ahead_of_the_wall_clock_when_a_call_is_left() -> None:
-    own = OwnTime()
+    own = ComputeTime()
     target = own.now() + 0.03
     own.around(lambda: own.reach(target))()
     assert time.perf_counter() >= target
@@ -43,7 +43,7 @@ def test_it_is_never_ahead_of_the_wall_clock_when_a_call_is_left() -> None:
 
 
 def test_a_wait_makes_up_for_what_it_is_behind() -> None:
-    own = OwnTime()
+    own = ComputeTime()
     own.around(lambda: time.sleep(0.02))()
     assert own.behind > 0.015
     own.be_at(time.perf_counter() - 0.001)  # what it waited for was done a millisecond ago
@@ -51,7 +51,7 @@ def test_a_wait_makes_up_for_what_it_is_behind() -> None:
 
 
 def test_a_call_that_fails_leaves_it_going_and_other_threads_do_not_move_it() -> None:
-    own = OwnTime()
+    own = ComputeTime()
 
     def fails() -> None:
         raise ValueError("x")

@@ -1,0 +1,56 @@
+"""The pictures of these pages: `python docs/techniques/draw.py` writes them anew, each a step without and with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from windtunnel.hardware import parse_cluster
+from windtunnel.model import load_model
+from windtunnel.report.lanes import Bar, lanes_svg
+from windtunnel.techniques import explained
+from windtunnel.techniques.priced import Drawn
+from windtunnel.training import read_plan
+
+MIXTURE = {"global_batch": 64, "micro_batch": 1, "seq_len": 4096, "ep": 8, "tp": 2}
+DENSE = {"global_batch": 64, "micro_batch": 4, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": True}
+CLUSTER = "a100-80gb:64"
+WHAT = {  # file -> (model, layers, cluster, plan, technique)
+    "prioritised_all_to_all": ("mixtral-8x7b", 3, CLUSTER, MIXTURE, "lina:packing=1"),
+    "collective_partitioning": ("mixtral-8x7b", 3, CLUSTER, MIXTURE, "centauri"),
+    "sparse_gradients": ("gpt2-xl", 8, "a100-80gb:16", {**DENSE, "overlap_grad_reduce": False}, "sparse_gradients"),
+    "local_sgd": ("gpt2-xl", 8, "a100-80gb:16", {**DENSE, "overlap_grad_reduce": False}, "local_sgd"),
+    "offload": (
+        "gpt2-xl", 8, "v100-32gb:1",
+        {"global_batch": 4, "micro_batch": 4, "seq_len": 1024, "precision": "fp32", "recompute": "full"},
+        "offload:window=3",
+    ),
+}  # fmt: skip
+
+
+def bars_of(drawn: Drawn) -> list[Bar]:
+    """Bars of one timeline; between steps nothing is shown."""
+    found = [
+        Bar(task.lane.replace("_", " "), drawn.played.start_ns[n], drawn.played.end_ns[n], task.name, kind_of(task))
+        for n, task in enumerate(drawn.tasks)
+        if task.name != "between steps"
+    ]
+    return sorted(found, key=lambda bar: bar.lane)
+
+
+def kind_of(task) -> str:
+    if task.role:
+        return task.role
+    return "compute" if task.lane == "compute" else "update" if "update" in task.lane else "copy"
+
+
+def main() -> None:
+    for name, (model, layers, cluster, plan, technique) in WHAT.items():
+        built = load_model(model).with_changes(layers=layers)
+        _, drawn = explained(built, parse_cluster(cluster), read_plan(plan), [technique])
+        assert drawn is not None, "a technique of tasks"
+        parts = {f"without {name}": bars_of(drawn[0]), f"with {technique}": bars_of(drawn[1])}
+        (Path(__file__).parent / f"{name}.svg").write_text(lanes_svg(parts))
+
+
+if __name__ == "__main__":
+    main()

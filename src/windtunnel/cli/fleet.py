@@ -1,0 +1,224 @@
+"""`windtunnel fleet TRACE --cluster GPU:COUNT --policy ...`, and its sub-commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from windtunnel.cli.fleet_flows import flows
+from windtunnel.errors import SpecError
+
+if TYPE_CHECKING:
+    from windtunnel.fleet.outcome import Outcome
+    from windtunnel.report.fleet import Occupancy
+
+fleet = App(
+    name="fleet",
+    help="Many jobs, one cluster: what each policy makes of a trace.",
+    default_parameter=Parameter(show_default=False),
+    help_format="plaintext",
+)
+
+
+@fleet.default
+def run(
+    trace: Path | None = None,
+    /,
+    *,
+    cluster: Annotated[
+        str, Parameter(help="t4:64, t4:16x4 (nodes x GPUs), a YAML file, or a CSV of unlike nodes.")
+    ] = "",
+    policy: Annotated[str, Parameter(help="One or several, separated by commas (fifo).")] = "fifo",
+    clock: Annotated[
+        str, Parameter(help="exact, or as published simulators round: adaptdl, elasticflow (exact).")
+    ] = "exact",
+    where: Annotated[str, Parameter(help="Which lines: workload=1,load=1.0")] = "",
+    tables: Annotated[Path | None, Parameter(help="Folder of measured throughputs.")] = None,
+    jobs_out: Annotated[Path | None, Parameter(help="Write the outcome of each job, CSV or Parquet.")] = None,
+    placement: Annotated[str, Parameter(help="nodes: gangs on real nodes; pool: GPUs are a count (nodes).")] = "nodes",
+    gpus_per_node: Annotated[int | None, Parameter(help="Where the usual node of that GPU is not meant.")] = None,
+    seed: Annotated[int, Parameter(help="Of policies and clusters that draw (0).")] = 0,
+    seeds: Annotated[int, Parameter(help="Packing: how many shuffles are averaged (10).")] = 10,
+    slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
+    restart: Annotated[float | None, Parameter(help="Seconds without progress after each new allocation.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the figures as JSON.")] = False,
+    report: Annotated[Path | None, Parameter(help="Write an HTML report.")] = None,
+    live: Annotated[Path | None, Parameter(help="Run the commands of this YAML here, beside their simulation.")] = None,
+    live_folder: Annotated[Path, Parameter(help="Where a live run keeps its journal (fleet-live).")] = Path(
+        "fleet-live"
+    ),
+) -> None:
+    """Run a trace of jobs under one policy or several.
+
+    Parameters
+    ----------
+    trace
+        CSV, Parquet, YAML or `sacct -P` text.
+    """
+    from windtunnel.cli.output import note, working
+    from windtunnel.fleet.jobs.read import read_jobs
+
+    if live is not None:
+        trace = live
+    if trace is None:
+        raise SpecError("TRACE", None, "give a trace, or --live JOBS.yaml")
+    if not cluster:
+        raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
+    if placement not in ("nodes", "pool"):
+        raise SpecError("--placement", placement, "give nodes or pool")
+    names = [name.strip().lower() for name in policy.split(",") if name.strip()]
+    if not names:
+        raise SpecError("--policy", policy, "give one, such as fifo")
+    with working("reading the trace"):
+        jobs = read_jobs(trace, where)
+    if cluster.lower().endswith(".csv"):
+        _pack(jobs, cluster, names, seed, seeds, jobs_out, json)
+        return
+    from windtunnel.fleet.outcome import aggregates, write_jobs
+    from windtunnel.fleet.run import Options, simulate
+    from windtunnel.fleet.site import parse_site
+    from windtunnel.fleet.tables import Tables
+
+    site = parse_site(cluster, gpus_per_node)
+    if live is not None:
+        from windtunnel.cli.fleet_live import run_live
+
+        run_live(jobs, site, names, live_folder, json)
+        return
+    options = Options(
+        clock=clock,
+        tables=None if tables is None else Tables(tables),
+        seed=seed,
+        slot_s=slot,
+        pool=placement == "pool",
+        restart_s=restart,
+    )
+    outcomes = []
+    for name in names:
+        with working(f"running {name}"):
+            outcomes.append(simulate(jobs, site, name, options))
+    for line in left_out(outcomes[0]):
+        note(line)
+    figures = [aggregates(outcome, site.gpus) for outcome in outcomes]
+    if jobs_out is not None:
+        write_jobs(outcomes, jobs_out)
+    _show(_document(trace, where, cluster, site.gpus, figures, outcomes[0]), figures, json)
+    if report is not None:
+        from windtunnel.report.fleet import write_fleet_page
+
+        document = _document(trace, where, cluster, site.gpus, figures, outcomes[0])
+        write_fleet_page(report, document, [_occupancy(outcome) for outcome in outcomes])
+        note(f"wrote {report}")
+
+
+def _occupancy(outcome: Outcome) -> Occupancy:
+    """What the page draws of a run."""
+    import numpy as np
+
+    from windtunnel.report.fleet import Occupancy
+
+    ran = np.flatnonzero((outcome.state == 0) & (outcome.end_s > outcome.start_s))
+    return Occupancy(
+        outcome.policy,
+        outcome.start_s[ran].tolist(),
+        outcome.end_s[ran].tolist(),
+        outcome.gpu_seconds[ran].tolist(),
+        [outcome.jobs.name[at] for at in ran.tolist()],
+        (outcome.start_s - outcome.jobs.submit_s)[ran].tolist(),
+    )
+
+
+def left_out(outcome: Outcome, most: int = 5) -> list[str]:
+    """One line for each kind of job that could not run, naming the first few."""
+    why = outcome.why or {}
+    lines = []
+    for text in dict.fromkeys(why.values()):
+        named = [outcome.jobs.name[at] for at in why if why[at] == text]
+        shown = ", ".join(named[:most]) + (", ..." if len(named) > most else "")
+        lines.append(f"{len(named)} job{'s' * (len(named) > 1)} left out, {text}: {shown}")
+        if len(lines) == most:
+            lines.append(f"{len(why)} jobs left out in all; `windtunnel fleet lint` names them")
+            break
+    return lines
+
+
+def _document(
+    trace: Path, where: str, cluster: str, gpus: int, figures: list[dict[str, Any]], outcome: Outcome
+) -> dict[str, Any]:
+    """What `--json` prints: figures by policy, and those of a single policy at the top too."""
+    document: dict[str, Any] = dict(figures[0]) if len(figures) == 1 else {}
+    document.update(
+        trace=str(trace),
+        where=where,
+        cluster=cluster,
+        gpus=gpus,
+        policies={each["policy"]: each for each in figures},
+        left_out={outcome.jobs.name[at]: text for at, text in (outcome.why or {}).items()},
+    )
+    return document
+
+
+def _show(document: dict[str, Any], figures: list[dict[str, Any]], json: bool) -> None:
+    from windtunnel.cli.output import print_json, stdout
+
+    if json:
+        print_json(document)
+        return
+    from windtunnel.report.fleet_console import print_fleet
+
+    print_fleet(document, figures, stdout())
+
+
+def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs_out: Path | None, json: bool) -> None:
+    from windtunnel.cli.output import working
+    from windtunnel.fleet.packing.study import packing_figures, read_nodes, write_placements
+
+    nodes = read_nodes(Path(cluster))
+    figures = []
+    for name in names:
+        with working(f"packing with {name}"):
+            figures.append(packing_figures(jobs, nodes, name, seed, seeds))
+    if jobs_out is not None:
+        write_placements(jobs, figures, jobs_out)
+    shown = [{key: value for key, value in each.items() if key != "runs"} for each in figures]
+    document: dict[str, Any] = dict(shown[0]) if len(shown) == 1 else {}
+    document.update(trace=jobs.source, cluster=cluster, policies={each["policy"]: each for each in shown})
+    _show(document, shown, json)
+
+
+@fleet.command
+def lint(
+    trace: Path,
+    /,
+    *,
+    cluster: Annotated[str, Parameter(help="The cluster that the load is held against.")] = "",
+    where: Annotated[str, Parameter(help="Which lines: workload=1,load=1.0")] = "",
+    json: Annotated[bool, Parameter(negative="", help="Print the findings as JSON.")] = False,
+) -> int:
+    """Say what is wrong with a trace; status 3 where something cannot be right.
+
+    Parameters
+    ----------
+    trace
+        CSV, Parquet, YAML or `sacct -P` text.
+    """
+    from windtunnel.cli.output import print_json
+    from windtunnel.fleet.jobs.lint import lint_jobs
+    from windtunnel.fleet.jobs.read import read_jobs
+    from windtunnel.fleet.site import parse_site
+
+    site = parse_site(cluster) if cluster else None
+    findings = lint_jobs(read_jobs(trace, where), site)
+    if json:
+        print_json({"trace": str(trace), "findings": [finding.to_dict() for finding in findings]})
+    else:
+        for finding in findings:
+            print(f"{finding.severity}: {finding.text}; {finding.remedy}")
+        if not findings:
+            print("nothing found")
+    return 3 if any(finding.severity == "error" for finding in findings) else 0
+
+
+fleet.command(flows)

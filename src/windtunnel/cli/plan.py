@@ -1,0 +1,94 @@
+"""`windtunnel plan MODEL --cluster SPEC --global-batch N --seq N`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from windtunnel.cli.plan_flags import PlanFlags
+
+INFEASIBLE = 3  # as in predict
+
+
+def plan(
+    model: str,
+    /,
+    *,
+    cluster: Annotated[str, Parameter(help="GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")],
+    plan: Annotated[Path | None, Parameter(help="Plan file in YAML: its fields are fixed; flags override it.")] = None,
+    flags: PlanFlags = PlanFlags(),
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
+    ] = (),
+    top: Annotated[int, Parameter(help="How many plans (5).")] = 5,
+    within: Annotated[str, Parameter(help="Stop after this long, with the proven gap, e.g. 30s (60s).")] = "60s",
+    objective: Annotated[Literal["time", "cost", "memory", "energy"], Parameter(help="What is least (time).")] = "time",
+    gpus: Annotated[str | None, Parameter(help="Other numbers of GPUs, by doubling, e.g. 512..4096.")] = None,
+    pareto: Annotated[bool, Parameter(negative="", help="Also the plans that are best for some other taste.")] = False,
+    price: Annotated[float | None, Parameter(help="Price of one GPU for an hour, in any currency.")] = None,
+    slow: Annotated[
+        tuple[str, ...], Parameter(negative="", help="A disturbance that plans are ranked under, as in predict.")
+    ] = (),
+    mtbf: Annotated[str | None, Parameter(help="Mean time between failures of the whole job, e.g. 6h.")] = None,
+    report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
+) -> int:
+    """Find the best plan for a model on a cluster, and prove it.
+
+    Every field of a plan that is not given is searched over its legal values.
+
+    Parameters
+    ----------
+    model
+        Name of a shipped model, e.g. llama-3.1-405b, or the path of a Hugging Face config.json.
+    """
+    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.planning import plan as find
+    from windtunnel.training.question import Question
+    from windtunnel.units import parse_time
+
+    asked = Question.asked(model, cluster, plan, flags.given(), set)
+    head, colon, count = cluster.rpartition(":")
+    spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
+    sets = [word for text in set for word in ("--set", text)]
+    with working("planning"):
+        found = find(
+            asked.model,
+            asked.cluster,
+            asked.plan,
+            top=top,
+            within_s=parse_time(within, "--within"),
+            objective=objective,
+            gpus=None if gpus is None else _range(gpus),
+            pareto=pareto,
+            price_per_gpu_hour=price,
+            slow=slow,
+            mtbf_s=None if mtbf is None else parse_time(mtbf, "--mtbf"),
+            named=" ".join([shlex.quote(model), *map(shlex.quote, sets), "--cluster", spec]),
+        )
+    document = found.to_dict()
+    if report is not None:
+        from windtunnel.report.plans_html import write_plans_html
+
+        write_plans_html(document, report, title=f"{model} on {cluster}")
+        note(f"wrote {report}")
+    if json:
+        print_json(document)
+    else:
+        from windtunnel.report.plans_console import print_plans
+
+        print_plans(document, stdout())
+    return INFEASIBLE if document["status"] == "infeasible" else 0
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, dots, high = text.partition("..")
+    if not (low.isdigit() and (high.isdigit() or not dots)):
+        from windtunnel.errors import SpecError
+
+        raise SpecError("--gpus", text, "give the least and the most, e.g. 512..4096")
+    return int(low), int(high or low)

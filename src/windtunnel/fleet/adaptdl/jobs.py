@@ -1,0 +1,48 @@
+"""A trace and measured applications as jobs of AdaptDL's clock, and its policies by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.fleet.adaptdl.work import ChosenBatch, FixedBatch
+from windtunnel.fleet.decision import Policy
+from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.policies.optimus import Optimus
+from windtunnel.fleet.policies.pollux import Pollux
+from windtunnel.fleet.policies.tiresias import Tiresias
+from windtunnel.fleet.site import Site
+from windtunnel.fleet.tables import Tables
+
+
+def policy_of(name: str, seed: int) -> Policy:
+    """The policy of this name."""
+    if name == "tiresias":
+        return Tiresias()
+    return Optimus() if name == "optimus" else Pollux(seed=seed)
+
+
+def works(jobs: Jobs, site: Site, policy: str, tables: Tables) -> list[Any]:
+    """Each job's model of its own speed. Raises UserError with the line of a job that cannot run."""
+    result: list[Any] = []
+    for index in range(len(jobs)):
+        app = tables.applications.get(jobs.model[index])
+        if app is None:
+            known = ", ".join(tables.applications)
+            raise UserError(
+                f"{jobs.where(index)}: application {jobs.model[index]!r} was not measured; measured: {known}"
+            )
+        if policy == "pollux":
+            result.append(ChosenBatch(app))
+            continue
+        batch = jobs.batch_size[index]
+        if math.isnan(batch):
+            raise UserError(f"{jobs.where(index)}: batch_size is missing; give the batch that the job trains at")
+        if not app.initial_batch <= batch <= app.largest_batch:
+            raise UserError(
+                f"{jobs.where(index)}: batch {batch:g} of {app.name} is outside what was measured,"
+                f" {app.initial_batch} to {app.largest_batch}; ask for one inside"
+            )
+        result.append(FixedBatch(app, int(batch), site.per_node))
+    return result

@@ -1,0 +1,250 @@
+"""The exact clock: a policy is asked whenever something happens, and jobs are re-rated only when their GPUs change.
+
+At one time, in this order: nodes leave or join, phases and jobs end, jobs arrive, the policy's own wake-ups; then one
+decision. A policy with `interval_s` is asked at multiples of it only. After a new allocation a job makes no progress
+for `restart_s` of its work; its GPUs are held, and count. A job that loses a node stops, and goes back to its last
+checkpoint (`checkpoint_s` of work apart; 0: nothing is lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.engine.events import EventQueue
+from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, from_fullest, kept_or_placed
+from windtunnel.fleet.exact.work import Work
+
+NS = 1_000_000_000
+NODE, PHASE, ARRIVE, WAKE = range(4)  # priorities of what happens at one time
+
+
+@dataclass
+class Running:
+    """One job's state."""
+
+    index: int
+    submit_ns: int
+    gpus: int
+    work: Work
+    deadline_s: float | None = None
+    placement: Placement = EMPTY
+    counts: tuple[int, ...] = ()
+    phase: int = 0
+    done: float = 0.0
+    since_ns: int = 0  # progress is booked up to here; later than now while it restarts
+    held_since_ns: int = 0
+    held_ns: int = 0
+    gpu_ns: int = 0
+    rate: float = 0.0
+    start_ns: int | None = None
+    end_ns: int | None = None
+    restarts: int = 0
+    lost_units: float = 0.0
+    rejected: bool = False
+    ticket: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """From a time on, a node has so many GPUs (0: it is down)."""
+
+    time_ns: int
+    node: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decision as it was made: what a replay must make again."""
+
+    snapshot: Snapshot
+    decision: Any
+
+
+class Clock:
+    """Runs jobs on nodes under a policy."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Running],
+        nodes: Sequence[int],
+        policy: Policy,
+        *,
+        changes: Sequence[NodeChange] = (),
+        checkpoint_units: float = 0.0,
+        place: Callable[[list[int], int], Placement] = from_fullest,
+        log: list[Step] | None = None,
+    ) -> None:
+        self.jobs = list(jobs)
+        self.nodes = list(nodes)
+        self.policy = policy
+        self.place = place
+        self.log = log
+        self.checkpoint_units = checkpoint_units
+        self.memory: Any = None
+        self.active: dict[int, Running] = {}
+        self.queue: EventQueue[tuple[int, Any]] = EventQueue()
+        self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
+        self.wake: tuple[int, int] | None = None
+        self.capacity_gpu_ns = 0
+        for job in self.jobs:
+            self.queue.push(job.submit_ns, (ARRIVE, job), ARRIVE)
+        for change in changes:
+            self.queue.push(change.time_ns, (NODE, change), NODE)
+        self.left = len(self.jobs)
+
+    def run(self, until_ns: int | None = None) -> None:
+        """Until all jobs are done, rejected, or nothing more happens."""
+        while self.left and (next_ns := self.queue.next_ns()) is not None:
+            if until_ns is not None and next_ns > until_ns:
+                return
+            decide = False
+            while self.queue.next_ns() == next_ns:
+                now_ns, (kind, what), ticket = self.queue.pop()
+                decide |= self._happens(now_ns, kind, what, ticket)
+            if decide and self.active:
+                self._decide(next_ns)
+
+    def _happens(self, now_ns: int, kind: int, what: Any, ticket: int) -> bool:
+        """Take one event in; returns whether the policy is to be asked."""
+        if kind == ARRIVE:
+            self.active[what.index] = what
+            if self.interval_ns and self.wake is None:
+                self._wake_at(-(-now_ns // self.interval_ns) * self.interval_ns)
+            return not self.interval_ns
+        if kind == NODE:
+            self._node(now_ns, what)
+            return not self.interval_ns or any(not job.placement for job in self.active.values())
+        if kind == WAKE:
+            self.wake = None
+            if self.interval_ns and self.active:
+                self._wake_at(now_ns + self.interval_ns)
+            return True
+        what.ticket = None
+        return self._phase_ends(now_ns, what)
+
+    def _wake_at(self, time_ns: int) -> None:
+        if self.wake is not None:
+            if self.wake[0] == time_ns:
+                return
+            self.queue.cancel(self.wake[1])
+        self.wake = (time_ns, self.queue.push(time_ns, (WAKE, None), WAKE))
+
+    def _book(self, job: Running, now_ns: int) -> None:
+        if not job.placement:
+            return
+        if now_ns > job.since_ns:
+            job.done += job.rate * (now_ns - job.since_ns) / NS
+            job.since_ns = now_ns
+        job.held_ns += now_ns - job.held_since_ns
+        job.gpu_ns += (now_ns - job.held_since_ns) * sum(job.counts)
+        job.held_since_ns = now_ns
+
+    def _phase_ends(self, now_ns: int, job: Running) -> bool:
+        self._book(job, now_ns)
+        job.done = job.work.phase_end(job.phase)
+        job.phase += 1
+        if job.phase < job.work.phases:
+            self._rate(job, now_ns)
+            return False
+        job.end_ns = now_ns
+        self.left -= 1
+        del self.active[job.index]
+        job.placement, job.counts = EMPTY, ()
+        return not self.interval_ns
+
+    def _rate(self, job: Running, now_ns: int) -> None:
+        """Set the rate of a placed job, and when its phase ends."""
+        begin = getattr(job.work, "begin", None)
+        if begin is not None:
+            begin(job.counts, job.phase)
+        job.rate = job.work.rate(job.counts, job.phase)
+        if job.ticket is not None:
+            self.queue.cancel(job.ticket)
+            job.ticket = None
+        if job.rate > 0:
+            left = max(job.work.phase_end(job.phase) - job.done, 0.0)
+            end_ns = max(job.since_ns, now_ns) + max(round(left / job.rate * NS), 0)
+            job.ticket = self.queue.push(end_ns, (PHASE, job), PHASE)
+
+    def _stop(self, job: Running, now_ns: int) -> None:
+        self._book(job, now_ns)
+        if job.ticket is not None:
+            self.queue.cancel(job.ticket)
+            job.ticket = None
+        job.placement, job.counts, job.rate = EMPTY, (), 0.0
+
+    def _node(self, now_ns: int, change: NodeChange) -> None:
+        fewer = change.gpus < self.nodes[change.node]
+        self.nodes[change.node] = change.gpus
+        if not fewer:
+            return
+        for job in self.active.values():
+            if any(node == change.node for node, _ in job.placement):
+                self._stop(job, now_ns)
+                if self.checkpoint_units > 0:
+                    kept = job.done // self.checkpoint_units * self.checkpoint_units
+                    job.lost_units += job.done - kept
+                    job.done = kept
+
+    def _decide(self, now_ns: int) -> None:
+        for job in self.active.values():
+            self._book(job, now_ns)
+        order = sorted(self.active)
+        views = [self._view(self.active[index]) for index in order]
+        snapshot = Snapshot(now_ns / NS, views, tuple(self.nodes), self.memory)
+        decision = self.policy.decide(snapshot)
+        if self.log is not None:
+            self.log.append(Step(snapshot, decision))
+        self.memory = decision.memory
+        for index in decision.reject:
+            job = self.active.pop(index)
+            self._stop(job, now_ns)
+            job.rejected = True
+            self.left -= 1
+        placements = kept_or_placed(snapshot, decision, self.place)
+        for index in order:
+            held = self.active.get(index)
+            if held is None:
+                continue
+            after = placements.get(index, EMPTY)
+            if after != held.placement:
+                self._move(held, after, now_ns)
+        if decision.wake_s is not None and not self.interval_ns:
+            wake_ns = max(round(decision.wake_s * NS), now_ns + 1)
+            self._wake_at(wake_ns)
+
+    def _move(self, job: Running, after: Placement, now_ns: int) -> None:
+        self._stop(job, now_ns)
+        if not after:
+            return
+        job.placement = after
+        job.counts = tuple(count for _, count in after)
+        job.held_since_ns = now_ns
+        if job.start_ns is None:
+            job.start_ns = now_ns
+        else:
+            job.restarts += 1
+        job.since_ns = now_ns + round(job.work.restart_s * NS)
+        self._rate(job, now_ns)
+
+    def _view(self, job: Running) -> JobView:
+        work = job.work
+        remaining_s = None
+        if hasattr(work, "duration_s"):
+            remaining_s = work.duration_s - job.done
+        return JobView(
+            index=job.index,
+            submit_s=job.submit_ns / NS,
+            gpus=job.gpus,
+            placement=job.placement,
+            executed_s=job.held_ns / NS,
+            gpu_seconds=job.gpu_ns / NS,
+            restarts=job.restarts,
+            remaining_s=remaining_s,
+            deadline_s=job.deadline_s,
+            work=work,
+            done=(job.phase, job.done),
+        )

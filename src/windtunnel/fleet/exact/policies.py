@@ -1,0 +1,44 @@
+"""The policies of the exact clock, by the names that users give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.fleet.decision import Decision, Policy, Snapshot
+from windtunnel.fleet.policies.gittins import Gittins
+from windtunnel.fleet.policies.optimus import Optimus
+from windtunnel.fleet.policies.pollux import Pollux
+from windtunnel.fleet.policies.srtf import Srtf
+from windtunnel.fleet.policies.themis import Themis
+from windtunnel.fleet.policies.tiresias import Tiresias
+
+NAMES = ("tiresias", "gittins", "srtf", "themis", "optimus", "pollux")
+ROUND_S = 60.0
+LEASE_S = 1200.0  # of Themis: 20 minutes in its paper
+MODELLED = ("optimus", "pollux")  # that size jobs, and so need a model of their speed
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A policy that is asked at fixed intervals."""
+
+    inner: Any
+    interval_s: float = ROUND_S
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """As the inner policy does."""
+        decision: Decision = self.inner.decide(snapshot)
+        return decision
+
+
+def policy_of(name: str, seed: int) -> Policy:
+    """The policy of this name."""
+    if name == "optimus":
+        return Rounds(Optimus())
+    if name == "pollux":
+        return Rounds(Pollux(seed=seed))
+    if name == "themis":
+        return Rounds(Themis(), LEASE_S)
+    plain: dict[str, Policy] = {"tiresias": Tiresias(), "gittins": Gittins(), "srtf": Srtf()}
+    return plain[name]

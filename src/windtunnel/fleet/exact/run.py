@@ -1,0 +1,113 @@
+"""A trace in the exact clock: each job with the model of its speed that the policy needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import UserError
+from windtunnel.fleet.adaptdl.jobs import works
+from windtunnel.fleet.exact.clock import NS, Clock, Running
+from windtunnel.fleet.exact.policies import MODELLED, policy_of
+from windtunnel.fleet.exact.work import Epochs, Rigid, Scaling, Work
+from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.outcome import COMPLETED, REJECTED, STATES, UNFINISHED, Outcome
+from windtunnel.fleet.site import Site
+
+RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
+
+
+def run_exact(jobs: Jobs, site: Site, policy: str, options: Any) -> Outcome:
+    """Outcome of all jobs; `options` as `windtunnel.fleet.run.Options`."""
+    work = exact_works(jobs, site, policy, options)
+    running = [
+        Running(
+            index,
+            round(float(jobs.submit_s[index]) * NS),
+            int(jobs.gpus[index]),
+            work[index],
+            None if math.isnan(jobs.deadline_s[index]) else float(jobs.deadline_s[index]),
+        )
+        for index in range(len(jobs))
+    ]
+    clock = Clock(running, [site.per_node] * site.nodes, policy_of(policy, options.seed))
+    clock.run(None if options.until_s is None else round(options.until_s * NS))
+    return outcome_of(jobs, policy, running)
+
+
+def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:
+    """The table of a run."""
+    states = [COMPLETED if job.end_ns is not None else REJECTED if job.rejected else UNFINISHED for job in running]
+    return Outcome(
+        jobs,
+        policy,
+        "exact",
+        np.array([math.nan if job.start_ns is None else job.start_ns / NS for job in running]),
+        np.array([math.nan if job.end_ns is None else job.end_ns / NS for job in running]),
+        np.array([job.restarts for job in running], np.int64),
+        np.array([job.gpu_ns / NS for job in running]),
+        np.array([STATES.index(state) for state in states], np.int8),
+    )
+
+
+def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]:
+    """A model of each job's speed: measured applications, else predicted or rigid."""
+    restart_s = options.restart_s
+    made: list[Any]
+    if (
+        options.tables is not None
+        and (options.tables.folder / "pollux_placements.csv").is_file()
+        and _measured(jobs, options)
+    ):
+        made = works(jobs, site, policy, options.tables)
+        return [Epochs(work, RESTART_S if restart_s is None else restart_s) for work in made]
+    if policy in MODELLED:
+        return [_scaling(jobs, index, site, policy, options, restart_s or 0.0) for index in range(len(jobs))]
+    unsaid = np.flatnonzero(np.isnan(jobs.duration_s))
+    if len(unsaid):
+        raise UserError(
+            f"{jobs.where(int(unsaid[0]))}: duration_s is missing: add it, or give --tables that hold {policy}'s"
+        )
+    return [Rigid(float(duration), restart_s or 0.0) for duration in jobs.duration_s]
+
+
+def _measured(jobs: Jobs, options: Any) -> bool:
+    return set(jobs.model) <= set(options.tables.applications)
+
+
+def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Any, restart_s: float) -> Scaling:
+    if policy == "pollux":
+        raise UserError(
+            "pollux learns goodput from steps: give --tables DIR with pollux_*.csv and a trace of its applications"
+        )
+    iterations, batch = float(jobs.iterations[index]), float(jobs.batch_size[index])
+    if math.isnan(iterations) or math.isnan(batch):
+        raise UserError(f"{jobs.where(index)}: {policy} sizes jobs: iterations and batch_size are needed")
+    if options.tables is not None:
+        from windtunnel.fleet.elasticflow.jobs import ef_jobs
+        from windtunnel.fleet.exact.work import by_levels
+
+        job = ef_jobs(jobs.take(np.array([index])), site.gpu, options.tables, "elasticflow")[0]
+        return Scaling(iterations, by_levels(job.rates), job.largest, restart_s)
+    if options.iteration_s is not None:
+        predicted, model = options.iteration_s, jobs.model[index]
+        return Scaling(iterations, lambda gpus: 1 / predicted(model, batch, gpus), site.gpus, restart_s)
+    raise UserError(f"{policy} sizes jobs: give --tables DIR, or a trace whose models the training predictor knows")
+
+
+def alone_s(jobs: Jobs, site: Site, options: Any) -> NDArray[np.float64]:
+    """Seconds that each job takes on packed nodes with the GPUs that it asks for, from measured steps."""
+    result = np.empty(len(jobs))
+    for index, work in enumerate(works(jobs, site, "tiresias", options.tables)):
+        full, rest = divmod(int(jobs.gpus[index]), site.per_node)
+        placement = (site.per_node,) * full + (rest,) * (rest > 0)
+        done, total = 0.0, 0.0
+        for epoch in range(work.app.epochs):
+            end = work.app.epoch_end(epoch)
+            total += (end - done) / work.rate(placement, epoch)
+            done = end
+        result[index] = total
+    return result

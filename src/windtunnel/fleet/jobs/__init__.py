@@ -1,0 +1,1 @@
+"""Job traces: reading each layout into one table of jobs, and saying what is wrong with a trace."""

@@ -1,0 +1,58 @@
+"""A trace of jobs as columns: what every reader makes and every clock runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+UNSAID = float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Jobs in the order of their file; NaN or an empty text where it does not say. Times are the trace's own."""
+
+    source: str
+    name: Sequence[str]
+    line: Integers  # of the file, from 1
+    submit_s: Floats
+    gpus: Integers
+    duration_s: Floats  # on `gpus` GPUs
+    deadline_s: Floats
+    iterations: Floats
+    batch_size: Floats
+    start_s: Floats  # as it happened
+    model: Sequence[str]
+    user: Sequence[str]
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)  # further columns of this layout, as texts
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def where(self, index: int) -> str:
+        """Where a job stands, for messages."""
+        return f"{self.source} line {int(self.line[index])}"
+
+    def take(self, rows: Integers) -> Jobs:
+        """These rows only."""
+        pick = rows.tolist()
+        return Jobs(
+            source=self.source,
+            name=[self.name[at] for at in pick],
+            line=self.line[rows],
+            submit_s=self.submit_s[rows],
+            gpus=self.gpus[rows],
+            duration_s=self.duration_s[rows],
+            deadline_s=self.deadline_s[rows],
+            iterations=self.iterations[rows],
+            batch_size=self.batch_size[rows],
+            start_s=self.start_s[rows],
+            model=[self.model[at] for at in pick],
+            user=[self.user[at] for at in pick],
+            columns={key: [values[at] for at in pick] for key, values in self.columns.items()},
+        )

@@ -1,0 +1,1 @@
+"""The same policies, deciding over real processes on this machine."""

@@ -1,0 +1,88 @@
+"""One real process of a job, known by its number and the time it started, so that it can be found again.
+
+The command runs under a shell that writes its own process number before, and the exit status after, into the job's
+folder. So whoever comes later can tell "runs", "ended with ..." and "was killed" apart, whether or not it is the
+parent.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+BIRTH_S = 2.0  # after which a process that wrote no number was never born
+GRACE_S = 5.0  # between asking a process to stop and stopping it
+
+
+def birth_of(pid: int) -> int | None:
+    """The kernel's start time of a living process; None if there is none (a zombie has ended)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def launch(folder: Path, attempt: int, command: str, environment: Mapping[str, str]) -> int:
+    """Start a command in a session of its own; returns its process number once it is written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pid, exit_, log = (shlex.quote(str(folder / f"{name}.{attempt}")) for name in ("pid", "exit", "log"))
+    script = (
+        f"echo $$ > {pid}.new && mv {pid}.new {pid}; ( {command}\n) >> {log} 2>&1;"
+        f" echo $? > {exit_}.new; mv {exit_}.new {exit_}"
+    )
+    subprocess.Popen(
+        ["/bin/sh", "-c", script],
+        env={**os.environ, **environment, "WINDTUNNEL_FOLDER": str(folder)},
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+    )
+    found = number(folder, attempt, BIRTH_S)
+    assert found is not None, f"no process was born for {folder}"
+    return found
+
+
+def number(folder: Path, attempt: int, patience_s: float) -> int | None:
+    """The process number of an attempt; None where it was never born."""
+    until = time.monotonic() + patience_s
+    path = folder / f"pid.{attempt}"
+    while not path.is_file():
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.005)
+    return int(path.read_text())
+
+
+def status(folder: Path, attempt: int) -> int | None:
+    """The exit status of an attempt that ended by itself."""
+    path = folder / f"exit.{attempt}"
+    return int(path.read_text()) if path.is_file() else None
+
+
+def stop(pid: int, born: int) -> None:
+    """Ask the whole session to stop, and make it after a while."""
+    for sign, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        if birth_of(pid) != born:
+            return
+        try:
+            os.killpg(pid, sign)
+        except ProcessLookupError:
+            return
+        until = time.monotonic() + patience_s
+        while birth_of(pid) == born and time.monotonic() < until:
+            reap()
+            time.sleep(0.01)
+
+
+def reap() -> None:
+    """Collect children that ended, so that they count as gone."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return

@@ -1,0 +1,185 @@
+"""A policy over real processes: it starts, preempts and resumes them; what it decides is what it would in simulation.
+
+The snapshot is the exact clock's: seconds since the first start, GPUs as slots of this machine. A job's command is
+told its slots (CUDA_VISIBLE_DEVICES, WINDTUNNEL_GPUS) and a folder for its checkpoints (WINDTUNNEL_FOLDER); it is
+asked to stop by SIGTERM, and has to go on from its checkpoint when it is started again. A job that dies is started
+again, a few times. The scheduler itself may be killed: started again in the same folder it goes on, and nothing runs
+twice.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, from_fullest, kept_or_placed
+from windtunnel.fleet.live import process
+from windtunnel.fleet.live.journal import Journal
+
+POLL_S = 0.02
+RETRIES = 3  # starts after a job died by itself
+
+
+@dataclass
+class LiveJob:
+    """One job and what is known of it."""
+
+    index: int
+    name: str
+    submit_s: float
+    gpus: int
+    command: str
+    duration_s: float | None = None
+    placement: Placement = EMPTY
+    attempt: int = 0
+    pid: int = 0
+    born: int = 0
+    held_s: float = 0.0
+    since_s: float = 0.0
+    start_s: float | None = None
+    end_s: float | None = None
+    deaths: int = 0
+    preemptions: int = 0
+    failed: bool = False
+
+
+@dataclass
+class Scheduler:
+    """Runs jobs under a policy in a folder."""
+
+    jobs: list[LiveJob]
+    nodes: tuple[int, ...]
+    policy: Policy
+    folder: Path
+    origin: float = 0.0
+    memory: object = None
+    wake_s: float | None = None
+    seen: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Until every job has ended or failed for good."""
+        journal = Journal(self.folder)
+        try:
+            self._recover(journal)
+            changed = True
+            while any(job.end_s is None and not job.failed for job in self.jobs):
+                changed |= self._look(journal)
+                if changed or (self.wake_s is not None and self._now() >= self.wake_s):
+                    self._decide(journal)
+                    changed = False
+                time.sleep(POLL_S)
+        finally:
+            journal.close()
+
+    def _now(self) -> float:
+        return time.time() - self.origin
+
+    def _recover(self, journal: Journal) -> None:
+        entries = journal.entries()
+        if not entries:
+            self.origin = time.time()
+            journal.write(what="begin", origin=self.origin)
+            return
+        self.origin = float(entries[0]["origin"])
+        by_name = {job.name: job for job in self.jobs}
+        for entry in entries[1:]:
+            job = by_name.get(entry.get("job", ""))
+            if job is None:
+                continue
+            if entry["what"] == "start":
+                job.attempt = entry["attempt"]
+                job.placement = tuple((node, count) for node, count in entry["placement"])
+                job.since_s = entry["at"]
+                job.start_s = entry["at"] if job.start_s is None else job.start_s
+            elif entry["what"] in ("stop", "death", "end", "failed"):
+                job.held_s += entry["at"] - job.since_s
+                job.placement = EMPTY
+                job.preemptions += entry["what"] == "stop"
+                job.deaths += entry["what"] == "death"
+                job.end_s = entry["at"] if entry["what"] == "end" else job.end_s
+                job.failed |= entry["what"] == "failed"
+        for job in self.jobs:
+            if job.placement:
+                self._adopt(job)
+
+    def _adopt(self, job: LiveJob) -> None:
+        """Find the process that an earlier scheduler started; where it is gone, `_look` books its end."""
+        folder = self.folder / job.name
+        pid = process.number(folder, job.attempt, process.BIRTH_S)
+        job.pid, job.born = (pid, process.birth_of(pid) or -1) if pid is not None else (0, -1)
+
+    def _look(self, journal: Journal) -> bool:
+        """Book what ended or died; returns whether anything changed, arrivals included."""
+        process.reap()
+        now = self._now()
+        changed = False
+        for job in self.jobs:
+            if job.submit_s <= now and job.index not in self.seen:
+                self.seen.add(job.index)
+                changed = True
+            if not job.placement or (job.born >= 0 and process.birth_of(job.pid) == job.born):
+                continue
+            status = process.status(self.folder / job.name, job.attempt)
+            died = status != 0
+            for_good = died and job.deaths >= RETRIES
+            what = "failed" if for_good else "death" if died else "end"
+            journal.write(what=what, job=job.name, at=now, status=status)
+            job.held_s += now - job.since_s
+            job.placement = EMPTY
+            job.deaths += died
+            job.failed = for_good
+            job.end_s = None if died else now
+            changed = True
+        return changed
+
+    def _decide(self, journal: Journal) -> None:
+        now = self._now()
+        active = [job for job in self.jobs if job.index in self.seen and job.end_s is None and not job.failed]
+        snapshot = Snapshot(now, [self._view(job, now) for job in active], self.nodes, self.memory)
+        decision = self.policy.decide(snapshot)
+        self.memory, self.wake_s = decision.memory, decision.wake_s
+        placements = kept_or_placed(snapshot, decision, from_fullest)
+        for job in active:
+            if job.placement and placements.get(job.index, EMPTY) != job.placement:
+                process.stop(job.pid, job.born)
+                if process.status(self.folder / job.name, job.attempt) == 0:
+                    continue  # it ended while it was asked to stop: `_look` books it
+                stopped = self._now()
+                journal.write(what="stop", job=job.name, at=stopped)
+                job.held_s += stopped - job.since_s
+                job.placement = EMPTY
+                job.preemptions += 1
+        for job in active:
+            after = placements.get(job.index, EMPTY)
+            if after and not job.placement:
+                self._start(journal, job, after)
+
+    def _start(self, journal: Journal, job: LiveJob, placement: Placement) -> None:
+        job.attempt += 1
+        job.placement = placement
+        job.since_s = self._now()
+        job.start_s = job.since_s if job.start_s is None else job.start_s
+        cells = [list(cell) for cell in placement]
+        journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, placement=cells)
+        environment = {
+            "WINDTUNNEL_GPUS": str(job.gpus),
+            "WINDTUNNEL_ATTEMPT": str(job.attempt),
+            "CUDA_VISIBLE_DEVICES": ",".join(str(node) for node, count in placement for _ in range(count)),
+        }
+        job.pid = process.launch(self.folder / job.name, job.attempt, job.command, environment)
+        job.born = process.birth_of(job.pid) or -1
+
+    def _view(self, job: LiveJob, now: float) -> JobView:
+        held_s = job.held_s + (now - job.since_s if job.placement else 0.0)
+        left_s = None if job.duration_s is None else max(job.duration_s - held_s, 0.0)
+        return JobView(
+            index=job.index,
+            submit_s=job.submit_s,
+            gpus=job.gpus,
+            placement=job.placement,
+            executed_s=held_s,
+            gpu_seconds=held_s * job.gpus,
+            restarts=max(job.attempt - 1, 0),
+            remaining_s=left_s,
+        )

@@ -1,0 +1,35 @@
+"""Themis: finish-time fairness. GPUs go to the jobs that are furthest behind their share.
+
+rho = (time in the system so far + time still needed on its GPUs) / time alone on 1/N of the cluster, N jobs now. Each
+round the jobs with the largest rho run first; ties by submission. (The paper auctions to the worst 1 - f of the jobs
+with f = 0.8; with truthful bids and gangs that cannot be split the auction is this order.)
+Source: K. Mahajan et al., "Themis", NSDI 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windtunnel.fleet.decision import Decision, JobView, Snapshot
+
+
+@dataclass(frozen=True)
+class Themis:
+    """No parameter."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Jobs need `remaining_s`."""
+        share = max(snapshot.capacity / max(len(snapshot.jobs), 1), 1.0)
+
+        def rho(job: JobView) -> float:
+            left_s = job.remaining_s or 0.0
+            alone_s = (job.executed_s + left_s) * max(job.gpus / share, 1.0)
+            return (snapshot.now_s - job.submit_s + left_s) / max(alone_s, 1e-9)
+
+        free = snapshot.capacity
+        gpus: dict[int, int] = {}
+        for job in sorted(snapshot.jobs, key=lambda job: (-rho(job), job.submit_s, job.index)):
+            if job.gpus <= free:
+                gpus[job.index] = job.gpus
+                free -= job.gpus
+        return Decision(gpus)

@@ -1,0 +1,243 @@
+"""One trace on one site under one policy, in one clock: `simulate`.
+
+    exact        events when they happen; queues compiled (`policies/queues.py`), others by `exact/clock.py`
+    adaptdl      AdaptDL's simulator: 60 s ticks, whole seconds, 30 s restarts (tiresias, optimus, pollux)
+    elasticflow  ElasticFlow's simulator: slots, ends rounded up, overheads (edf, tiresias, gandiva, elasticflow)
+
+Jobs that cannot run are left out first, counted and named: none is dropped silently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.outcome import COMPLETED, DROPPED, IMPOSSIBLE, REJECTED, STATES, UNFINISHED, Outcome
+from windtunnel.fleet.policies import queues
+from windtunnel.fleet.site import Site
+from windtunnel.fleet.tables import Tables
+
+CLOCKS = ("exact", "adaptdl", "elasticflow")
+ADAPTDL = ("tiresias", "optimus", "pollux")
+ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
+NS = 1e9
+Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds of an iteration
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run may be told beyond trace, site and policy."""
+
+    clock: str = "exact"
+    tables: Tables | None = None
+    seed: int = 0
+    slot_s: float | None = None
+    pool: bool = False  # GPUs are a count, not on nodes
+    until_s: float | None = None
+    restart_s: float | None = None
+    iteration_s: Runtime | None = None  # the training predictor
+
+
+def policies_of(clock: str) -> tuple[str, ...]:
+    """Names that a clock knows."""
+    if clock == "adaptdl":
+        return ADAPTDL
+    if clock == "elasticflow":
+        return ELASTICFLOW
+    from windtunnel.fleet.exact.policies import NAMES
+
+    return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva")
+
+
+def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
+    """What becomes of each job. Raises UserError for what cannot be asked."""
+    if options.clock not in CLOCKS:
+        raise SpecError("--clock", options.clock, f"give one of {', '.join(CLOCKS)}")
+    policy = {"backfill": "easy", "edf-elastic": "edf"}.get(policy, policy)
+    if policy not in policies_of(options.clock):
+        known = ", ".join(policies_of(options.clock))
+        raise SpecError("--policy", policy, f"in the clock {options.clock} give one of {known}")
+    keep, why = _possible(jobs, site, policy, options)
+    kept = jobs.take(keep) if len(keep) < len(jobs) else jobs
+    blank = _blank(jobs, policy, options.clock, keep, why)
+    if not len(keep):
+        return blank
+    if options.clock == "adaptdl":
+        part = _adaptdl(kept, site, policy, options)
+    elif options.clock == "elasticflow" or policy in ("edf", "elasticflow", "gandiva"):
+        part = _elasticflow(kept, site, policy, options)
+    elif policy in queues.NAMES:
+        part = _queue(kept, site, policy, options)
+    elif policy == "current":
+        part = _current(kept, options)
+    else:
+        from windtunnel.fleet.exact.run import run_exact
+
+        part = run_exact(kept, site, policy, options)
+    return _put(blank, keep, part)
+
+
+def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[Any, dict[int, str]]:
+    """Rows that can run, and why the others cannot."""
+    why: dict[int, str] = {}
+    if policy in ("pollux", "optimus", "edf") or policy.startswith("elasticflow"):
+        return np.arange(len(jobs)), why
+    nodes = jobs.gpus if options.pool else -(-jobs.gpus // site.per_node)
+    large = (jobs.gpus > site.gpus) if options.pool else (nodes > site.nodes)
+    for at in np.flatnonzero(large):
+        why[int(at)] = f"asks {int(jobs.gpus[at])} GPUs of {site.gpus}"
+    for at in np.flatnonzero(jobs.gpus < 1):
+        why[int(at)] = "asks no GPU"
+    if options.clock == "exact" and (policy in queues.NAMES) and np.isnan(jobs.duration_s).all() and options.tables:
+        pass  # durations come from the tables
+    elif options.clock == "exact" and policy in (*queues.NAMES, "current"):
+        for at in np.flatnonzero(np.isnan(jobs.duration_s)):
+            why.setdefault(int(at), "does not say how long it runs")
+    if policy == "current":
+        for at in np.flatnonzero(np.isnan(jobs.start_s)):
+            why.setdefault(int(at), "does not say when it started")
+    keep = np.array([at for at in range(len(jobs)) if at not in why], np.int64) if why else np.arange(len(jobs))
+    return keep, why
+
+
+def _blank(jobs: Jobs, policy: str, clock: str, keep: Any, why: dict[int, str]) -> Outcome:
+    state = np.full(len(jobs), STATES.index(DROPPED), np.int8)
+    state[keep] = STATES.index(UNFINISHED)
+    for at, text in why.items():
+        if text.startswith("asks ") and text != "asks no GPU":
+            state[at] = STATES.index(IMPOSSIBLE)
+    never = np.full(len(jobs), np.nan)
+    return Outcome(
+        jobs,
+        policy,
+        clock,
+        never.copy(),
+        never.copy(),
+        np.zeros(len(jobs), np.int64),
+        np.zeros(len(jobs)),
+        state,
+        node=np.full(len(jobs), -1, np.int64),
+        why=why,
+    )
+
+
+def _put(blank: Outcome, keep: Any, part: Outcome) -> Outcome:
+    """The part's outcome in the rows kept."""
+    scored = None
+    if part.scored_on_time is not None:
+        scored = np.zeros(len(blank.jobs), bool)
+        scored[keep] = part.scored_on_time
+    for name in ("start_s", "end_s", "restarts", "gpu_seconds", "state"):
+        getattr(blank, name)[keep] = getattr(part, name)
+    if part.node is not None and blank.node is not None:
+        blank.node[keep] = part.node
+    return Outcome(
+        blank.jobs,
+        blank.policy,
+        blank.clock,
+        blank.start_s,
+        blank.end_s,
+        blank.restarts,
+        blank.gpu_seconds,
+        blank.state,
+        scored,
+        blank.node,
+        part.extra,
+        blank.why,
+    )
+
+
+def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
+    duration = jobs.duration_s
+    if np.isnan(duration).all():
+        from windtunnel.fleet.exact.run import alone_s
+
+        duration = alone_s(jobs, site, options)
+    submit_ns = np.rint(jobs.submit_s * NS).astype(np.int64)
+    duration_ns = np.rint(duration * NS).astype(np.int64)
+    start, placed = queues.run_queue(
+        policy, submit_ns, duration_ns, jobs.gpus, nodes=site.nodes, per_node=site.per_node, pool=options.pool
+    )
+    return Outcome(
+        jobs,
+        policy,
+        "exact",
+        start / NS,
+        (start + duration_ns) / NS,
+        np.zeros(len(jobs), np.int64),
+        duration * jobs.gpus,
+        np.zeros(len(jobs), np.int8),
+        node=placed.max(axis=1),
+    )
+
+
+def _current(jobs: Jobs, options: Options) -> Outcome:
+    """What happened, by the trace's own account."""
+    end = jobs.start_s + jobs.duration_s
+    state = np.zeros(len(jobs), np.int8)
+    return Outcome(
+        jobs, "current", "exact", jobs.start_s, end, np.zeros(len(jobs), np.int64), jobs.duration_s * jobs.gpus, state
+    )
+
+
+def _adaptdl(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
+    from windtunnel.fleet.adaptdl.clock import Running, run
+    from windtunnel.fleet.adaptdl.jobs import policy_of, works
+
+    if options.tables is None:
+        raise UserError("the clock adaptdl runs on measured steps: give --tables DIR with the pollux_*.csv")
+    work = works(jobs, site, policy, options.tables)
+    running = [
+        Running(index, float(jobs.submit_s[index]), int(jobs.gpus[index]), work[index]) for index in range(len(jobs))
+    ]
+    run(running, [site.per_node] * site.nodes, policy_of(policy, options.seed), until_s=options.until_s)
+    return Outcome(
+        jobs,
+        policy,
+        "adaptdl",
+        np.array([math.nan if job.start_s is None else job.start_s for job in running]),
+        np.array([math.nan if job.end_s is None else job.end_s for job in running]),
+        np.array([max(job.restarts, 0) for job in running]),
+        np.array([job.gpu_seconds for job in running]),
+        np.array([STATES.index(UNFINISHED if job.end_s is None else COMPLETED) for job in running], np.int8),
+    )
+
+
+def _elasticflow(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
+    from windtunnel.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
+    from windtunnel.fleet.elasticflow.jobs import ef_jobs, slot_of
+
+    exact = options.clock == "exact"
+    slot_s = options.slot_s or (1 if exact else slot_of(site.gpu))
+    made = ef_jobs(jobs, site.gpu, options.tables, policy)
+    if policy == "edf":
+        edf.run(made, site.gpus, slot_s)
+    elif policy == "tiresias":
+        tiresias.run(made, site.gpus, slot_s)
+    elif policy == "gandiva":
+        gandiva.run(made, site.nodes, site.per_node, slot_s)
+    else:
+        together = policy == "elasticflow-artifact" or (policy == "elasticflow" and not exact)
+        elasticflow.run(made, site.nodes, site.per_node, slot_s, together=together, overheads=not exact)
+    done = [job.state == "completed" for job in made]
+    index = {"completed": COMPLETED, "rejected": REJECTED}
+    scored = np.array([ok and not job.scored_late for ok, job in zip(done, made, strict=True)])
+    if not policy.startswith("elasticflow"):
+        scored = np.array([ok and job.end_s <= job.deadline_s for ok, job in zip(done, made, strict=True)])
+    return Outcome(
+        jobs,
+        policy,
+        options.clock,
+        np.array([job.start_s if math.isfinite(job.start_s) else math.nan for job in made]),
+        np.array([job.end_s if ok else math.nan for ok, job in zip(done, made, strict=True)], float),
+        np.array([job.restarts for job in made], np.int64),
+        np.array([job.gpu_seconds for job in made], float),
+        np.array([STATES.index(index.get(job.state, UNFINISHED)) for job in made], np.int8),
+        scored_on_time=scored,
+    )

@@ -1,0 +1,86 @@
+"""The cluster of a fleet: how many nodes of how many GPUs, or a file of unlike nodes.
+
+t4:64              64 GPUs of a kind, on nodes as that kind usually comes
+t4:16x4            16 nodes of 4 GPUs
+nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
+site.yaml          gpu, gpus, gpus_per_node
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+
+USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
+NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8}  # cloud nodes: g4dn.12xlarge, g5.12xlarge, p2, DGX-1
+MOST_GPUS = 2**22
+
+
+@dataclass(frozen=True)
+class Site:
+    """Equal nodes."""
+
+    gpu: str
+    nodes: int
+    per_node: int
+    text: str
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.nodes * self.per_node
+
+
+def parse_site(text: str, per_node: int | None = None) -> Site:
+    """A site from what the user says. Raises SpecError."""
+    if text.lower().endswith((".yaml", ".yml")):
+        return _from_yaml(Path(text))
+    found = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
+    if not found:
+        raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")
+    gpu, count, by = found.group(1).lower(), int(found.group(2)), found.group(3)
+    if by is not None:
+        return _checked(Site(gpu, count, int(by), text))
+    size = per_node or _usual(gpu)
+    if count < size:
+        size = max(count, 1)
+    if count % size:
+        raise SpecError("--cluster", text, f"{count} GPUs are no whole nodes of {size}; write {gpu}:NODESxGPUS")
+    return _checked(Site(gpu, count // size, size, text))
+
+
+def _checked(site: Site) -> Site:
+    if not 0 < site.gpus <= MOST_GPUS:
+        raise SpecError("--cluster", site.text, f"give from 1 to {MOST_GPUS:,} GPUs")
+    return site
+
+
+def _usual(gpu: str) -> int:
+    from windtunnel.hardware.catalogue import parse_cluster
+
+    if gpu in NODES_OF:
+        return NODES_OF[gpu]
+    try:
+        return parse_cluster(f"{gpu}:8").gpus_per_node
+    except (UnknownNameError, SpecError):
+        return USUAL_NODE  # a fleet needs no speed of its GPUs: jobs bring their own
+
+
+def _from_yaml(path: Path) -> Site:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        raise InputFileError(path, "cannot be read as YAML", "give gpu, gpus and gpus_per_node") from None
+    known = {"gpu", "gpus", "gpus_per_node"}
+    if not isinstance(data, dict) or not isinstance(data.get("gpus"), int):
+        raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
+    other = next((key for key in data if key not in known), None)
+    if other is not None:
+        raise SpecError(str(other), data[other], f"known are {', '.join(sorted(known))}", str(path))
+    gpu = str(data.get("gpu", "gpu"))
+    return parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))

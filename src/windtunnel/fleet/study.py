@@ -1,0 +1,59 @@
+"""The fleet study from Python: `windtunnel.fleet(trace, cluster, policies, ...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.fleet.jobs.read import read_jobs
+from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.outcome import Outcome, aggregates, write_jobs
+from windtunnel.fleet.run import Options, Runtime, simulate
+from windtunnel.fleet.site import Site, parse_site
+from windtunnel.fleet.tables import Tables
+
+
+@dataclass(frozen=True, eq=False)
+class FleetResult:
+    """What became of a trace under each policy, in the order asked."""
+
+    site: Site
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Aggregates by policy; names and definitions: `fleet/outcome.py`."""
+        return {outcome.policy: aggregates(outcome, self.site.gpus) for outcome in self.outcomes}
+
+    def write_jobs(self, path: str | Path) -> None:
+        """One line per job, CSV or Parquet."""
+        write_jobs(list(self.outcomes), path)
+
+
+def fleet(
+    trace: str | Path | Jobs,
+    cluster: str | Site,
+    policies: str | Sequence[str] = "fifo",
+    *,
+    clock: str = "exact",
+    where: str = "",
+    tables: str | Path | None = None,
+    seed: int = 0,
+    pool: bool = False,
+    iteration_s: Runtime | None = None,
+    options: Options | None = None,
+) -> FleetResult:
+    """Run a trace under policies, e.g. `fleet("jobs.csv", "v100:64", ["fifo", "easy"])`.
+
+    `iteration_s(model, batch, GPUs)` gives seconds per iteration for policies that size jobs without tables. Raises
+    UserError for what cannot be asked.
+    """
+    jobs = trace if isinstance(trace, Jobs) else read_jobs(trace, where)
+    site = cluster if isinstance(cluster, Site) else parse_site(cluster)
+    chosen = options or Options(seed=seed, pool=pool, iteration_s=iteration_s)
+    read = Tables(Path(tables)) if tables is not None else chosen.tables
+    chosen = replace(chosen, clock=clock, tables=read)
+    names = [policies] if isinstance(policies, str) else list(policies)
+    return FleetResult(site, tuple(simulate(jobs, site, name, chosen) for name in names))

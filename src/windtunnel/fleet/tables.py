@@ -1,0 +1,59 @@
+"""Measured throughputs that a user brings: `--tables DIR`, in the layouts of AdaptDL's and ElasticFlow's simulators.
+
+pollux_placements.csv, pollux_scalability.csv, pollux_validation.csv: steps of an application by placement and batch
+ef_throughput.csv: iterations per second of a model at a batch, by GPU type and number of GPUs; empty = does not run
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from windtunnel.errors import InputFileError
+from windtunnel.fleet.adaptdl.application import Application, applications_of
+from windtunnel.fleet.jobs.table import small_columns
+
+PLACEMENTS = ("application", "placement", "local_batch", "step_s", "sync_s")
+SCALABILITY = ("application", "nodes", "replicas", "local_batch", "step_s", "sync_s")
+VALIDATION = ("application", "batch_size", "epoch", "progress", "iteration", "grad_sqr", "grad_var")
+THROUGHPUT = ("gpu_type", "model", "batch_size", "gpus", "iterations_per_s")
+
+
+class Tables:
+    """A folder of measurements, each file read when first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise InputFileError(folder, "is no folder", "give the folder that holds the tables")
+        self.folder = folder
+
+    @cached_property
+    def applications(self) -> dict[str, Application]:
+        """By name. Raises InputFileError."""
+        files = {"placements": PLACEMENTS, "scalability": SCALABILITY, "validation": VALIDATION}
+        read = {key: self._columns(f"pollux_{key}.csv", names) for key, names in files.items()}
+        try:
+            return applications_of(read["placements"], read["scalability"], read["validation"], str(self.folder))
+        except ValueError as error:
+            raise InputFileError(self.folder, f"holds what is no number ({error})", "mend the pollux_*.csv") from None
+
+    @cached_property
+    def rates(self) -> dict[tuple[str, str, int], dict[int, float]]:
+        """Iterations per second by number of GPUs, for each (GPU type in lower case, model, batch)."""
+        columns = self._columns("ef_throughput.csv", THROUGHPUT)
+        found: dict[tuple[str, str, int], dict[int, float]] = {}
+        for line, (gpu, model, batch, gpus, rate) in enumerate(zip(*columns.values(), strict=True), 2):
+            try:
+                levels = found.setdefault((gpu.lower(), model, int(batch)), {})
+                if rate:
+                    levels[int(gpus)] = float(rate)
+            except ValueError:
+                path = self.folder / "ef_throughput.csv"
+                raise InputFileError(path, f"line {line}: holds what is no number", "mend that line") from None
+        return {key: dict(sorted(levels.items())) for key, levels in found.items()}
+
+    def _columns(self, name: str, needed: tuple[str, ...]) -> dict[str, list[str]]:
+        path = self.folder / name
+        if not path.is_file():
+            raise InputFileError(path, "is not there", f"--tables needs a folder with {name}")
+        return small_columns(path, needed)

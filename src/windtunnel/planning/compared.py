@@ -1,0 +1,56 @@
+"""What decides between two plans: the parts of the step in which they differ, and whether the band lets one say so."""
+
+from __future__ import annotations
+
+from windtunnel.planning.answer import Planned
+
+PARTS_NAMED = 3
+WORTH_NAMING = 0.001  # of the step
+
+
+def differences(one: Planned, other: Planned) -> list[tuple[str, float]]:
+    """Seconds that `other` spends more on each part of the step, largest first."""
+    names = {*one.breakdown_s, *other.breakdown_s}
+    more = [(name, other.breakdown_s.get(name, 0.0) - one.breakdown_s.get(name, 0.0)) for name in names]
+    return sorted(more, key=lambda part: (-abs(part[1]), part[0]))
+
+
+def told_apart(one: Planned, other: Planned) -> bool:
+    """Whether the difference is larger than half of either band: what is common to both errs the same way in both."""
+    apart = abs(other.step_time_s - one.step_time_s)
+    return apart > max(one.p95_s - one.p5_s, other.p95_s - other.p5_s) / 2.0
+
+
+def changes(one: Planned, other: Planned) -> str:
+    """The fields in which the other plan differs, with its values."""
+    names = sorted({*one.plan, *other.plan})
+    said = [
+        f"{name} {other.plan.get(name, 'as by default')}"
+        for name in names
+        if one.plan.get(name) != other.plan.get(name)
+    ]
+    if one.n_gpus != other.n_gpus:
+        said.insert(0, f"{other.n_gpus:,} GPUs")
+    return ", ".join(said) or "nothing"
+
+
+def decides(one: Planned, other: Planned) -> str:
+    """One sentence on the first two plans."""
+    apart = other.step_time_s - one.step_time_s
+    parts = [
+        f"{abs(seconds):.3g} s {'more' if seconds > 0 else 'less'} {name}"
+        for name, seconds in differences(one, other)[:PARTS_NAMED]
+        if abs(seconds) > WORTH_NAMING * one.step_time_s
+    ]
+    said = f"the second ({changes(one, other)}) takes {apart / one.step_time_s:+.2%}"
+    said += f": {', '.join(parts)}" if parts else ": no part of the step differs much"
+    return said + ("" if told_apart(one, other) else "; that is less than the band, so the two are not told apart")
+
+
+def loses(thumb: Planned, best: Planned) -> str:
+    """Why the plan of the rule of thumb is slower than the best one."""
+    apart = thumb.step_time_s / best.step_time_s - 1.0
+    if apart <= 0.0:
+        return "it does not lose"
+    parts = [f"{seconds:.3g} s more {name}" for name, seconds in differences(best, thumb) if seconds > 0][:PARTS_NAMED]
+    return f"{apart:.1%} slower: {', '.join(parts)}"

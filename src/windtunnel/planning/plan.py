@@ -1,0 +1,231 @@
+"""`plan`: the best plans for a model on a cluster, with reasons and a certificate.
+
+    structures of the space -> best-first search -> the survivors predicted -> what decides, and what loses and why
+
+Objectives rank, and are never mixed: `time` (of a step), `cost` (GPU-hours of a token; money where a price is given),
+`memory` (head-room) and `energy` (tokens per joule at rated power). On a given number of GPUs time, cost and energy
+rank alike; over several numbers they do not. Several at once are a front: plans of which none is better in all.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.hardware.cluster import cluster_with
+from windtunnel.model import Model, load_model
+from windtunnel.planning.answer import Planned, Plans
+from windtunnel.planning.bounds import Bounds
+from windtunnel.planning.compared import decides, loses, told_apart
+from windtunnel.planning.infeasible import nearest, remedies
+from windtunnel.planning.launch import launch_files
+from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
+from windtunnel.planning.robust import Trouble, scored
+from windtunnel.planning.search import Answer, Search, step_time
+from windtunnel.planning.space import Space, first_refusal
+from windtunnel.planning.thumb import rule_of_thumb
+
+OBJECTIVES = ("time", "cost", "memory", "energy")
+WITHIN_S = 60.0
+HEADROOM_STEPS = 6  # points of a front over memory
+TOP = 5
+
+
+def plan(
+    model: Model | str | Path | Mapping[str, Any],
+    cluster: Cluster | str | Path | Mapping[str, Any],
+    plan: Plan | Mapping[str, Any] | None = None,
+    *,
+    top: int = TOP,
+    within_s: float | None = WITHIN_S,
+    objective: str = "time",
+    gpus: tuple[int, int] | None = None,
+    pareto: bool = False,
+    price_per_gpu_hour: float | None = None,
+    slow: Sequence[str] = (),
+    mtbf_s: float | None = None,
+    named: str | None = None,
+    **fields: Any,
+) -> Plans:
+    """The best plans, proven inside the space that `planning/space.py` states.
+
+    `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
+    and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
+    early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
+    failures of the job leave. Raises UserError on a question that cannot be; where nothing fits the answer has no plans,
+    but the nearest ones and what makes one fit.
+    """
+    given = _given(plan, fields)
+    words = named or _words(model, cluster)
+    model = model if isinstance(model, Model) else load_model(model)
+    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    if objective not in OBJECTIVES:
+        raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
+    if top < 1:
+        raise SpecError("top", top, "at least 1")
+    begun = monotonic()
+    sizes = [cluster] if gpus is None else _sizes(cluster, *gpus)
+    trouble = Trouble(tuple(slow), mtbf_s)
+    answers: list[tuple[Cluster, Answer]] = []
+    refusal: UserError | None = None
+    for number, one in enumerate(sizes):
+        space = Space(model, one, given)
+        left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(sizes) - number))
+        search = Search(space, Bounds(straggling(one)), scored(model, one, trouble) if trouble else step_time)
+        answer = search.run(top, left)
+        if not answer.counts.structures:
+            refusal = first_refusal(space) or refusal
+            continue
+        answers.append((one, answer))
+        if pareto and answer.found:
+            answers += [(one, more) for more in _with_headroom(search, answer, left)]
+    if not answers:
+        raise refusal or UserError(f"no plan of {cluster.n_gpus} GPUs divides the batch and the model")
+    found = [
+        _planned(model, one, each.layout, words, price_per_gpu_hour, each.score_ns if trouble else None)
+        for one, answer in answers
+        for each in answer.found
+    ]
+    ranked = _ranked(found, objective)
+    main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
+    space_counts = {
+        "legal": sum(one.counts.legal for _, one in answers),
+        "replayed": sum(one.counts.replayed for _, one in answers),
+        "excluded_by_memory": sum(one.counts.memory for _, one in answers),
+        "structures": sum(one.counts.structures for _, one in answers),
+    }
+    space_counts["bounded"] = space_counts["legal"] - space_counts["replayed"]
+    gap = max((one.gap for _, one in answers), default=0.0)
+    result = Plans(tuple(ranked[:top]), space_counts, gap, objective, monotonic() - begun)
+    if not ranked:
+        result = replace(
+            result,
+            nearest=nearest(main),
+            remedies=remedies(
+                model, cluster, given, main, lambda c, layout: _planned(model, c, layout, words, None, None)
+            ),
+        )
+        return replace(result, seconds=monotonic() - begun)
+    thumb = rule_of_thumb(Space(model, sizes[0], given))
+    thumb_planned = None if thumb is None else _planned(model, sizes[0], thumb, words, price_per_gpu_hour, None)
+    return replace(
+        result,
+        decides=decides(ranked[0], ranked[1]) if len(ranked) > 1 else "",
+        told_apart=len(ranked) < 2 or told_apart(ranked[0], ranked[1]),
+        rule_of_thumb=thumb_planned,
+        rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0]),
+        launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
+        front=_front(ranked) if pareto or gpus is not None else (),
+        seconds=monotonic() - begun,
+    )
+
+
+def _given(plan: Plan | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are fixed. Raises as `predict` does on one that cannot be."""
+    if isinstance(plan, Plan):
+        plan = plan.model_dump(exclude_unset=True)
+    given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
+    for name in ("global_batch", "seq_len"):
+        if name not in given:
+            raise UserError(f"{name} is not given: add --{name.replace('_', '-')} N, or put it in the plan file")
+    known = checked(given)
+    return {name: getattr(known, name) for name in given}
+
+
+def _sizes(cluster: Cluster, least: int, most: int) -> list[Cluster]:
+    if not 1 <= least <= most:
+        raise SpecError("gpus", f"{least}..{most}", "give the least and the most, e.g. 512..4096")
+    found, count = [], least
+    while count <= most:
+        found.append(cluster_with(cluster, n_gpus=count))
+        count *= 2
+    return found
+
+
+def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[Answer]:
+    """Ever less memory: the fastest plan that needs at least 5 % less than the last."""
+    answers = []
+    for _ in range(HEADROOM_STEPS):
+        capacity = int(answer.found[0].replay.peak_bytes * 0.95)
+        again = Search(search.space, search.bounds, search.objective, capacity)
+        answer = again.run(1, None if left is None else left / HEADROOM_STEPS)
+        if not answer.found:
+            break
+        answers.append(answer)
+    return answers
+
+
+def _planned(
+    model: Model, cluster: Cluster, layout: Layout, words: str, price: float | None, score_ns: float | None
+) -> Planned:
+    result = predict(model, cluster, layout.asked)
+    flags = shlex.split(result.reproduce)
+    flags = flags[flags.index("--cluster") + 2 :]
+    seconds, tokens = result.step_time_s, result.tokens_per_step
+    hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
+    named = words.replace("{gpus}", str(cluster.n_gpus))
+    return Planned(
+        plan=layout.asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        n_gpus=cluster.n_gpus,
+        step_time_s=seconds,
+        p5_s=result.step_time_p5_ns / 1e9,
+        p95_s=result.step_time_p95_ns / 1e9,
+        peak_memory_bytes=result.peak_memory.device_bytes,
+        memory_capacity_bytes=result.memory_capacity_bytes,
+        tokens_per_s=result.tokens_per_s,
+        mfu=result.mfu,
+        gpu_hours_per_million_tokens=hours,
+        reproduce=" ".join(["windtunnel predict", named, *map(shlex.quote, flags)]) if named else result.reproduce,
+        breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
+        cost_per_million_tokens=None if price is None else hours * price,
+        effective_step_time_s=None if score_ns is None else score_ns / 1e9,
+        tokens_per_joule=tokens / (seconds * cluster.n_gpus * cluster.gpu.tdp_w),
+    )
+
+
+def _words(model: object, cluster: object) -> str:
+    """How model and cluster were named, where they were; `{gpus}` stands for the number of GPUs."""
+    if not isinstance(model, str) or not isinstance(cluster, str):
+        return ""
+    head, colon, count = cluster.rpartition(":")
+    spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
+    return f"{shlex.quote(model)} --cluster {spec if colon and count.isdigit() else shlex.quote(spec)}"
+
+
+def _least(objective: str, one: Planned) -> tuple[float, ...]:
+    time = one.effective_step_time_s or one.step_time_s
+    hours = one.gpu_hours_per_million_tokens * time / one.step_time_s
+    if objective == "memory":
+        return (float(one.peak_memory_bytes), time)
+    if objective == "cost":
+        return (hours, time)
+    if objective == "energy":
+        return (-(one.tokens_per_joule or 0.0) * one.step_time_s / time, time)
+    return (time, hours)
+
+
+def _ranked(found: list[Planned], objective: str) -> list[Planned]:
+    """Best first, each once."""
+    kept: dict[str, Planned] = {}
+    for one in sorted(found, key=lambda one: (*_least(objective, one), one.reproduce)):
+        kept.setdefault(f"{one.n_gpus} {sorted(one.plan.items())}", one)
+    return list(kept.values())
+
+
+def _front(ranked: list[Planned]) -> tuple[Planned, ...]:
+    """Plans of which no other is better in time, cost and memory at once, fastest first."""
+
+    def parts(one: Planned) -> tuple[float, float, float]:
+        return (one.step_time_s, one.gpu_hours_per_million_tokens, float(one.peak_memory_bytes))
+
+    def beaten(one: Planned) -> bool:
+        mine = parts(one)
+        return any(all(a <= b for a, b in zip(parts(o), mine, strict=True)) and parts(o) != mine for o in ranked)
+
+    return tuple(sorted((one for one in ranked if not beaten(one)), key=parts))

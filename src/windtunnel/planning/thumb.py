@@ -1,0 +1,40 @@
+"""The plan that a rule of thumb gives, to hold the answer against.
+
+The rule of Megatron-Core's documentation and of most recipes: tensor parallelism over the NVLink domain where the model
+does not fit without; then the shallowest pipeline that fits, one sequence per micro-batch, ZeRO-1, nothing recomputed
+if possible and everything if not; the rest data-parallel. For frameworks that shard parameters: ZeRO-3 alone, then the
+same with tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from windtunnel.errors import UserError
+from windtunnel.planning.oracle import Layout, Plan, laid_out, memory_bytes
+from windtunnel.planning.space import Space, divisors
+
+TRIED_MOST = 24
+
+
+def rule_of_thumb(space: Space) -> Layout | None:
+    """The first plan in the order of the rule that is legal and fits; None where there is none."""
+    domain = space.cluster.gpus_in_domain
+    heads = space.model.layers[0].attention.heads
+    tensor = max((tp for tp in divisors(domain) if heads % tp == 0), default=1)
+    pipelines = [pp for pp in divisors(space.cluster.n_gpus) if pp <= space.model.n_layers]
+    zero = max(space.features.zero)
+    degrees = [tp for tp in dict.fromkeys((1, tensor)) if tp == 1 or space.features.tensor]
+    tried = 0
+    for tp, pp in [(degrees[0], 1), *((degrees[-1], pp) for pp in pipelines)]:
+        for recompute in ("none", "full"):
+            open_fields = {"tp": tp, "pp": pp, "zero_stage": zero, "recompute": recompute, "micro_batch": 1}
+            fields = {**open_fields, **{name: value for name, value in space.given.items() if value is not None}}
+            try:
+                layout = laid_out(space.model, space.cluster, Plan(**fields))
+            except UserError:
+                continue
+            tried += 1
+            if memory_bytes(layout) <= space.cluster.gpu.usable_memory_bytes:
+                return layout
+            if tried >= TRIED_MOST:
+                return None
+    return None

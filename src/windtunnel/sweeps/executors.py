@@ -1,0 +1,160 @@
+"""Where points run: processes (the default), Ray, or anything with the interface of `concurrent.futures.Executor`.
+
+Each yields (place of the point, row) as rows come. A worker that dies takes what was running with it: those points run
+again, each alone, and one whose process then dies every time is a row that says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from windtunnel.errors import SpecError, UserError
+from windtunnel.sweeps.run_points import Row, run_points
+
+Inputs = Sequence[tuple[int, Mapping[str, Any]]]
+Batch = list[tuple[int, Mapping[str, Any]]]
+BATCH = 20  # points of one task: some tenths of a second
+TRIES = 3
+DIED: Row = {"status": "died", "reason": f"its worker died {TRIES} times", "outputs": {}}
+
+
+def batches(inputs: Inputs, workers: int) -> list[Batch]:
+    """Tasks: large enough to be cheap, small enough that all workers have some to the end."""
+    size = max(1, min(BATCH, len(inputs) // (4 * max(1, workers))))
+    return [list(inputs[start : start + size]) for start in range(0, len(inputs), size)]
+
+
+def in_this_process(function: str, inputs: Inputs) -> Iterator[tuple[int, Row]]:
+    """One after the other."""
+    for place, point in inputs:
+        yield place, run_points(function, [point])[0]
+
+
+def in_processes(function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
+    """Processes of this machine, each started afresh."""
+    todo = batches(inputs, workers)
+    while todo:
+        lost: list[Batch] = []
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            todo = yield from _on_pool(pool, function, todo, lost, 2 * workers)
+        for place, point in (one for batch in lost for one in batch):  # one of these did it: each alone
+            yield place, _alone(function, point)
+
+
+def _on_pool(
+    pool: Executor, function: str, todo: list[Batch], lost: list[Batch], ahead: int
+) -> Generator[tuple[int, Row], None, list[Batch]]:
+    """Batches on a pool. Where a worker died, what was running goes to `lost`, and what had not begun is returned."""
+    waiting: dict[Future[list[Row]], Batch] = {}
+    rest = list(reversed(todo))
+    while (rest and not lost) or waiting:
+        while rest and len(waiting) < ahead and not lost:
+            batch = rest.pop()
+            try:
+                waiting[pool.submit(run_points, function, [point for _, point in batch])] = batch
+            except BrokenProcessPool:
+                lost.append(batch)
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            batch = waiting.pop(future)
+            try:
+                rows = future.result()
+            except BrokenProcessPool:
+                lost.append(batch)
+                continue
+            yield from zip((place for place, _ in batch), rows, strict=True)
+    return list(reversed(rest))
+
+
+def _alone(function: str, point: Mapping[str, Any]) -> Row:
+    """One point in a process of its own, several times if that dies."""
+    for _ in range(TRIES):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            try:
+                return pool.submit(run_points, function, [point]).result()[0]
+            except BrokenProcessPool:
+                continue
+    return dict(DIED)
+
+
+def on_executor(executor: Executor, function: str, inputs: Inputs) -> Iterator[tuple[int, Row]]:
+    """Anything with `submit`; a point whose future raises is a failed row."""
+    waiting = {
+        executor.submit(run_points, function, [point for _, point in batch]): batch for batch in batches(inputs, 8)
+    }
+    while waiting:
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        for future in done:
+            batch = waiting.pop(future)
+            error = future.exception()
+            if error is None:
+                yield from zip((place for place, _ in batch), future.result(), strict=True)
+                continue
+            row: Row = {"status": "died", "reason": f"{type(error).__name__}: {error}", "outputs": {}}
+            yield from ((place, dict(row)) for place, _ in batch)
+
+
+def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
+    """Ray: the cluster at `address`, or one of this machine that ends with the sweep."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("Ray is not installed: pip install 'windtunnel[ray]', or use --executor processes") from None
+    own = not ray.is_initialized()
+    if own and address is None:
+        ray.init(
+            num_cpus=workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=128 * 2**20,
+            runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
+        )
+    elif own:
+        ray.init(address=address, log_to_driver=False)
+    try:
+        yield from _ray_rows(ray, function, inputs, workers)
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _ray_rows(ray: Any, function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
+    remote = ray.remote(max_retries=TRIES - 1)(run_points)
+    todo = list(reversed(batches(inputs, workers)))
+    waiting: dict[Any, Batch] = {}
+    while todo or waiting:
+        while todo and len(waiting) < 4 * workers:
+            batch = todo.pop()
+            waiting[remote.remote(function, [point for _, point in batch])] = batch
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
+        for reference in ready:
+            batch = waiting.pop(reference)
+            try:
+                rows = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                if len(batch) > 1:  # one of them did it
+                    todo += [[one] for one in reversed(batch)]
+                    continue
+                rows = [{"status": "died", "reason": f"{type(error).__name__}: its worker died", "outputs": {}}]
+            yield from zip((place for place, _ in batch), rows, strict=True)
+
+
+def rows_of(executor: str | Executor, function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
+    """`executor`: `processes`, `serial`, `ray`, `ray:ADDRESS`, or an object with `submit`."""
+    if not isinstance(executor, str):
+        return on_executor(executor, function, inputs)
+    name, _, address = executor.partition(":")
+    if name == "ray":
+        return on_ray(address or None, function, inputs, workers)
+    if executor == "serial":
+        return in_this_process(function, inputs)
+    if executor != "processes":
+        raise SpecError("executor", executor, "use processes, serial, ray or ray:ADDRESS")
+    return in_processes(function, inputs, workers)

@@ -1,0 +1,46 @@
+"""What a sweep has done so far: one line a row, appended and flushed. A torn last line is as if it were not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+def read_journal(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows by key. Reading stops at the first line that is not whole."""
+    found: dict[str, dict[str, Any]] = {}
+    if not path.exists():
+        return found
+    for line in path.read_bytes().split(b"\n")[:-1]:  # behind the last newline is nothing, or a torn line
+        try:
+            row = json.loads(line)
+            found[row["key"]] = row
+        except (ValueError, KeyError, TypeError):
+            break
+    return found
+
+
+class Journal:
+    """Appends rows. Whatever a kill left behind the last whole line is cut off first."""
+
+    def __init__(self, path: Path) -> None:
+        kept = path.read_bytes() if path.exists() else b""
+        self._file = path.open("ab")
+        self._file.truncate(kept.rfind(b"\n") + 1)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self._file.close()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """One row, on disk when this returns."""
+        self._file.write(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())

@@ -1,0 +1,137 @@
+"""The points of a study: a grid, a list, a random draw, or trials that an optimiser asks for.
+
+A study is a mapping (or a YAML file):
+
+    verb: predict                                   # any public function of windtunnel
+    fixed: {model: llama-3-8b, cluster: h100-sxm:16, plan.global_batch: 64, plan.seq_len: 4096}
+    grid: {plan.tp: [1, 2, 4], plan.micro_batch: [1, 2]}           # every combination
+    list: [{plan.tp: 8}, {plan.tp: 8, plan.pp: 2}]                 # and these
+    random: {count: 100, seed: 0, over: {plan.tp: [1, 2, 4], jitter: {low: 0.0, high: 0.05}}}
+    optuna: {trials: 50, seed: 0, minimise: step_time_s, over: {...}}
+
+A dot goes into a nested mapping. Two points with the same inputs are one. A point's key is the hash of its verb, its
+inputs and the version of windtunnel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+
+FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run: its key and its inputs, by dotted name."""
+
+    key: str
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What is swept."""
+
+    verb: str
+    points: tuple[Point, ...]  # known beforehand
+    fixed: Mapping[str, Any]
+    optuna: Mapping[str, Any] | None = None
+    version: str = ""
+
+    def point(self, inputs: Mapping[str, Any]) -> Point:
+        """A point of this study."""
+        return point_of(self.verb, {**self.fixed, **inputs}, self.version)
+
+
+def point_of(verb: str, inputs: Mapping[str, Any], version: str) -> Point:
+    """A point with its key. Raises SpecError on a value that JSON does not know."""
+    try:
+        text = json.dumps([verb, inputs, version], sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise SpecError("inputs", dict(inputs), f"use numbers, text, lists and mappings ({error})") from None
+    return Point(hashlib.sha256(text.encode()).hexdigest()[:16], dict(sorted(inputs.items())))
+
+
+def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
+    """A study from a mapping or a YAML file. Raises InputFileError or SpecError."""
+    if not isinstance(spec, Mapping):
+        spec = _read_yaml(Path(spec))
+    for name in spec:
+        if name not in FIELDS:
+            raise UnknownNameError("field of a study", str(name), FIELDS)
+    verb, fixed = str(spec.get("verb", "predict")), dict(spec.get("fixed") or {})
+    found: dict[str, Point] = {}
+    for inputs in _inputs(spec):
+        point = point_of(verb, {**fixed, **inputs}, version)
+        found.setdefault(point.key, point)
+    optuna = spec.get("optuna")
+    if not found and optuna is None:
+        raise SpecError("study", dict(spec), "give points: grid, list, random or optuna")
+    return Study(verb, tuple(found.values()), fixed, optuna, version)
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputFileError(path, error.strerror or "cannot be read", "give the path of a study in YAML") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputFileError(path, f"not YAML ({' '.join(str(error).split())})", "see docs/planning.md") from None
+    if not isinstance(data, dict):
+        raise InputFileError(path, "holds no mapping", "a study is lines of `field: value`, see docs/planning.md")
+    return data
+
+
+def _inputs(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    grid = spec.get("grid") or {}
+    if grid:
+        for name, values in grid.items():
+            if not isinstance(values, list):
+                raise SpecError(f"grid.{name}", values, "give a list of values")
+        for chosen in product(*grid.values()):
+            yield dict(zip(grid, chosen, strict=True))
+    for one in spec.get("list") or ():
+        if not isinstance(one, Mapping):
+            raise SpecError("list", one, "give mappings of inputs")
+        yield dict(one)
+    drawn = spec.get("random")
+    if drawn:
+        draw = random.Random(int(drawn.get("seed", 0)))
+        for _ in range(int(drawn.get("count", 0))):
+            yield {name: _drawn(draw, name, values) for name, values in drawn.get("over", {}).items()}
+
+
+def _drawn(draw: random.Random, name: str, values: Any) -> Any:
+    if isinstance(values, list) and values:
+        return draw.choice(values)
+    if isinstance(values, Mapping) and {"low", "high"} <= set(values):
+        low, high = values["low"], values["high"]
+        if isinstance(low, int) and isinstance(high, int):
+            return draw.randint(low, high)
+        return draw.uniform(float(low), float(high))
+    raise SpecError(name, values, "give a list, or low and high")
+
+
+def nested(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
+    found: dict[str, Any] = {}
+    for name, value in inputs.items():
+        *outer, last = name.split(".")
+        inside = found
+        for part in outer:
+            inside = inside.setdefault(part, {})
+            if not isinstance(inside, dict):
+                raise SpecError(name, value, f"{part} is already given as a whole")
+        inside[last] = value
+    return found

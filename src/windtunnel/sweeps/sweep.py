@@ -1,0 +1,164 @@
+"""`sweep`: run a study's points, journal each row, and write the table when all are there.
+
+A sweep that is killed has a journal beside its table; asked again with the same study, it runs what is missing, each
+point once, and the table is the same, byte for byte, as that of a sweep that nobody killed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.sweeps.executors import rows_of
+from windtunnel.sweeps.journal import Journal, read_journal
+from windtunnel.sweeps.points import Point, Study, read_study
+from windtunnel.sweeps.table import write_table
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcome:
+    """Where the table is, how many points it has by status, and how many of them ran now."""
+
+    path: Path
+    points: int
+    ran: int
+    by_status: Mapping[str, int]
+    best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
+
+
+def sweep(
+    study: str | Path | Mapping[str, Any],
+    *,
+    out: str | Path = "sweep.parquet",
+    jobs: int | None = None,
+    executor: str | Executor = "processes",
+    function: str | None = None,
+    progress: Progress | None = None,
+) -> SweepOutcome:
+    """Run a study (docs/planning.md) and write one Parquet file: columns key, status, reason, inputs, outputs.
+
+    `jobs`: processes (one per core if not given); `executor`: processes, serial, ray, ray:ADDRESS, or any
+    `concurrent.futures.Executor`; `function`: `module:name` that is called in place of the study's verb. Raises
+    UserError on a study that cannot be; a point that fails is a row.
+    """
+    read = read_study(study, _version())
+    path = Path(out)
+    journal = path.with_name(path.name + ".journal")
+    called = function or f"windtunnel:{read.verb}"
+    _check(called, read.verb, function)
+    workers = max(1, jobs or os.cpu_count() or 1)
+    rows = read_journal(journal)
+    with Journal(journal) as log:
+        points, ran = _run(read, rows, log, called, executor, workers, progress)
+        best = None
+        if read.optuna is not None:
+            points, more, best = _trials(read, points, rows, log, called, progress)
+            ran += more
+    write_table(points, {point.key: rows[point.key] for point in points}, path)
+    journal.unlink()
+    counts = Counter(str(rows[point.key]["status"]) for point in points)
+    return SweepOutcome(path, len(points), ran, dict(sorted(counts.items())), best)
+
+
+def _version() -> str:
+    """Of the installed package: another version's rows are other rows."""
+    try:
+        return version("windtunnel")
+    except PackageNotFoundError:  # run from a source tree that nobody installed
+        return "not installed"
+
+
+def _check(called: str, verb: str, function: str | None) -> None:
+    # By name, as workers find it: the package above imports this module.
+    if function is None and verb not in import_module("windtunnel").__all__:
+        raise UserError(f"unknown verb {verb!r} of a study; use a public function of windtunnel, e.g. predict")
+
+
+def _run(
+    study: Study,
+    rows: dict[str, dict[str, Any]],
+    log: Journal,
+    called: str,
+    executor: str | Executor,
+    workers: int,
+    progress: Progress | None,
+) -> tuple[list[Point], int]:
+    points = list(study.points)
+    missing = [(place, point.inputs) for place, point in enumerate(points) if point.key not in rows]
+    done = len(points) - len(missing)
+    ran = 0
+    if missing:
+        for place, row in rows_of(executor, called, missing, workers):
+            key = points[place].key
+            if key in rows:
+                continue
+            rows[key] = {"key": key, **row}
+            log.add(rows[key])
+            ran += 1
+            if progress is not None:
+                progress(done + ran, len(points))
+    return points, ran
+
+
+def _trials(
+    study: Study,
+    points: list[Point],
+    rows: dict[str, dict[str, Any]],
+    log: Journal,
+    called: str,
+    progress: Progress | None,
+) -> tuple[list[Point], int, Mapping[str, Any] | None]:
+    """Trials that Optuna asks for one by one: its sampler is seeded, so a resumed sweep asks for the same ones."""
+    from windtunnel.sweeps.run_points import run_points
+
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("Optuna is not installed: pip install optuna, or use grid, list or random") from None
+    assert study.optuna is not None
+    asked = study.optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=int(asked.get("seed", 0)))
+    search = optuna.create_study(direction="minimize", sampler=sampler)
+    target, count, ran = str(asked.get("minimise", "step_time_s")), int(asked.get("trials", 20)), 0
+    known = {point.key for point in points}
+    best: tuple[float, Mapping[str, Any]] | None = None
+    for number in range(count):
+        trial = search.ask()
+        point = study.point({name: _suggested(trial, name, over) for name, over in asked.get("over", {}).items()})
+        if point.key not in rows:
+            rows[point.key] = {"key": point.key, **run_points(called, [point.inputs])[0]}
+            log.add(rows[point.key])
+            ran += 1
+        if point.key not in known:
+            known.add(point.key)
+            points.append(point)
+        value = rows[point.key]["outputs"].get(target)
+        if rows[point.key]["status"] == "ok" and value is not None:
+            search.tell(trial, float(value))
+            if best is None or float(value) < best[0]:
+                best = (float(value), point.inputs)
+        else:
+            search.tell(trial, state=optuna.trial.TrialState.FAIL)
+        if progress is not None:
+            progress(number + 1, count)
+    return points, ran, None if best is None else best[1]
+
+
+def _suggested(trial: Any, name: str, over: Any) -> Any:
+    if isinstance(over, list):
+        return trial.suggest_categorical(name, over)
+    low, high = over["low"], over["high"]
+    if isinstance(low, int) and isinstance(high, int):
+        return trial.suggest_int(name, low, high, log=bool(over.get("log", False)))
+    return trial.suggest_float(name, float(low), float(high), log=bool(over.get("log", False)))

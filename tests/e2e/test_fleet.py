@@ -1,0 +1,74 @@
+"""The command line of the fleet study, as users and scripts call it."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+TRACE = "job,submit_s,gpus,duration_s\na,0,8,100\nb,5,8,30\nc,6,4,10\nbig,7,640,10\n"
+
+
+def windtunnel(*words, status=0):
+    run = subprocess.run(
+        [sys.executable, "-m", "windtunnel", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == status, run.stderr
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def test_jobs_out_and_json(trace, tmp_path):
+    out = tmp_path / "out.csv"
+    run = windtunnel("fleet", trace, "--cluster", "v100:8", "--policy", "fifo", "--jobs-out", out, "--json")
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["job", "submit_s", "start_s", "end_s", "jct_s", "restarts", "gpu_seconds", "state"]
+    assert [(row["start_s"], row["end_s"], row["state"]) for row in rows] == [
+        ("0", "100", "completed"),
+        ("100", "130", "completed"),
+        ("130", "140", "completed"),
+        ("", "", "impossible"),
+    ]
+    document = json.loads(run.stdout)
+    assert document["impossible_jobs"] == 1
+    assert document["left_out"] == {"big": "asks 640 GPUs of 8"}
+    assert document["jct_mean_s"] == pytest.approx((100 + 125 + 134) / 3, abs=1e-5)
+    assert "1 job left out" in run.stderr
+
+
+def test_policies_side_by_side_and_a_page(trace, tmp_path):
+    page = tmp_path / "fleet.html"
+    run = windtunnel("fleet", trace, "--cluster", "v100:8", "--policy", "fifo,backfill,tiresias,srtf", "--report", page)
+    assert "easy" in run.stdout
+    text = page.read_text()
+    assert "<polygon" in text
+    assert "http" not in text
+
+
+def test_lint(trace):
+    run = windtunnel("fleet", "lint", trace, "--cluster", "v100:8", status=3)
+    assert "error: 1 job ask more than the 8 GPUs" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--policy", "fifo"), "--cluster is not given"),
+        (("--cluster", "v100:8", "--policy", "nonsense"), "--policy = 'nonsense'"),
+        (("--cluster", "v100:8", "--clock", "sun"), "--clock = 'sun'"),
+        (("--cluster", "v100:8", "--policy", "pollux"), "--tables"),
+        (("--cluster", "v100:8", "--policy", "tiresias", "--clock", "adaptdl"), "--tables"),
+    ],
+)
+def test_mistakes_are_one_line(trace, words, message):
+    run = windtunnel("fleet", trace, *words, status=2)
+    assert message in run.stderr
+    assert run.stderr.count("\n") == 1

@@ -1,0 +1,94 @@
+"""Sweeps: every point once, whatever dies; the same study gives the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from windtunnel.errors import UserError
+from windtunnel.sweeps import sweep
+from windtunnel.sweeps.journal import Journal, read_journal
+
+GRID = {"verb": "predict", "grid": {"a": list(range(8)), "b.c": [1.5, 2.5]}}
+CALLED = "swept_functions:double"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = str(Path(__file__).parent)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
+
+
+def test_a_row_for_every_point(tmp_path: Path) -> None:
+    outcome = sweep(GRID, out=tmp_path / "t.parquet", executor="serial", function=CALLED)
+    rows = pq.read_table(outcome.path).to_pylist()
+    assert list(rows[0]) == ["key", "status", "reason", "a", "b.c", "twice"]
+    assert [(row["a"], row["b.c"], row["twice"]) for row in rows] == [
+        (a, c, 2 * a + c) for a in range(8) for c in (1.5, 2.5)
+    ]
+    assert outcome.by_status == {"ok": 16}
+    assert not (tmp_path / "t.parquet.journal").exists()
+
+
+def test_executors_give_the_same_bytes(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        made = [
+            sweep(GRID, out=tmp_path / f"{number}.parquet", executor=one, jobs=2, function=CALLED).path.read_bytes()
+            for number, one in enumerate(("serial", "processes", threads))
+        ]
+    assert made[0] == made[1] == made[2]
+
+
+def test_failures_and_dead_workers_are_rows(tmp_path: Path) -> None:
+    study = {"grid": {"a": [1, -1, 2, -2, 3]}}
+    outcome = sweep(study, out=tmp_path / "t.parquet", jobs=2, function="swept_functions:moody")
+    rows = {row["a"]: row for row in pq.read_table(outcome.path).to_pylist()}
+    assert {a: row["status"] for a, row in rows.items()} == {1: "ok", 2: "ok", 3: "ok", -1: "failed", -2: "died"}
+    assert "ValueError: below zero" in rows[-1]["reason"]
+
+
+def test_a_torn_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(b'{"key":"a","status":"ok"}\n{"key":"b","sta')
+    assert list(read_journal(path)) == ["a"]
+    with Journal(path) as log:
+        log.add({"key": "c"})
+    assert list(read_journal(path)) == ["a", "c"]
+
+
+def test_killed_and_resumed_is_the_same_file(tmp_path: Path) -> None:
+    study = {"grid": {"a": list(range(60))}}
+    whole = sweep(study, out=tmp_path / "whole.parquet", executor="serial", function=CALLED).path.read_bytes()
+    out = tmp_path / "killed.parquet"
+    code = (
+        "from windtunnel.sweeps import sweep;"
+        f"sweep({study!r}, out={str(out)!r}, executor='serial', function='swept_functions:slow_double')"
+    )
+    journal = out.with_name("killed.parquet.journal")
+    for least in (5, 25):
+        process = subprocess.Popen([sys.executable, "-c", code])
+        until = time.monotonic() + 60
+        while len(read_journal(journal)) < least and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = len(read_journal(journal))
+    assert 25 <= before < 60
+    outcome = sweep(study, out=out, executor="serial", function=CALLED)
+    assert outcome.ran == 60 - before
+    assert out.read_bytes() == whole
+
+
+def test_a_study_that_cannot_be_is_one_error(tmp_path: Path) -> None:
+    for study in ({"grud": {}}, {"verb": "predict"}, {"grid": {"a": 1}}, {"verb": "nonsense", "list": [{"a": 1}]}):
+        with pytest.raises(UserError):
+            sweep(study, out=tmp_path / "t.parquet", executor="serial")

@@ -1,0 +1,254 @@
+"""Techniques predicted and really run: gains on two gloo ranks over a real slow link, held against the simulator's.
+
+    sudo python validation/techniques/predicted_and_run.py [--rate 400mbit] [--rounds 5] [--only lina]
+
+What is measured alone first, and what the prediction is made of: each collective at three sizes (a straight line), what
+a rank computes, and for offload one layer's passes and update. Then every configuration is played on these by
+`techniques.flat.play` (or `offload.window.timeline`) without and with the technique, and run without and with it in
+turns. Compute beside communication is played by sleeping, as kernels on a device would: two busy cores would hide the
+effect. Printed: each gain predicted and measured, their error, and whether the sign is right where it is above 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from slow_link import reason, slow_link
+
+from windtunnel.techniques.flat import Lane, Task, cut, play
+from windtunnel.techniques.flat.play import SHARED
+from windtunnel.techniques.offload.window import LayerTimes, timeline
+
+LINK, MIB = "scale_out", 1 << 20
+LAYERS = 5
+# (compute s of each layer but the last, of that, all-to-all MiB, all-reduce MiB a layer)
+LINA = [(0.02, 0.4, 2.0, 2.0), (0.02, 0.5, 1.0, 3.0), (0.02, 0.4, 2.0, 3.0), (0.1, 0.1, 1.0, 2.0),
+        (0.01, 0.6, 3.0, 3.0), (0.03, 0.3, 1.0, 1.5)]  # fmt: skip
+# (compute s, MiB a layer, ratio)
+SPARSE = [
+    (0.03, 2.0, 0.05),
+    (0.03, 2.0, 0.25),
+    (0.10, 2.0, 0.05),
+    (0.03, 4.0, 0.10),
+    (0.01, 1.0, 0.02),
+    (0.03, 1.0, 0.5),
+]
+# (which, pieces, compute s)
+PARTITION = [("gather", 2, 0.15), ("gather", 4, 0.15), ("gather", 8, 0.15), ("scatter", 2, 0.15), ("scatter", 4, 0.15),
+             ("scatter", 8, 0.15)]  # fmt: skip
+LOCAL = [(0.04, 2.0, 2), (0.04, 2.0, 8), (0.15, 2.0, 4)]  # (compute s, MiB, local steps)
+OFFLOAD = [(2, 40e6), (4, 40e6), (2, 400e6), (2, 15e6)]  # (window, bytes per s)
+MICRO = MIB // 2
+
+
+def ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+class Line:
+    """Seconds of a collective alone: latency + bytes / rate."""
+
+    def __init__(self, points: list[tuple[float, float]]) -> None:
+        (x0, y0), (x1, y1) = points[0], points[-1]
+        self.per_byte = (y1 - y0) / (x1 - x0)
+        self.latency = max(0.0, y0 - self.per_byte * x0)
+
+    def task(self, name: str, size: float, *after: int, urgency: int = 0) -> Task:
+        whole = ns(self.latency + size * self.per_byte)
+        return Task(name, LINK, whole, after, name, urgency, size, ns(self.latency))
+
+
+def computes_of(short: float, long: float) -> list[float]:
+    """Seconds of compute before each layer's all-to-all."""
+    return [long if layer == LAYERS - 1 else short for layer in range(LAYERS)]
+
+
+def order_of(lines: dict[str, Line], *arguments: float) -> str:
+    """The static order that the simulator emits: a for an all-to-all, r for a piece of an all-reduce."""
+    made = _lina_tasks(lines, *arguments)[1]
+    played = play(made, {LINK: Lane()})
+    begins = sorted((played.start_ns[n], n) for n, task in enumerate(made) if task.lane == LINK)
+    return "".join("a" if made[n].role == "all_to_all" else "r" for _, n in begins)
+
+
+def predict_lina(lines: dict[str, Line], *arguments: float) -> tuple[float, float]:
+    whole, made = _lina_tasks(lines, *arguments)
+    without = play(whole, {LINK: SHARED}).makespan_ns
+    return without / 1e9, play(made, {LINK: Lane()}).makespan_ns / 1e9
+
+
+def _lina_tasks(
+    lines: dict[str, Line], short: float, long: float, exchange: float, reduce: float
+) -> tuple[list[Task], tuple[Task, ...]]:
+    tasks: list[Task] = []
+    last: tuple[int, ...] = ()
+    for compute in computes_of(short, long):
+        tasks.append(Task("compute", "compute", ns(compute), last))
+        tasks.append(lines["all_to_all"].task("all_to_all", exchange * MIB, len(tasks) - 1))
+        last = (len(tasks) - 1,)
+        tasks.append(lines["all_reduce"].task("reduce", reduce * MIB, *last, urgency=1))
+    pieces = round(reduce * MIB / MICRO)
+    handed = ns(lines["hand over"].latency)  # of an operation to the communication thread, and back
+    made = cut(tasks, lambda task: pieces if task.role == "reduce" else 1)
+    return tasks, tuple(replace(task, work_ns=task.work_ns + handed) if task.lane == LINK else task for task in made)
+
+
+def predict_sparse(lines: dict[str, Line], compute: float, size: float, ratio: float) -> tuple[float, float]:
+    def one(parts: Callable[[int], list[Task]]) -> float:
+        tasks: list[Task] = []
+        for _ in range(LAYERS):
+            before = max((i for i, t in enumerate(tasks) if t.lane == "compute"), default=-1)
+            tasks.append(Task("compute", "compute", ns(compute), (before,) if before >= 0 else ()))
+            tasks += parts(len(tasks))
+        return play(tasks, {LINK: SHARED}).makespan_ns / 1e9
+
+    reduce, choosing = lines["all_reduce"], lines["choose"]
+    bytes_ = size * MIB
+    whole = one(lambda at: [reduce.task("reduce", bytes_, at - 1)])
+    made = one(
+        lambda at: [
+            # DDP's hook runs on the autograd thread: choosing and the norms hold up what is computed next.
+            Task("choose", "compute", ns(choosing.latency + choosing.per_byte * bytes_), (at - 1,)),
+            Task("norms", "compute", ns(reduce.latency + reduce.per_byte * bytes_ / 256), (at,)),
+            reduce.task("chunks", bytes_ * ratio, at + 1),
+        ]
+    )
+    return whole, made
+
+
+def predict_partition(lines: dict[str, Line], which: str, pieces: int, compute: float) -> tuple[float, float]:
+    kind = {"gather": "all_gather", "scatter": "reduce_scatter"}[which]
+
+    def one(count: int) -> float:
+        first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2)
+        second = Task("compute", "compute", ns(compute), (0,))
+        if which == "scatter":
+            second, first = (
+                lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2, 0),
+                Task("compute", "compute", ns(compute)),
+            )
+        return play(cut([first, second], lambda _: count), {LINK: Lane()}).makespan_ns / 1e9
+
+    return one(1), one(pieces)
+
+
+def predict_local(lines: dict[str, Line], compute: float, size: float, steps: int) -> tuple[float, float]:
+    reduce = lines["all_reduce"].latency + lines["all_reduce"].per_byte * size * MIB
+    return compute + reduce, compute + reduce / steps
+
+
+ROWS, COLUMNS = 1024, 512  # of one rank's rows: 2 MiB
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", default="400mbit")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--answers", type=Path)
+    asked = parser.parse_args()
+    if "RANK" in os.environ:
+        rank_main(asked)
+        return
+    lacks = reason()
+    if lacks:
+        print(f"skipped: {lacks}")
+        return
+    with tempfile.TemporaryDirectory() as folder, slow_link(asked.rate) as link:
+        answers = Path(folder) / "answers.json"
+        words = [
+            sys.executable,
+            __file__,
+            "--answers",
+            str(answers),
+            "--rounds",
+            str(asked.rounds),
+            "--only",
+            asked.only,
+        ]
+        link.run(words, timeout_s=1500)
+        report(json.loads(answers.read_text()))
+
+
+def report(found: dict) -> None:
+    lines = {name: Line(points) for name, points in found["alone"].items()}
+    for name, line in sorted(lines.items()):
+        print(f"{name:14} {1e3 * line.latency:6.2f} ms + bytes at {1e-6 / max(line.per_byte, 1e-15):8.1f} MB/s")
+    errors, signs = [], []
+    for one in found["runs"]:
+        name, arguments = one["name"], one["arguments"]
+        if name == "offload":
+            times = LayerTimes(**one["times"])
+            gone = timeline(times, one["layers"], arguments[0], before_s=one["ends"], end_s=one["end"])
+            stay = timeline(times, one["layers"], one["layers"], before_s=one["ends"], end_s=one["end"])
+            without, after = stay.step_s, gone.step_s
+        else:
+            without, after = globals()[f"predict_{name}"](lines, *arguments)
+        predicted = without / after
+        measured = statistics.median(a / b for a, b in zip(one["without"], one["with"], strict=True))
+        errors.append(abs(predicted / measured - 1.0))
+        if abs(measured - 1.0) > 0.05:
+            signs.append((predicted > 1.0) == (measured > 1.0))
+        print(
+            f"{name:10} {arguments!s:28} predicted {1e3 * without:6.0f} -> {1e3 * after:6.0f} ms gain {predicted:5.2f},"
+            " run "
+            f"{1e3 * statistics.median(one['without']):6.0f} -> {1e3 * statistics.median(one['with']):6.0f} ms gain "
+            f"{measured:5.2f}, error {predicted / measured - 1.0:+6.1%}"
+        )
+    print(
+        f"{len(errors)} configurations: mean error of the gain {statistics.mean(errors):.1%}, worst {max(errors):.1%};"
+        f" sign right in {sum(signs)} of {len(signs)} where the measured gain is above 5 %"
+    )
+
+
+def rank_main(asked: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    where = f"tcp://{os.environ['MASTER']}:29531"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=300))
+    import real_runs
+
+    alone = real_runs.alone()  # the same on both ranks: each time is that of the slower
+    lines = {name: Line(points) for name, points in alone.items()}
+    runs = []
+    for name, configurations in (
+        ("lina", LINA), ("sparse", SPARSE), ("partition", PARTITION), ("local", LOCAL), ("offload", OFFLOAD),
+    ):  # fmt: skip
+        if asked.only and name != asked.only:
+            continue
+        for arguments in configurations:
+            more = (order_of(lines, *arguments),) if name == "lina" else ()
+            found = getattr(real_runs, name)(asked.rounds, *more, *arguments)
+            runs.append({"name": name, "arguments": list(arguments), **found})
+            dist.barrier()
+    if rank == 0:
+        asked.answers.write_text(json.dumps({"alone": alone, "runs": runs}))
+    dist.destroy_process_group()
+
+
+def paired(rounds: int, without: Callable[[], float], after: Callable[[], float]) -> dict:
+    """Seconds of both, in turns, the first turn left out."""
+    found = {"without": [], "with": []}
+    for number in range(rounds + 1):
+        for name, run in (("without", without), ("with", after)):
+            seconds = run()
+            if number:
+                found[name].append(seconds)
+    return found
+
+
+if __name__ == "__main__":
+    main()
