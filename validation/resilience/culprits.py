@@ -206,9 +206,8 @@ def overhead(asked) -> None:
             process.join()
     blocks = [statistics.median(times[i : i + 20]) for i in range(20, 800, 20)]
     pairs = [(a - b) / b for a, b in zip(blocks[1::2], blocks[0::2], strict=False)]  # on, off
-    print(
-        f"overhead in {len(pairs)} paired turns: median {statistics.median(pairs):+.2%} of the wall time of own work (noise on a busy machine)"
-    )
+    share = statistics.median(pairs)
+    print(f"{len(pairs)} paired turns: median {share:+.2%} of the wall time of own work (noise on a busy machine)")
 
 
 def main() -> int:
