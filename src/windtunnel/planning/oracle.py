@@ -44,7 +44,7 @@ from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, la
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
 from windtunnel.training.lowering.simulated import simulate
-from windtunnel.training.lowering.step_shards import BUCKET_PARAMETERS, BUCKETS_MOST, gathers_first, reduces_last
+from windtunnel.training.lowering.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
 from windtunnel.training.memory.saved_tensors import keeping
@@ -430,7 +430,8 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
     pricer, plan = Pricer(layout), layout.plan
     hop = 0.0
     if plan.pp > 1:
-        tokens = layout.tokens_per_rank / (plan.tp if plan.sequence_parallel else 1)
+        cut = plan.sequence_parallel or layout.habits.scatters_sends
+        tokens = layout.tokens_per_rank / (plan.tp if cut else 1)
         size = tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
         hop = float(min(nanoseconds(pricer.hop(size, far=far)[0].seconds) for far in (False, True)))
     ranks = sorted(set(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True)))
@@ -451,8 +452,7 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
 
 def _buckets(layout: Layout, parameters: float, chunks: int) -> int:
     """At most so many buckets of one piece: `step_shards.buckets_of`."""
-    size = BUCKET_PARAMETERS * max(1.0, layout.shard_group / 40.0)
-    return int(np.clip(np.ceil(parameters / size), 1, max(2, BUCKETS_MOST // chunks)))
+    return int(np.clip(np.ceil(parameters / layout.message_parameters), 1, max(2, BUCKETS_MOST // chunks)))
 
 
 def _first_bucket(layout: Layout, pricer: Pricer, dense: float, expert: float, pieces: int) -> float:
