@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from windtunnel.planning.oracle import (
     BACKWARD,
+    DUAL_PIPES,
     EMBEDDING,
     FORWARD,
     HEAD,
@@ -157,7 +158,7 @@ def work_class(layout: Layout) -> Class:
     plan = layout.plan
     return (
         plan.tp, plan.cp, plan.cp_kind, plan.ep, layout.etp, plan.micro_batch, plan.sequence_parallel, plan.compile,
-        layout.shares_once,
+        layout.shares_once, layout.schedule in DUAL_PIPES,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from windtunnel.model import Model
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training import Plan, predict, read_plan
-from windtunnel.training.layout import Layout, resolve
+from windtunnel.training.layout import DUAL_PIPES, Layout, resolve
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
@@ -51,7 +51,7 @@ from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.schedules import SPLIT, Schedule, check, legal, schedule
 
-__all__ = ["Block", "Layout", "Plan", "predict"]  # with what is defined below
+__all__ = ["DUAL_PIPES", "Block", "Layout", "Plan", "predict"]  # with what is defined below
 
 Key = TypeVar("Key")
 EMBEDDING, HEAD = -1, -2  # kinds of block beside the kinds of layer, which count from 0
@@ -313,8 +313,7 @@ def block_work(layout: Layout, blocks: Mapping[int, Block]) -> dict[tuple[int, i
     """Nanoseconds that each block takes at least, by pass and kind: op by op, at the best switches, without launches.
 
     Until the op behind it can start, an op takes its kernel, and no less than any one transfer that it waits for or
-    that the op behind it waits for; a ring takes all of its exchanges and the last part of its kernel. Dispatch and
-    combine across nodes are never hidden (`PassBuilder.hides_dispatch`).
+    that the op behind it waits for; a ring takes all of its exchanges and the last part of its kernel.
     """
     pricer, plan = Pricer(layout), layout.plan
     slack = 1 + plan.cp  # of rounding each part of an op to whole nanoseconds
@@ -349,9 +348,8 @@ def block_work(layout: Layout, blocks: Mapping[int, Block]) -> dict[tuple[int, i
         return inputs + max(kernel(pricer.weight_gradient(op)) if op.weight_elements else 0, sent(op.after_backward))
 
     def _dispatched(transfer: Transfer | None) -> int:
-        if transfer is None or (transfer.group == "ep" and pricer.transfer(transfer)[1] == "scale_up"):
-            return 0
-        return sent(transfer)
+        # Another micro-batch's compute may hide what experts send each other.
+        return 0 if transfer is None or transfer.group == "ep" else sent(transfer)
 
     return {
         (which, kind): sum(map(forward if which == FORWARD else backward, block.operations))
@@ -430,8 +428,7 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
     pricer, plan = Pricer(layout), layout.plan
     hop = 0.0
     if plan.pp > 1:
-        cut = plan.sequence_parallel or layout.habits.scatters_sends
-        tokens = layout.tokens_per_rank / (plan.tp if cut else 1)
+        tokens = layout.tokens_per_rank / (plan.tp if plan.sequence_parallel or layout.habits.scatters_sends else 1)
         size = tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
         hop = float(min(nanoseconds(pricer.hop(size, far=far)[0].seconds) for far in (False, True)))
     ranks = sorted(set(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True)))
@@ -476,6 +473,8 @@ def _last_bucket(layout: Layout, pricer: Pricer, dense: float, expert: float, pi
 def _shared(layout: Layout, pricer: Pricer, kind: str, dense: float, expert: float, width: float) -> float:
     total = 0.0
     for parameters, group in ((dense, "dp"), (expert, "edp")):
+        if group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
+            continue  # every rank shards with itself alone
         if parameters and layout.group(group).size > 1:
             total += nanoseconds(pricer.transfer(Transfer(kind, group, parameters * width))[0].seconds)
     return total

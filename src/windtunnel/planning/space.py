@@ -99,6 +99,11 @@ FEATURES: dict[str, Features] = {
         selective=("selective:core_attention",),
         some_layers=False,
     ),
+    "megatron-deepspeed": Features(interleaves=False),
+    "deepspeed": Features(tensor=False, experts=False, interleaves=False, zero=(1, 2, 3), some_layers=False),
+    "internevo": Features(interleaves=False, some_layers=False),
+    "colossalai": Features(zero=(0, 1, 2), some_layers=False),
+    "maxtext": Features(zero=(3,), interleaves=False, some_layers=False),
     "pytorch": Features(tensor=False, experts=False, schedules=("1f1b", "gpipe"), compile=ON_OFF),
 }
 

@@ -8,7 +8,7 @@ devices are used, the least of
 
 For each bound on the longest stage, in rising order, F(s, k, d) is the least sum for layers k.. in s stages on d
 devices. Looking stops when B x bound is no less than the best total: any plan whose longest stage takes that costs at
-least as much. Memory: a stage with q stages behind it keeps q + 1 micro-batches (1F1B), so it is allowed only where `q`
+least as much. Memory: a stage with q stages behind it keeps q + 1 micro-batches (1F1B), so it is allowed only where q
 is at most its table of most successors.
 """
 
