@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused_with_the_fold_that_would() -> None:
     refuse_if_too_large(*big, available=10 * measures.GIB)
     with pytest.raises(
         UserError,
-        match=r"100,000,000 ops needs 9\.8 GiB to be replayed, and 1\.0 GiB are free; "
+        match=r"100,000,000 ops needs 9\.9 GiB to be replayed, and 1\.0 GiB are free; "
         r"folded to 37 programs it needs 0\.1 GiB: leave out --jitter",
     ):
         refuse_if_too_large(*big, folded=(37, 1_000_000), how="leave out --jitter", available=measures.GIB)

@@ -64,7 +64,7 @@ def test_numbers_of_a_gpu_are_of_the_right_order(name: str) -> None:
     assert 1e-7 < cluster.scale_up.latency_s <= cluster.scale_out.latency_s < 1e-4
 
 
-TABLES = {"a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s"}
+TABLES = {"a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s", "rtx_pro_6000_server"}
 UNTIMED = {"v100-32gb-sxm", "rtx-a6000"}  # NVIDIA GPUs that aiconfigurator-core has not timed
 
 
