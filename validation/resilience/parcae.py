@@ -1,6 +1,8 @@
-"""Parcae's recorded decisions against ours, minute by minute, and the samples that both earn under the published costs.
+"""Parcae's recorded decisions against ours, minute by minute, and the samples that both earn under published costs.
 
-python validation/resilience/parcae.py FOLDER      # with parcae_p3_trace.csv, parcae_{throughput,constants,decisions_*}.csv
+    python validation/resilience/parcae.py FOLDER
+
+FOLDER holds parcae_p3_trace.csv, parcae_throughput.csv, parcae_constants.csv and parcae_decisions_MODEL.csv.
 """
 
 from __future__ import annotations

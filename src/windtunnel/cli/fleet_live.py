@@ -43,6 +43,11 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool)
     large = next((job for job in made if not 0 < job.gpus <= site.gpus), None)
     if large is not None:
         raise SpecError(f"gpus of {large.name}", large.gpus, f"give from 1 to {site.gpus}", jobs.source)
+    odd = next((job for job in made if "/" in job.name or job.name in ("", ".", "..")), None)
+    if odd is not None:
+        raise SpecError(
+            "job", odd.name, "a live job's name is a folder's: leave out slashes and dots alone", jobs.source
+        )
     nodes = (site.per_node,) * site.nodes
     Scheduler(made, nodes, policy_of(names[0], 0), folder).run()
     simulated: dict[int, float] = {}

@@ -14,7 +14,6 @@ PaLM (2204.02311): a multiply-add is two FLOPs, and only matrix multiplications 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 

@@ -79,6 +79,7 @@ def _version() -> str:
 
 
 def _check(called: str, verb: str, function: str | None) -> None:
+    # By name, as workers find it: the package above imports this module.
     if function is None and verb not in import_module("windtunnel").__all__:
         raise UserError(f"unknown verb {verb!r} of a study; use a public function of windtunnel, e.g. predict")
 

@@ -337,7 +337,8 @@ def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> 
             )
         if kv_heads % plan.tp and plan.tp % kv_heads:
             raise LayoutError(
-                f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {model.layers.index(layer)} do not divide each other",
+                f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {model.layers.index(layer)} do not divide"
+                " each other",
                 "use a tp that divides them or is a multiple",
             )
         if plan.cp_kind == "ulysses" and (heads // plan.tp) % plan.cp:
@@ -347,7 +348,8 @@ def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> 
         if feed_forward.kind == "moe":
             if feed_forward.experts % plan.ep:
                 raise LayoutError(
-                    f"ep = {plan.ep} does not divide the {feed_forward.experts} experts of layer {model.layers.index(layer)}",
+                    f"ep = {plan.ep} does not divide the {feed_forward.experts} experts of layer"
+                    f" {model.layers.index(layer)}",
                     "use a divisor",
                 )
             if feed_forward.size % etp:

@@ -20,7 +20,7 @@ def print_report(report: ServingReport, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name in HEAD:
         table.add_column(name, justify="left" if name == "group" else "right")
-    for score in (*report.scores(), report.overall()):
+    for score in (*report.scores(), *report.by_level(), report.overall()):
         table.add_row(*cells(score))
     console.print(table)
     refused = [one for one in report.predictions if one.status == "refused"]
@@ -58,5 +58,7 @@ def write_page(report: ServingReport, path: Path, command: str) -> None:
         "| " + " | ".join(HEAD) + " |",
         "| --- |" + " ---: |" * (len(HEAD) - 1),
     ]
-    lines += ["| " + " | ".join(cells(score)) + " |" for score in (*report.scores(), report.overall())]
+    lines += [
+        "| " + " | ".join(cells(score)) + " |" for score in (*report.scores(), *report.by_level(), report.overall())
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

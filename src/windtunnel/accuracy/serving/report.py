@@ -57,6 +57,11 @@ class ServingReport:
         keys = list(dict.fromkeys(_key(row) for row in self.rows))
         return [self._score(" ".join(key), lambda row, key=key: _key(row) == key) for key in sorted(keys)]  # type: ignore[misc]
 
+    def by_level(self) -> list[Score]:
+        """By how well rows are specified, where the table says so; repeats are left out."""
+        levels = sorted({row.text("spec_level") for row in self.rows} - {""})
+        return [self._score(f"level {one}", lambda row, one=one: row.text("spec_level") == one) for one in levels]  # type: ignore[misc]
+
     def write_rows(self, path: Path) -> None:
         """`id,ttft_s,tpot_s,output_tokens_per_s,tpot_p5_s,tpot_p95_s,regime,status,reason`, every row of the table."""
         names = [item.name for item in fields(Predicted)]
@@ -75,6 +80,7 @@ class ServingReport:
             "rows": len(self.rows),
             "repeats_left_out": sum(1 for row in self.rows if row.text("duplicate_of")),
             "overall": self.overall().to_dict(),
+            "levels": [score.to_dict() for score in self.by_level()],
             "groups": [score.to_dict() for score in self.scores()],
             "refused": [{"id": one.id, "reason": one.reason} for one in self.predictions if one.status == "refused"],
         }

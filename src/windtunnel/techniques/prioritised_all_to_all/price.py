@@ -54,7 +54,7 @@ def lanes_of(asked: LinaPlan) -> dict[str, Lane]:
 
 
 def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Task, ...]:
-    """Gradients and gathered parameters in micro-operations; all-to-alls and the experts between in `experts` pieces."""
+    """Gradients and gathered parameters in micro-operations; all-to-alls and what is between in `experts` pieces."""
 
     def pieces(task: Task) -> int:
         if task.role in ("reduce", "gather") and asked.micro_op:
