@@ -153,11 +153,14 @@ def test_peak_is_as_predicted_and_a_quarter_of_the_state() -> None:
     whole = 4 * sum(p.numel() * 4 for p in model.parameters())
     budget = whole // 4
     run = offload.apply(model, adam, window="auto", device_memory=budget)
-    for step in range(3):
+    predicted = predicted_peak(model, list(model), run.window)
+    for step in range(60):
         model(batch(step)).square().mean().backward()
         run.step()
+        # Copies run beside the computing: on a busy machine a step may not have as many under way as there may be.
+        if step >= 2 and run.arena.peak >= 0.95 * predicted:
+            break
     run.wait()
-    predicted = predicted_peak(model, list(model), run.window)
     assert run.arena.peak <= budget
     assert run.arena.peak == pytest.approx(predicted, rel=0.05)
     run.close()

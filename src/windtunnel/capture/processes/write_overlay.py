@@ -17,6 +17,7 @@ from __future__ import annotations
 import builtins
 import errno
 import io
+import multiprocessing
 import os
 import shutil
 import stat
@@ -207,6 +208,26 @@ class _Overlay:
             self.removed.add(self._whole(path))
 
 
+def _short_place_for_sockets(folder: str) -> Callable[[], None]:
+    """Data-loader workers talk over sockets in multiprocessing's folder, whose path may have 108 bytes; how to undo it.
+
+    A descriptor of the folder has a short path as long as this process lives. Elsewhere than on Linux there is none,
+    and the folder's own path has to be short enough.
+    """
+    if not os.path.isdir("/proc/self/fd"):
+        return lambda: None
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = settings.get("tempdir")
+    settings["tempdir"] = f"/proc/{os.getpid()}/fd/{descriptor}"
+
+    def undo() -> None:
+        settings["tempdir"] = before
+        os.close(descriptor)
+
+    return undo
+
+
 @contextmanager
 def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[None]:
     """While this holds, this process and its forks change no file but below `scratch` and in the folders `ours`.
@@ -346,9 +367,11 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
     os.environ["TMPDIR"] = str(over.root) + os.sep + "tmp"
     over._folders(os.environ["TMPDIR"])
     put(tempfile, "tempdir", None)
+    undo_sockets = _short_place_for_sockets(os.environ["TMPDIR"])
     try:
         yield
     finally:
+        undo_sockets()
         for module, name, value in reversed(kept):
             setattr(module, name, value)
         if before is None:
