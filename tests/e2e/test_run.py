@@ -145,7 +145,7 @@ def test_out_of_memory_names_the_op_and_the_line(tmp_path: Path) -> None:
     assert "train.py:" in done.stderr
 
 
-def test_data_loader_workers_may_fork(tmp_path: Path) -> None:
+def test_loaders_may_fork(tmp_path: Path) -> None:
     text = DDP + train(3) + (
         "class Data(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 8\n"
