@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.report import charts, figures
+from windtunnel.report.advice_rows import advice_view
 from windtunnel.report.categories import SOURCES, label_of, source_categories, time_categories
 from windtunnel.report.console import command_lines
 from windtunnel.report.disturbed_page import disturbed_view
@@ -52,6 +53,8 @@ def view_of(result: Result) -> dict[str, Any]:
         "band": charts.band(result.step_time_p5_ns, result.step_time_ns, result.step_time_p95_ns),
         "warnings": [plain(text) for text in result.warnings],
         "limits": _limits(result),
+        "advice_later": False,  # a page that asks for it on its own says True
+        "advice": dict(zip(("title", "note", "groups"), advice_view(result), strict=True)),
         "breakdown": charts.breakdown(result, categories),
         "classes": charts.classes(result),
         "stage_rows": charts.stage_rows(result, categories),
@@ -91,7 +94,6 @@ def _infeasible(result: Result) -> dict[str, Any] | None:
         "needed": format_bytes(trouble.needed_bytes),
         "capacity": format_bytes(trouble.capacity_bytes),
         "over": format_bytes(trouble.needed_bytes - trouble.capacity_bytes),
-        "fixes": [plain(fix) for fix in trouble.fixes],
     }
 
 
@@ -144,7 +146,6 @@ def _limits(result: Result) -> list[dict[str, Any]]:
                     "what": plain(label_of(limit.what)),
                     "share": format_percent(limit.share),
                     "width": f"{max(limit.share, 0.0) / longest * 100:.2f}",
-                    "change": plain(limit.change),
                     "without": figures.duration(limit.step_time_s_without * 1e9),
                 }
                 for limit in limits
