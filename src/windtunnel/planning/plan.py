@@ -62,6 +62,8 @@ def plan(
     plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
+    if given.get("lora_rank"):
+        raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
     words = named or _words(model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
