@@ -24,7 +24,7 @@ from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.compared import decides, loses, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
-from windtunnel.planning.launch import launch_files
+from windtunnel.training.launch import launch_files
 from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
 from windtunnel.planning.robust import Trouble, scored
 from windtunnel.planning.search import Answer, Search, step_time
@@ -62,6 +62,8 @@ def plan(
     plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
+    if given.get("lora_rank"):
+        raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
     words = named or _words(model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
