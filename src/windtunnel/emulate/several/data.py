@@ -10,7 +10,7 @@ what the real one holds that it is like (`capture/virtual_world/proxies.py`). Wi
     send, recv           truly sent; with a virtual peer as ever
 
 So every real member is left with the same, with one real member this is *peers like me*, and with all of them real it
-is what the library would do. Shards (gathers in place) are tied as in `emulate/shards.py`, each to that real rank's
+is what the library would do. Shards (gathers in place) are tied as in `emulate/peers/shards.py`, each to that real rank's
 shard which its rank is like.
 
 A call has two halves: it begins (tensors are handed to the library, which works meanwhile), and ends when somebody
@@ -28,8 +28,8 @@ import torch
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.peer_data import Exchange, reduce_equals
+from windtunnel.emulate.peers.shards import TiedShards
 from windtunnel.emulate.several.real_groups import Among, RealGroups
-from windtunnel.emulate.shards import TiedShards
 
 Ending = Callable[[], None]
 
