@@ -10,8 +10,8 @@ what the real one holds that it is like (`capture/virtual_world/proxies.py`). Wi
     send, recv           truly sent; with a virtual peer as ever
 
 So every real member is left with the same, with one real member this is *peers like me*, and with all of them real it
-is what the library would do. Shards (gathers in place) are tied as in `emulate/peers/shards.py`, each to that real rank's
-shard which its rank is like.
+is what the library would do. Shards (gathers in place) are tied as `emulate/peers/shards.py` says, each to that real
+rank's shard which its rank is like.
 
 A call has two halves: it begins (tensors are handed to the library, which works meanwhile), and ends when somebody
 waits for it.
