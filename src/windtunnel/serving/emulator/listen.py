@@ -20,12 +20,14 @@ from windtunnel.serving.emulator.clock import Clock
 from windtunnel.serving.emulator.engine import Engine, Loss
 from windtunnel.serving.emulator.fleet import Fleet
 from windtunnel.serving.routing.choices import LeastLoaded, PrefixAware, RoundRobin
+from windtunnel.serving.simulate import simulate
 from windtunnel.serving.workload.lengths import lengths
 from windtunnel.serving.workload.requests import Workload
 from windtunnel.units import parse_time
 
 LOOPBACK = "127.0.0.1"
 DRAWN = 65_536  # answer lengths that are drawn in advance; then they repeat
+BACKLOG = 2048
 STOP_S = 2  # that open streams get when the server is told to stop
 ROUTERS = {"round-robin": RoundRobin, "least-loaded": LeastLoaded, "prefix-aware": PrefixAware}
 
@@ -78,11 +80,21 @@ def bound_socket(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+        bound.listen(BACKLOG)  # at once: who is told the address may connect
     except OSError as error:
         bound.close()
         words = f"cannot be listened on ({error.strerror or error}); give another address or port"
         raise SpecError("--listen", f"{host}:{port}", words) from None
     return bound
+
+
+def warm_up(priced: Priced) -> None:
+    """Price steps of many sizes now, so that no client waits while a table is read for the first time."""
+    seqs = min(priced.rules.max_num_seqs, 256)
+    outputs = np.arange(1, 2 * seqs + 1) % 32 + 1
+    prompts = np.geomspace(1, min(8192, max(1, priced.longest - 32)), 2 * seqs).astype(np.int64)
+    load = Workload(prompts, outputs.astype(np.int64), None, seqs)
+    simulate(load, [priced.replica()], None, block_size=priced.rules.block_size, longest=priced.longest)
 
 
 def listen(
@@ -114,6 +126,7 @@ def listen(
     host, port = parsed_address(address)
     losses = parsed_losses(lose, replicas)
     rules = priced.rules
+    warm_up(priced)
     fleet = Fleet(priced.replica, replicas, ROUTERS[router](), round(priced.profile.first_token_s * 1e9))
     bound = bound_socket(host, port)
     try:
@@ -141,7 +154,7 @@ def listen(
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=STOP_S,
-            backlog=2048,
+            backlog=BACKLOG,
         )
         uvicorn.Server(settings).run(sockets=[bound])
     finally:
