@@ -31,7 +31,7 @@ def test_layouts_fit_and_more_tensor_ranks_are_faster_inside_a_machine() -> None
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_changes_a_lone_request_takes_what_its_layout_takes(policy: Policy) -> None:
     found = play(MODEL, Machine(), policy, [200.0 * i for i in range(5)], [], 6)
-    assert len(set(round(x, 6) for x in found.latency_s)) == 1
+    assert len({round(x, 6) for x in found.latency_s}) == 1
     assert found.recomputed_tokens == found.reconfigurations == 0
     alone = [MODEL.latency_s(Machine(), tensor, 1) for tensor in (1, 2, 4, 8)]
     assert any(found.latency_s[0] == pytest.approx(one) for one in alone)
