@@ -38,11 +38,11 @@ def main() -> None:
     servers = Servers(gpus=asked.gpus)
     gains, cuts = [], []
     for exponent in (0.0, 0.9, 0.99):
-        which = zipf(asked.apps, exponent, 40_000, 1)
+        which = zipf(asked.apps, exponent, 20_000, 1)
         rates: dict[str, float] = {}
         for system in SYSTEMS:
-            done = play_pool(system, servers, apps, which, in_flight=8 * asked.gpus, until_s=40.0)
-            rates[system] = done.rate_per_s(10.0, 40.0)
+            done = play_pool(system, servers, apps, which, in_flight=8 * asked.gpus, until_s=20.0)
+            rates[system] = done.rate_per_s(5.0, 20.0)
         gain = rates["pool"] / rates["fixed"] - 1.0
         gains.append(gain)
         busy = rates["pool"] * float(np.mean([apps[a].compute_s for a in which])) / asked.gpus
@@ -51,7 +51,7 @@ def main() -> None:
             f"fixed {rates['fixed']:.0f}/s, cold {rates['cold']:.1f}/s: {gain:+.0%} over fixed places"
         )
         for share in (0.25, 0.5, 0.75, 0.9):
-            n = int(rates["pool"] * share * 30.0)
+            n = int(rates["pool"] * share * 20.0)
             rng = np.random.default_rng(2)
             sent = [float(t) for t in np.cumsum(rng.exponential(1.0 / (rates["pool"] * share), n))]
             mean = {}

@@ -105,22 +105,23 @@ class _Machine:
 
     def _place(self) -> None:
         """Give waiting requests to GPUs, the oldest first; one that finds no GPU holds up its own model only."""
+        holders = [self._seen(gpu) for gpu in self.gpus]
         for model in sorted(self.waiting, key=lambda m: self.waiting[m][0]):
             line = self.waiting[model]
-            while line and (place := self._route(model)) is not None:
+            while line and (place := self._route(model, holders)) is not None:
                 self.gpus[place].queue.append((line.popleft(), model))
+                holders[place] = self._seen(self.gpus[place])
             if not line:
                 del self.waiting[model]
 
-    def _route(self, model: int) -> int | None:
-        if self.system == "fixed":
-            return model % len(self.gpus)
-        holders = []
-        for gpu in self.gpus:
-            name = gpu.queue[-1][1] if gpu.queue else gpu.holds  # what it will hold when the request's turn comes
-            idle = None if gpu.queue else gpu.idle_since_ns / NS
-            holders.append(Holder(frozenset((str(name),)), len(gpu.queue), idle))
-        return route(str(model), holders, MOST_BACKLOG)
+    def _route(self, model: int, holders: list[Holder]) -> int | None:
+        return model % len(self.gpus) if self.system == "fixed" else route(str(model), holders, MOST_BACKLOG)
+
+    @staticmethod
+    def _seen(gpu: _Gpu) -> Holder:
+        """A GPU as the router sees it: with the model that it will have when a new request's turn comes."""
+        holds = gpu.queue[-1][1] if gpu.queue else gpu.holds
+        return Holder(frozenset((str(holds),)), len(gpu.queue), None if gpu.queue else gpu.idle_since_ns / NS)
 
     def _spent_s(self, gpu: _Gpu, model: int) -> float:
         one = self.models[model]
