@@ -30,7 +30,7 @@ MODELS = (
 )  # fmt: skip
 GPUS = ("h100-sxm", "a100-80gb-sxm", "h200-sxm", "b200-sxm", "gb200-nvl72", "h800-sxm")
 FRAMEWORKS = ("megatron",) * 5 + ("torchtitan", "torchtitan", "fsdp", "nanotron", "deepspeed")
-POWERS = (1, 2, 4, 8, 16)
+ALIKE = 10  # jobs in a row with one model, GPU and framework, which share prices
 LADDERS: dict[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8, 16),
     "pp": (1, 2, 4, 8, 16, 32),
@@ -61,11 +61,9 @@ LADDERS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def job(rng: random.Random) -> tuple[str, str, dict[str, Any]] | None:
+def job(rng: random.Random, model: str, gpu: str, framework: str) -> tuple[str, str, dict[str, Any]] | None:
     """A random question that `predict` answers, or None."""
-    model, gpu = rng.choice(MODELS), rng.choice(GPUS)
     n = rng.choice((72, 144, 288, 576)) if "nvl72" in gpu else 2 ** rng.randint(3, 10)
-    framework = rng.choice(FRAMEWORKS)
     plan: dict[str, Any] = {"framework": framework, "seq_len": rng.choice((2048, 4096, 8192))}
     plan["tp"] = rng.choice((1, 1, 2, 4, 8))
     plan["pp"] = rng.choice((1, 1, 2, 4, 8, 16))
@@ -166,14 +164,16 @@ def main() -> None:
     part, parts = map(int, asked.shard.split("/"))
     rng, count, done = random.Random(asked.seed), Counter[str](), 0
     while done < asked.jobs:
-        one = job(rng)
+        if done % ALIKE == 0:
+            shared = rng.choice(MODELS), rng.choice(GPUS), rng.choice(FRAMEWORKS)
+        one = job(rng, *shared)
         if one is None:
             continue
         done += 1
         if done % parts == part:
             judged(*one, count)
             count["jobs"] += 1
-            if count["jobs"] % 25 == 0:
+            if count["jobs"] % 10 == 0:
                 print(f"{count['jobs']} {dict(count)}", file=sys.stderr, flush=True)
     for name, value in count.items():
         print(f"{name:45} {value}")
