@@ -91,7 +91,9 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
             f"  parallelism_config_cp_size: {cp}",
         ]
     steps = max(1, plan["global_batch"] // (micro * dp))
-    lines.append(f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan['seq_len']}")
+    lines.append(
+        f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan['seq_len']}"
+    )
     left = [one for one in left if not one.startswith(("micro_batch ", "global_batch ", "seq_len "))]
     if left:
         lines.append(f"# no key for: {'; '.join(left)}")
