@@ -24,12 +24,12 @@ from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.compared import decides, loses, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
-from windtunnel.training.launch import launch_files
 from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
 from windtunnel.planning.robust import Trouble, scored
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
 from windtunnel.planning.thumb import rule_of_thumb
+from windtunnel.training.launch import launch_files
 
 OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0
