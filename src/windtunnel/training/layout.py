@@ -77,6 +77,8 @@ class Layout:
     def message_parameters(self) -> float:
         """Parameters in one gradient or parameter message, as the plan or its framework cuts them."""
         habit = max(self.habits.message_parameters, self.habits.message_per_replica * self.dp * self.plan.cp)
+        if not self.plan.zero_stage and self.habits.message_whole_parameters:
+            habit = self.habits.message_whole_parameters
         return float(self.plan.bucket_parameters or habit)
 
     @property

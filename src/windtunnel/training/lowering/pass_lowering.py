@@ -390,9 +390,9 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
         else:
             _exchange(build, label, op.after_backward)
     if weights and op.weight_elements:
-        build.compute(
-            f"{name} weight", pricer.weight_gradient(op), "gemm", after=regathered, flops=op.flops, kernels=op.kernels
-        )
+        kernels = op.kernels + pricer.layout.habits.adds_gradients
+        price = pricer.weight_gradient(op)
+        build.compute(f"{name} weight", price, "gemm", after=regathered, flops=op.flops, kernels=kernels)
     build.pending += scattered
 
 
