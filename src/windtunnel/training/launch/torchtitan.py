@@ -1,7 +1,7 @@
 """torchtitan's job config (`torchtitan/config/job_config.py`, 2025-09 to 2026-05) for a plan, and back.
 
-Older names that are read as well: `[float8]`, `[training] batch_size`, `compile` and the degrees of 2024, which stood in
-`[training]` and `[experimental]`.
+Older names that are read as well: `[float8]`, `[training] batch_size`, `compile` and the degrees of 2024, which stood
+in `[training]` and `[experimental]`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ USUAL = {
     "framework": "torchtitan", "gradient_dtype": "fp32", "overlap_grad_reduce": True, "overlap_param_gather": True,
     "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False, "optimizer": "adam",
     "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_activation_input": False, "lora_rank": 0, "sequence_parallel": True, "fp8_parameters": False, "cp_kind": "ring",
+    "fp8_activation_input": False, "lora_rank": 0, "sequence_parallel": True, "fp8_parameters": False,
+    "cp_kind": "ring",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages", "schedule", "zero_stage", "shard_group",
@@ -125,8 +126,9 @@ def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
         found.append("fp8_parameters on")
     if recompute not in ("none", "full", "selective:ops"):
         found.append(f"recompute {recompute}")
-    if plan.get("zero_stage") == 1:
-        found.append("zero_stage 1")
+    zero = plan.get("zero_stage")
+    if zero == 1 or (zero == 0 and (plan.get("cp") or 1) > 1):  # context-parallel ranks share parameters
+        found.append(f"zero_stage {zero}")
     schedule, chunks = plan.get("schedule"), plan.get("virtual_stages") or 1
     if (plan.get("pp") or 1) > 1:
         if schedule is not None and schedule not in SCHEDULES:
