@@ -56,7 +56,8 @@ def serve(
     prefill: Annotated[str | None, Parameter(help="Prefill pool of its own: 2xtp4.")] = None,
     decode: Annotated[str | None, Parameter(help="Decode pool of its own: 1xtp8.")] = None,
     search: Annotated[
-        Literal["distserve"] | None, Parameter(help="Find the best placement for --rate and --slo: distserve.")
+        Literal["distserve", "alpaserve", "muxserve"] | None,
+        Parameter(help="Find the best placement for --rate and --slo; alpaserve, muxserve: of several models."),
     ] = None,
     kernels: Annotated[Path | None, Parameter(help="Measured kernels: a table, or the folder that holds them.")] = None,
     speculative_tokens: Annotated[int, Parameter(help="Tokens drafted per step (0).")] = 0,
@@ -88,7 +89,8 @@ def serve(
     Parameters
     ----------
     model
-        A model of the catalogue, or the path of a config.json.
+        A model of the catalogue, or the path of a config.json. For --search alpaserve and muxserve several, each with
+        its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
     from windtunnel.cli.output import note, print_json, working
     from windtunnel.errors import UserError
@@ -139,8 +141,7 @@ def serve(
         if search is not None:
             from windtunnel.cli.serve_search import answer_search
 
-            limits = parsed_slo(slo)
-            answer_search(model, cluster, layout, asked, limits, attain, rate, json)
+            answer_search(search, model, cluster, layout, asked, parsed_slo(slo), attain, rate, json)
             return None
         result, curve = ask(
             model,
@@ -161,12 +162,12 @@ def serve(
         result.write_requests(requests_out)
         note(f"wrote {requests_out}")
     if page is not None:
-        from windtunnel.report.serving_page import write_page
+        from windtunnel.report.serving.page import write_page
 
         write_page(result.to_dict(), curve, page)
         note(f"wrote {page}")
     if trace is not None:
-        from windtunnel.report.serving_trace import write_trace
+        from windtunnel.report.serving.trace import write_trace
 
         write_trace(result.timeline, trace)
         note(f"wrote {trace}")
@@ -174,7 +175,7 @@ def serve(
         print_json(result.to_dict())
     else:
         from windtunnel.cli.output import stdout
-        from windtunnel.report.serving_console import print_serving
+        from windtunnel.report.serving.console import print_serving
 
         print_serving(result.to_dict(), stdout())
     return None

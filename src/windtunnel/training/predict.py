@@ -178,14 +178,16 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
     plan, tokens = layout.plan, layout.tokens_per_step
     # Attention stays inside documents where sequences are packed from them, and only that is work.
     document = pricer.document_length or plan.seq_len
-    flops = 3.0 * tokens * layout.model.forward_flops_per_token(document, "full")
+    forward = layout.model.forward_flops_per_token(document, "full")
+    linear = layout.model.forward_flops_per_token(1, "full") if plan.lora_rank else 0.0
+    flops = tokens * (3.0 * forward - linear)  # frozen weights have no gradient
     inside = "" if document == plan.seq_len else f" inside documents (s = {document:,})"
     return Work(
         tokens=tokens,
         model_flops=flops,
         executed_flops=flops + recomputed_flops(layout, step),
         dtype=PEAK_DTYPE.get(plan.precision, plan.precision),
-        convention=f"6 N + 12 L a d s per token, attention counted in full{inside},"
+        convention=f"{4 if plan.lora_rank else 6} N + 12 L a d s per token, attention counted in full{inside},"
         f" against dense {plan.precision} peak",
     )
 
