@@ -13,6 +13,6 @@ def answer_real(requests: int | None, rate: float | None, cv: float, seed: int, 
     if json:
         print_json(found)
     else:
-        from windtunnel.report.serving_real import print_real
+        from windtunnel.report.serving.real import print_real
 
         print_real(found, stdout())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.report.serving_console import duration
+from windtunnel.report.serving.console import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
