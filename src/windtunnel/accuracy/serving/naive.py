@@ -17,6 +17,7 @@ from windtunnel.cost.inference.kernels import WEIGHT_BYTES
 from windtunnel.errors import UserError
 from windtunnel.hardware.gpu import Gpu
 from windtunnel.model.architecture import Model
+from windtunnel.serving.build import kv_format
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.profile import load_engine
 from windtunnel.serving.kv.capacity import kv_bytes_per_token
@@ -31,8 +32,8 @@ def naive_times(row: ServingRow) -> tuple[float, float] | None:
     try:
         model = model_named(row.text("model"), row.text("model_family"))
         deployment = deployment_of(row)
-        gpu = gpu_of(row.text("gpu"), deployment.gpus).gpu
-        kv = deployment.kv or load_engine(deployment.engine).kv
+        cluster = gpu_of(row.text("gpu"), deployment.gpus)
+        gpu, kv = cluster.gpu, kv_format(deployment, load_engine(deployment.engine), cluster)
     except UserError:
         return None
     isl, osl, slots = row.whole("isl", 1), row.whole("osl", 1), row.whole("concurrency", 1)
