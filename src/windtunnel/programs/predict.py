@@ -49,6 +49,7 @@ MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
 POINTS = 400  # of the drawn timeline
 
+
 def predict_captured(
     job: CapturedJob | str | Path,
     cluster: Cluster | str | Path,
