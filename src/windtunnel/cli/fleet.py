@@ -13,7 +13,7 @@ from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
-    from windtunnel.report.fleet import Occupancy
+    from windtunnel.report.fleet.page import Occupancy
 
 fleet = App(
     name="fleet",
@@ -114,7 +114,7 @@ def run(
         write_jobs(outcomes, jobs_out)
     _show(_document(trace, where, cluster, site.gpus, figures, outcomes[0]), figures, json)
     if report is not None:
-        from windtunnel.report.fleet import write_fleet_page
+        from windtunnel.report.fleet.page import write_fleet_page
 
         document = _document(trace, where, cluster, site.gpus, figures, outcomes[0])
         points = None
@@ -131,7 +131,7 @@ def _occupancy(outcome: Outcome) -> Occupancy:
     """What the page draws of a run."""
     import numpy as np
 
-    from windtunnel.report.fleet import Occupancy
+    from windtunnel.report.fleet.page import Occupancy
 
     ran = np.flatnonzero((outcome.state == 0) & (outcome.end_s > outcome.start_s))
     return Occupancy(
@@ -180,7 +180,7 @@ def _show(document: dict[str, Any], figures: list[dict[str, Any]], json: bool) -
     if json:
         print_json(document)
         return
-    from windtunnel.report.fleet_console import print_fleet
+    from windtunnel.report.fleet.console import print_fleet
 
     print_fleet(document, figures, stdout())
 

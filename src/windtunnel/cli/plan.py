@@ -72,14 +72,14 @@ def plan(
         )
     document = found.to_dict()
     if report is not None:
-        from windtunnel.report.plans_html import write_plans_html
+        from windtunnel.report.planning.html import write_plans_html
 
         write_plans_html(document, report, title=f"{model} on {cluster}")
         note(f"wrote {report}")
     if json:
         print_json(document)
     else:
-        from windtunnel.report.plans_console import print_plans
+        from windtunnel.report.planning.console import print_plans
 
         print_plans(document, stdout())
     return INFEASIBLE if document["status"] == "infeasible" else 0

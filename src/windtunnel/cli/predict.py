@@ -105,12 +105,12 @@ def predict(
         )
     written = []
     if report is not None:
-        from windtunnel.report.html import write_html
+        from windtunnel.report.prediction.html import write_html
 
         write_html(result, report)
         written.append(report)
     if trace is not None:
-        from windtunnel.report.trace import write_trace
+        from windtunnel.report.prediction.trace import write_trace
 
         write_trace(result, trace)
         written.append(trace)
@@ -119,11 +119,11 @@ def predict(
 
         written.append(save_run(result, out))
     if json:
-        from windtunnel.report.document import to_document
+        from windtunnel.report.prediction.document import to_document
 
         print_json(to_document(result))
     else:
-        from windtunnel.report.console import print_result
+        from windtunnel.report.prediction.console import print_result
 
         print_result(result, stdout())
     if samples and (result.disturbed is None or result.disturbed.samples is None):

@@ -129,12 +129,12 @@ def serve(
         result.write_requests(requests_out)
         note(f"wrote {requests_out}")
     if page is not None:
-        from windtunnel.report.serving_page import write_page
+        from windtunnel.report.serving.page import write_page
 
         write_page(result.to_dict(), curve, page)
         note(f"wrote {page}")
     if trace is not None:
-        from windtunnel.report.serving_trace import write_trace
+        from windtunnel.report.serving.trace import write_trace
 
         write_trace(result.timeline, trace)
         note(f"wrote {trace}")
@@ -142,7 +142,7 @@ def serve(
         print_json(result.to_dict())
     else:
         from windtunnel.cli.output import stdout
-        from windtunnel.report.serving_console import print_serving
+        from windtunnel.report.serving.console import print_serving
 
         print_serving(result.to_dict(), stdout())
     return None

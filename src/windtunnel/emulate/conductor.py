@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.emulate.arrivals import Span
 from windtunnel.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, moved
-from windtunnel.emulate.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
+from windtunnel.emulate.peers.arrivals import Span
+from windtunnel.emulate.peers.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
 from windtunnel.programs.communication import Communication
 
 WARM_UP = 3  # steps alike before peers run them: caches, allocator and optimizer state settle

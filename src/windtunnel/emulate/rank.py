@@ -21,7 +21,7 @@ from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.process import die_with_parent
 
 if TYPE_CHECKING:
-    from windtunnel.emulate.compute_time import ComputeTime
+    from windtunnel.emulate.clock.compute_time import ComputeTime
     from windtunnel.emulate.conductor import Conductor
     from windtunnel.emulate.memory import Peak
     from windtunnel.emulate.observe import ObservedStep
@@ -150,7 +150,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     from windtunnel.capture.torch_private.distributed import Replacements
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
-    from windtunnel.emulate.compute_time import ComputeTime
+    from windtunnel.emulate.clock.compute_time import ComputeTime
 
     launch = launch_of(task)
     on_gpu = torch.cuda.is_available()
@@ -182,7 +182,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
 def _on_cpu(
     task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
 ) -> tuple[Any, Any, Callable[[], None]]:
-    from windtunnel.emulate.script_clock import Listening, optimizer_hooks
+    from windtunnel.emulate.clock.script_clock import Listening, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
     listening = Listening(
@@ -200,10 +200,10 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
     """Stream-ordered. Not yet run on a GPU."""
     from windtunnel.capture.virtual_world import work
     from windtunnel.cost.device_memory import memory_document
-    from windtunnel.emulate.cuda_device import TorchCuda
+    from windtunnel.emulate.clock.cuda_device import TorchCuda
+    from windtunnel.emulate.clock.script_clock import optimizer_hooks
+    from windtunnel.emulate.clock.stream_delay import Holding
     from windtunnel.emulate.run import NOT_RUN_ON_GPU
-    from windtunnel.emulate.script_clock import optimizer_hooks
-    from windtunnel.emulate.stream_delay import Holding
 
     conductor = journal.conductor = _conductor(task, launch)
 
@@ -228,8 +228,8 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
 def _recorded(task: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
     import torch
 
-    from windtunnel.emulate.record_real import Recording
-    from windtunnel.emulate.tape import TapeWriter
+    from windtunnel.emulate.tape.record_real import Recording
+    from windtunnel.emulate.tape.tape import TapeWriter
 
     launch = launch_of(task)
     path = Path(task["tape"][1])
@@ -260,7 +260,7 @@ def _run(launch: Any) -> None:
 
 def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
     from windtunnel.emulate.conductor import Conductor
-    from windtunnel.emulate.prices import seconds_beside_on, seconds_on
+    from windtunnel.emulate.peers.prices import seconds_beside_on, seconds_on
     from windtunnel.hardware import parse_cluster
 
     cluster = parse_cluster(task["cluster"])
@@ -284,8 +284,8 @@ def _one_core(cluster: Any) -> bool:
 
 
 def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
-    from windtunnel.emulate.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
-    from windtunnel.emulate.peer_times import by_class
+    from windtunnel.emulate.peers.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
+    from windtunnel.emulate.peers.peer_times import by_class
     from windtunnel.programs.folder import load_job
     from windtunnel.programs.lowering.pricing import ATTENTION, GEMM, op_pricer
 
@@ -309,12 +309,12 @@ def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
 
 def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
     from windtunnel.capture.virtual_world import peer_data as peers
-    from windtunnel.emulate.shards import TiedShards
+    from windtunnel.emulate.peers.shards import TiedShards
 
     tied = TiedShards(peers.PEERS_LIKE_ME).policy()
     policy = peers.PeerPolicy(peers.noise) if task["data"] == "noise" else tied
     if task["tape"][:1] == ["replay"]:
-        from windtunnel.emulate.tape import Tape, player
+        from windtunnel.emulate.tape.tape import Tape, player
 
         tape = Tape(Path(task["tape"][1]))
         of_rank = (tape.facts.get("rank"), tape.facts.get("world_size"))
@@ -375,7 +375,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
     conductor = journal.conductor
     if conductor is None:
         return {"notes": journal.notes}
-    from windtunnel.emulate.peer_times import document
+    from windtunnel.emulate.peers.peer_times import document
     from windtunnel.emulate.timeline import events_of_peer, events_of_real
 
     events: list[Any] = []

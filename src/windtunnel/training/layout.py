@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
-from windtunnel.cost.collectives import Group, group_of
+from windtunnel.cost.communication.collectives import Group, group_of
 from windtunnel.cost.training import software
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import Cluster

@@ -23,8 +23,8 @@ from urllib.parse import parse_qsl
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.report import figures
-from windtunnel.report.html import view_of
 from windtunnel.report.pages import page_template
+from windtunnel.report.prediction.html import view_of
 from windtunnel.ui.form import FIRST, SECOND, START, asked_of, plan_fields
 from windtunnel.ui.guard import Guard
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
@@ -193,8 +193,8 @@ class Page:
 
     def compare(self, names: list[str]) -> str:
         """Two runs or more side by side; of two, what explains the difference."""
-        from windtunnel.report.categories import label_of
-        from windtunnel.report.compare import compare
+        from windtunnel.report.comparison.compare import compare
+        from windtunnel.report.prediction.categories import label_of
 
         if not 2 <= len(names) <= 8:
             raise SpecError("run", len(names), "choose two to eight runs in the list")
@@ -242,11 +242,11 @@ class Page:
         """(content, media type, file name) of a run as one HTML file, a Perfetto trace or JSON."""
         result = self.runs.result(name)
         if kind == "html":
-            from windtunnel.report.html import render_html
+            from windtunnel.report.prediction.html import render_html
 
             return render_html(result).encode(), "text/html", f"{name}.html"
         if kind == "trace":
-            from windtunnel.report.trace import trace_bytes
+            from windtunnel.report.prediction.trace import trace_bytes
 
             return trace_bytes(result), "application/gzip", f"{name}.json.gz"
         if kind == "json":

@@ -18,7 +18,7 @@ from windtunnel.accuracy.ranking import rankings
 from windtunnel.accuracy.run import run_validation
 from windtunnel.accuracy.score import _ranks, feasibility, memory_scores, ordering, score
 from windtunnel.errors import InputFileError, LayoutError, SpecError
-from windtunnel.report.accuracy_page import page_of, write_page
+from windtunnel.report.accuracy.page import page_of, write_page
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from windtunnel.report.console import command_lines, print_result
+from windtunnel.report.prediction.console import command_lines, print_result
 from windtunnel.result import Result
 
 

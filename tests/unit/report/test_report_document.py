@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError
-from windtunnel.report.document import DocumentError, from_bytes, json_schema, to_bytes, to_document
+from windtunnel.report.prediction.document import DocumentError, from_bytes, json_schema, to_bytes, to_document
 from windtunnel.report.run_folder import load, save
 from windtunnel.result import Result
 

@@ -41,7 +41,7 @@ Config = tuple[int, int, int]  # nodes, GPUs, samples per GPU
 
 def fit(seen: Mapping[Config, tuple[float, float]]) -> Speed:
     """Fit to (step s, synchronisation s) by configuration."""
-    from windtunnel.engine.goodput_kernels import minimise
+    from windtunnel.engine.compiled.goodput_kernels import minimise
 
     keys = np.array(list(seen))
     nodes, gpus, local = keys[:, 0], keys[:, 1], keys[:, 2].astype(float)

@@ -40,7 +40,7 @@ class Pollux:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Jobs need `work` with `most_gpus` and `speedups(most, reference)`."""
-        from windtunnel.engine.genetic_kernels import search
+        from windtunnel.engine.compiled.genetic_kernels import search
 
         jobs = sorted(snapshot.jobs, key=lambda job: (job.gpu_seconds, job.submit_s))
         nodes = np.array(snapshot.nodes, dtype=np.int64)
