@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from windtunnel.emulate.clock.compute_time import ComputeTime
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.observe import Came, ObservedStep
+from windtunnel.emulate.several.company import Company
 from windtunnel.errors import UserError
 from windtunnel.programs.communication import Communication
 
@@ -29,7 +31,7 @@ class HangError(UserError):
 class Due(float):
     """When a communication is done, as far as it is known; compares and subtracts as that time."""
 
-    __slots__ = ("asked_at", "asks", "call", "since", "thread", "ticket")
+    __slots__ = ("asked_at", "asks", "call", "company", "lock", "since", "thread", "ticket")
 
     ticket: Ticket
     call: Communication
@@ -37,17 +39,29 @@ class Due(float):
     asks: Callable[[Ticket], float]
     asked_at: float | None  # when the script's thread first asked how long there is left, by the rank's time
     since: float | None  # since when it asks without an answer
+    lock: Any  # of the conductor: other threads ask too
+    company: Company | None
 
-    def __new__(cls, ticket: Ticket, call: Communication, thread: int, asks: Callable[[Ticket], float]) -> Due:
+    def __new__(
+        cls,
+        ticket: Ticket,
+        call: Communication,
+        thread: int,
+        asks: Callable[[Ticket], float],
+        lock: Any = None,
+        company: Company | None = None,
+    ) -> Due:
         """A time that `ticket` is asked for; `asks`: the thread `thread` begins to wait for it, and when that is."""
         made = super().__new__(cls, float("nan"))
         made.ticket, made.call, made.thread, made.asks = ticket, call, thread, asks
         made.asked_at = made.since = None
+        made.lock, made.company = lock if lock is not None else nullcontext(), company
         return made
 
     def known(self) -> float | None:
         """The time, or None."""
-        return self.ticket.due()
+        with self.lock:
+            return self.ticket.due()
 
     def __sub__(self, now: float) -> float:
         mine = threading.get_ident() == self.thread
@@ -56,8 +70,17 @@ class Due(float):
             now = time.perf_counter()
         due = self.known()
         if due is not None:
+            if mine and self.since is not None and self.company is not None:
+                self.since = None
+                self.company.waits(False)
             return due - now
-        if mine:
+        if mine and self.company is not None:
+            if self.since is None:
+                self.since = now
+                self.company.waits(True)
+            if self.company.is_stuck():
+                raise HangError(_hang(self.call))
+        elif mine:
             self.since = self.since if self.since is not None else now
             if now - self.since > PATIENCE_S:
                 raise HangError(_hang(self.call))
@@ -130,7 +153,7 @@ class Listening:
             came = Came(own.now(), own.cpu())
             own.reach(came.at + self.conductor.share(came.at))
             ticket = self.conductor.begin(call, own.now(), own.cpu(), came)
-            due = Due(ticket, call, self._thread, self._asks)
+            due = Due(ticket, call, self._thread, self._asks, self._lock, self.conductor.company)
             self._open[_identity(call)] = due
             self._begun.append(due)
             if len(self._open) > 4096:
@@ -174,7 +197,9 @@ class Listening:
             self.steps += 1
             self._begun.clear()
             looked_on = self._on_step is not None and self._on_step(self.steps, seen)
-            too_much = seen is not None and self.own.behind > seen.ended - seen.begun
+            # Several real ranks go by the times that they tell each other, however late these are.
+            alone = self.conductor.company is None
+            too_much = alone and seen is not None and self.own.behind > seen.ended - seen.begun
             if too_much:
                 self.own.given_up += self.own.behind
             if too_much or looked_on or seen is None:

@@ -58,22 +58,27 @@ def load_times(path: Path) -> tuple[HostProgram, int]:
     if not isinstance(found, Mapping) or found.get("format") != FORMAT:
         raise InputFileError(path, "holds no times of a rank", _REMEDY)
     try:
-        members = {name: tuple(map(int, ranks)) for name, ranks in found["groups"].items()}
-        calls = tuple(
-            Communication(members=members[call["group"]], **{key: _tuple(value) for key, value in call.items()})
-            for call in found["calls"]
-        )
-        events = tuple(Event(bool(waits), int(call), int(ago)) for waits, call, ago in found["events"])
-        seconds = np.array(found["seconds"], dtype=np.float64)
-        whole = seconds.shape == (len(events) + 1,) and bool((seconds >= 0.0).all())
-        if not whole or not all(0 <= event.call < len(calls) for event in events):
-            raise ValueError("events and seconds do not fit together")
-        rank, world_size = int(found["rank"]), int(found["world_size"])
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size}")
-        return HostProgram(rank, calls, events, seconds[np.newaxis]), world_size
+        return program_of(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputFileError(path, f"was cut short or changed ({error!r})", _REMEDY) from None
+
+
+def program_of(found: Mapping[str, Any]) -> tuple[HostProgram, int]:
+    """The step of a document, and the world size. Raises KeyError, TypeError or ValueError where it is none."""
+    members = {name: tuple(map(int, ranks)) for name, ranks in found["groups"].items()}
+    calls = tuple(
+        Communication(members=members[call["group"]], **{key: _tuple(value) for key, value in call.items()})
+        for call in found["calls"]
+    )
+    events = tuple(Event(bool(waits), int(call), int(ago)) for waits, call, ago in found["events"])
+    seconds = np.array(found["seconds"], dtype=np.float64)
+    whole = seconds.shape == (len(events) + 1,) and bool((seconds >= 0.0).all())
+    if not whole or not all(0 <= event.call < len(calls) for event in events):
+        raise ValueError("events and seconds do not fit together")
+    rank, world_size = int(found["rank"]), int(found["world_size"])
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} of {world_size}")
+    return HostProgram(rank, calls, events, seconds[np.newaxis]), world_size
 
 
 def by_class(job: CapturedJob, rank: int, paths: Sequence[Path]) -> dict[int, HostProgram]:

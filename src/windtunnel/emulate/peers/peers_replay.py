@@ -15,10 +15,10 @@ Pure: no wall clock in it, every time is given. The same stimuli give the same a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,20 @@ def resembles(one: Communication, other: Communication) -> bool:
     if (one.kind, one.group, one.peer, one.tag) != (other.kind, other.group, other.peer, other.tag):
         return False
     return one.bytes == other.bytes or one.kind == "all_to_all" or one.is_message
+
+
+class OtherReal(Protocol):
+    """When other real ranks come where, as far as it is known. Steps count from the replay's begin."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The other real ranks."""
+
+    def came(self, rank: int, step: int, place: int, call: Communication) -> float | None:
+        """To its communication of that place; None: not yet. `NAN`: it does something else, and counts as virtual."""
+
+    def ended(self, rank: int, step: int) -> bool:
+        """Whether it is past that step."""
 
 
 class Watched(NamedTuple):
@@ -111,6 +125,8 @@ class Cohort:
     met: dict[tuple[Channel, str], int] = field(default_factory=dict)  # how often each side of a channel was used
     step_ends: list[Times] = field(default_factory=list)
     watchers: dict[int, list[Watched]] = field(default_factory=dict)  # place of a rank -> what it does
+    real: bool = False  # one rank, which is real, and moves when that does
+    begins: int = 0  # in this step
 
     @property
     def event(self) -> Event | None:
@@ -134,6 +150,7 @@ class Replay:
         messages_meet: bool = True,
         takes: SecondsOf | None = None,
         queued: SecondsOf | None = None,
+        others: OtherReal | None = None,
     ) -> None:
         """Programs with the ranks that run each; every rank must have one.
 
@@ -151,7 +168,11 @@ class Replay:
                 rank computes meanwhile takes so much longer. The rest of its time is waiting, which computing hides.
             queued: How long a communication takes from when the one before it in its group is done, where it waits for
                 that; `seconds_of` by default.
+            others: Other real ranks. They, and the real one, then are cohorts of their own: who is like them waits for
+                whom they wait for.
         """
+        self.others = others
+        alone = {real, *others.ranks} - {None} if others is not None else set()
         self.queued = queued or seconds_of
         self.world_size, self.seconds_of, self.real = world_size, seconds_of, real
         self.messages_meet, self.takes = messages_meet, takes
@@ -166,9 +187,11 @@ class Replay:
             factors[rank] = factor
         for number, (program, ranks) in enumerate(programs):
             of_class = np.asarray(sorted(ranks), dtype=np.int64)
-            for part in _parts(program, of_class, world_size) if messages_meet else [of_class]:
+            parts = _parts(program, of_class, world_size) if messages_meet else [of_class]
+            for part in [some for one in parts for some in _apart(one, alone)]:
                 clock = np.full(len(part), begin_at)
-                self.cohorts.append(Cohort(number, program, part, clock, factors[part]))
+                is_real = len(part) == 1 and int(part[0]) in alone and int(part[0]) != real
+                self.cohorts.append(Cohort(number, program, part, clock, factors[part], real=is_real))
         if len(self.cohorts) > MOST_COHORTS:
             raise UserError(
                 f"messages join {len(self.cohorts):,} ranks one by one, more than {MOST_COHORTS} that can be replayed "
@@ -285,10 +308,14 @@ class Replay:
     def _step(self, cohort: Cohort) -> bool:
         """One event, or the step's end. False when it waits for somebody."""
         event = cohort.event
+        if cohort.real and not self._has_come(cohort, event):
+            return False
         if event is None:
             self._end(cohort)
             return True
-        if event.waits:
+        if event.waits and cohort.real:
+            self._compute(cohort)  # what it waited for is in when it comes to the next
+        elif event.waits:
             found = cohort.begun.get((cohort.step - event.steps_ago, event.call))
             if found is not None:
                 meeting, groups = found
@@ -306,9 +333,28 @@ class Replay:
                 self._compute(cohort)  # of a step before the first
         else:
             self._compute(cohort)
+            if cohort.real:
+                self._real_comes(cohort, cohort.program.calls[event.call])
             self._begin(cohort, event, cohort.program.calls[event.call])
         cohort.at += 1
         return True
+
+    def _has_come(self, cohort: Cohort, event: Event | None) -> bool:
+        """Whether a real rank is known to be past its next event."""
+        assert self.others is not None
+        rank = int(cohort.ranks[0])
+        if event is None:
+            return self.others.ended(rank, cohort.step)
+        if event.waits:
+            return True
+        return self.others.came(rank, cohort.step, cohort.begins, cohort.program.calls[event.call]) is not None
+
+    def _real_comes(self, cohort: Cohort, call: Communication) -> None:
+        assert self.others is not None
+        at = self.others.came(int(cohort.ranks[0]), cohort.step, cohort.begins, call)
+        cohort.begins += 1
+        if at is not None and not np.isnan(at):
+            cohort.clock[0] = at
 
     def _compute(self, cohort: Cohort) -> None:
         before = {place: float(cohort.clock[place]) for place in cohort.watchers}
@@ -351,7 +397,7 @@ class Replay:
             del cohort.begun[key]
         cohort.step += 1
         self._forget()
-        cohort.at = 0
+        cohort.at = cohort.begins = 0
         cohort.sample = self.draw(len(cohort.ranks), len(cohort.program.seconds))
 
     def _forget(self) -> None:
@@ -407,6 +453,13 @@ def _parts(program: HostProgram, ranks: Ranks, world_size: int) -> list[Ranks]:
         keys = keys * (world_size + 1) + places(groups)[1][ranks]
         keys = np.unique(keys, return_inverse=True)[1].reshape(-1)
     return [ranks[keys == key] for key in np.unique(keys)]
+
+
+def _apart(ranks: Ranks, alone: Collection[int | None]) -> list[Ranks]:
+    """The real ones each by itself, then the rest."""
+    real = [int(rank) for rank in ranks if int(rank) in alone]
+    rest = np.array([rank for rank in ranks.tolist() if rank not in alone], dtype=np.int64) if real else ranks
+    return [*(np.array([rank], dtype=np.int64) for rank in real), *([rest] if len(rest) else [])]
 
 
 @lru_cache(maxsize=64)

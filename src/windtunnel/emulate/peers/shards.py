@@ -22,7 +22,7 @@ optimizers do; the gradients by being scattered over the same group. Everything 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from windtunnel.capture.virtual_world.peer_data import Exchange, Fill, PeerPolicy, reduce_equals
@@ -51,6 +51,59 @@ class TiedShards:
         others["reduce_scatter"] = self._either(self._scatter, scatter)
         return PeerPolicy(self._beneath.default, others)
 
+    # For groups with several real members, each of which some others are like (`emulate/several/data.py`).
+
+    def sees(self, exchange: Exchange) -> bool:
+        """Whether this gather is one of shards; its group is known from now on."""
+        n, place = exchange.size, exchange.call.position
+        if n == 1 or len(exchange.inputs) != len(exchange.outputs):
+            return False
+        for own, whole in zip(exchange.inputs, exchange.outputs, strict=True):
+            if not _is_plain(whole) or whole.numel() != n * own.numel() or not own.numel():
+                return False
+            if whole.view(n, -1)[place].data_ptr() != own.data_ptr():
+                return False
+        self._sharding.add(exchange.call.members)
+        return True
+
+    def shares(self, exchange: Exchange) -> bool:
+        """Whether this scatter is one of the gradients of shards."""
+        n = exchange.size
+        if exchange.call.members not in self._sharding or len(exchange.inputs) != len(exchange.outputs):
+            return False
+        if exchange.call.reduce_op not in ("sum", "avg", "premul_sum"):
+            return False
+        pairs = zip(exchange.inputs, exchange.outputs, strict=True)
+        return all(_is_plain(out) and own.numel() == n * out.numel() for own, out in pairs)
+
+    def spread(self, rows: Any, own: Any, first: int, last: int) -> None:
+        """Parts `first` to `last` of a gathered parameter become the own one with signs flipped."""
+        import torch
+
+        for begin, end, width in _blocks(own.numel()):
+            target = rows[first:last, begin:end].unflatten(1, (-1, width))
+            signs = self._pattern(own, len(rows), first, last, width)
+            torch.mul(own[begin:end].view(1, -1, width), signs, out=target)
+
+    def collect(self, rows: Any, total: Any, place: int, runs: Sequence[tuple[int, int]], turn: int) -> int:
+        """Add to the gradient of the part at `place` those of parts tied to it; how many there are now. Of large ones
+        `MOST` are taken, others in each `turn`.
+        """
+        n = len(rows)
+        if total.nbytes * n > WHOLE:
+            places = [part for first, last in runs for part in range(first, last)]
+            taken = min(len(places), MOST - 1)
+            runs = [((at := places[(turn * taken + step) % len(places)]), at + 1) for step in range(taken)]
+        for begin, end, width in _blocks(total.numel()):
+            at_once = max(1, TEMPORARY // ((end - begin) * total.element_size()))
+            for first, last in runs:
+                for some in range(first, last, at_once):
+                    until = min(some + at_once, last)
+                    signs = self._pattern(total, n, some, until, width)
+                    parts = rows[some:until, begin:end].unflatten(1, (-1, width))
+                    total[begin:end] += (parts * signs).sum(0).view(-1)
+        return 1 + sum(last - first for first, last in runs)
+
     def _either(self, mine: Callable[[Exchange], bool], otherwise: Fill) -> Fill:
         def fill(exchange: Exchange) -> None:
             if not mine(exchange):
@@ -59,38 +112,19 @@ class TiedShards:
         return fill
 
     def _gather(self, exchange: Exchange) -> bool:
-        n, place = exchange.size, exchange.call.position
-        if n == 1 or len(exchange.inputs) != len(exchange.outputs):
+        if not self.sees(exchange):
             return False
-        pairs = []
+        n, place = exchange.size, exchange.call.position
         for own, whole in zip(exchange.inputs, exchange.outputs, strict=True):
-            if not _is_plain(whole) or whole.numel() != n * own.numel() or not own.numel():
-                return False
-            rows = whole.view(n, -1)
-            if rows[place].data_ptr() != own.data_ptr():
-                return False
-            pairs.append((own.view(-1), rows))
-        self._sharding.add(exchange.call.members)
-        import torch
-
-        for own, rows in pairs:
             for first, last in ((0, place), (place + 1, n)):
-                for begin, end, width in _blocks(own.numel()):
-                    if last > first:
-                        target = rows[first:last, begin:end].unflatten(1, (-1, width))
-                        signs = self._pattern(own, n, first, last, width)
-                        torch.mul(own[begin:end].view(1, -1, width), signs, out=target)
+                if last > first:
+                    self.spread(whole.view(n, -1), own.view(-1), first, last)
         return True
 
     def _scatter(self, exchange: Exchange) -> bool:
+        if not self.shares(exchange):
+            return False
         n, place = exchange.size, exchange.call.position
-        if exchange.call.members not in self._sharding or len(exchange.inputs) != len(exchange.outputs):
-            return False
-        if exchange.call.reduce_op not in ("sum", "avg", "premul_sum"):
-            return False
-        if not all(_is_plain(out) and own.numel() == n * out.numel() for own, out in
-                   zip(exchange.inputs, exchange.outputs, strict=True)):  # fmt: skip
-            return False
         for own, out in zip(exchange.inputs, exchange.outputs, strict=True):
             rows, total = own.reshape(n, -1), out.view(-1)
             taken = self._add_all(rows, total, place) if own.nbytes <= WHOLE else self._add_some(rows, total, place)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
+CHOICES_SHOWN = 4
 HIDDEN = ("global_batch", "seq_len", "framework")
 
 
@@ -59,6 +60,7 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
     gap = document["gap"]
     proof = "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
     console.print(f"{proof} {document['seconds']:.1f} s.", soft_wrap=True)
+    _print_choices(document, console)
     if document["front"]:
         console.print("\nNo plan is better in time, cost and memory at once than one of these:")
         for one in document["front"]:
@@ -72,6 +74,22 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"\n{name}:")
         console.print(text.rstrip(), soft_wrap=True, markup=False)
     console.print(f"\n{document['plans'][0]['reproduce']}", soft_wrap=True, markup=False)
+
+
+def _print_choices(document: Mapping[str, Any], console: Console) -> None:
+    """By field, the next best values; then which prices decide."""
+    told: dict[str, list[str]] = {}
+    for one in document["choices"]:
+        mark = "" if one["exact"] else "at least "
+        told.setdefault(one["field"], []).append(f"{_said(one['value'])} costs {mark}{one['regret_at_least']:.2%}")
+    if told:
+        console.print("\nOther choices, with all else chosen again:")
+    for name, costs in told.items():
+        console.print(f"  {name}: {', '.join(costs[:CHOICES_SHOWN])}", soft_wrap=True)
+    if document["sensitivity"]:
+        console.print("\nAnother plan wins, of those above, with")
+    for one in document["sensitivity"]:
+        console.print(f"  {one['price']}: {one['winner']}", soft_wrap=True)
 
 
 def words(plan: Mapping[str, Any]) -> str:
