@@ -12,7 +12,7 @@ from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
 from windtunnel.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown
 from windtunnel.fleet.oversubscribe.run import RULES
-from windtunnel.fleet.policies.oversubscribe import Rules, Running, admits, candidates, least_loss, youngest
+from windtunnel.fleet.policies.oversubscribe import Rules, Running, admits, candidates, least_loss, throttle, youngest
 from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import parse_site
 
@@ -100,6 +100,16 @@ def test_victims_follow_their_rule():
     assert least_loss([a_guest(1), a_guest(2, retries=0)], rules).task == 2
     assert least_loss([a_guest(1, local=True), a_guest(2)], rules).task == 2
     assert least_loss([a_guest(1), a_guest(2, use=0.4)], rules).task == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(over=st.floats(-1, 1), use=st.floats(0, 1))
+def test_throttling_takes_what_is_too_much_and_at_most_half(over, use):
+    factor = throttle(over, use)
+    assert 0.5 <= factor <= 1.0
+    assert use * (1 - factor) <= max(over, 0.0) + 1e-9
+    if over <= 0:
+        assert factor == 1.0
 
 
 def test_slow_downs_and_their_percentile():

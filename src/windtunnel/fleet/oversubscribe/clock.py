@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.fleet.capacity.leases import Kind, Lease
 from windtunnel.fleet.oversubscribe.machines import Beside, Floats, p95_of, service_mean, service_slowdown, wander
-from windtunnel.fleet.policies.oversubscribe import Rules, Running, admits, candidates, least_loss, youngest
+from windtunnel.fleet.policies.oversubscribe import Rules, Running, admits, candidates, least_loss, throttle, youngest
 
 CHECKPOINT_S = 600.0  # of work
 MOVE_S = 30.0  # without progress after a move
@@ -172,9 +172,15 @@ class Machines:
             guests = self._guests(machine, now)
             if not guests:
                 continue
-            if self.late[machine] < self.rules.windows:  # throttle: half of what the guests use
+            if self.late[machine] < self.rules.windows:
+                over = max(
+                    float(used[machine]) - self.rules.low,
+                    float(tasks[machine])
+                    - self.rules.margin * (self._target() - 1.0) / max(self.beside.contention, 1e-12),
+                )
+                factor = throttle(over, sum(guest.use for guest in guests))
                 for guest in guests:
-                    self.use[guest.task] *= 0.5
+                    self.use[guest.task] *= factor
             else:
                 self._relieve(machine, float(service[machine]), guests, now, used)
         return self._tasks_use()

@@ -27,12 +27,13 @@ class Rules:
     reschedule: bool = False  # victims by state, moves before kills, retries capped
     tau_s: float = 120.0
     tries: int = 4
-    theta: float = 0.80  # admission, soft resources
+    theta: float = 0.87  # admission, soft resources
     memory: float = 0.95  # admission, memory
-    high: float = 0.92
-    low: float = 0.80
+    high: float = 0.95
+    low: float = 0.87
     slow: float = 1.06  # of the service beside, over the slow-down that requested tasks alone may cause
-    windows: int = 2  # that the service must be late before a task leaves
+    margin: float = 0.9  # of what the service stands beside it, to which guests are throttled
+    windows: int = 3  # that the service must be late before a task leaves
     retries: int = 5  # after which a task waits for what it requested
     staleness_s: float = 30.0  # age of what the filter sees
     w_work: float = 1.0 / 600.0  # per second of work since the checkpoint
@@ -70,6 +71,11 @@ def candidates(
 def admits(used: float, memory: float, link: float, need: tuple[float, float, float], rules: Rules) -> bool:
     """The node's own answer, on what it sees now; `need`: predicted use, memory, link."""
     return used + need[0] < rules.theta and memory + need[1] < rules.memory and link + need[2] < rules.theta
+
+
+def throttle(over: float, guests_use: float) -> float:
+    """What the guests' use is cut to when a machine is `over` its limits by so much: at most by half at once."""
+    return min(max(1.0 - over / max(guests_use, 1e-12), 0.5), 1.0)
 
 
 def youngest(tasks: Sequence[Running]) -> Running:
