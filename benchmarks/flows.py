@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.cost.paths import demand, flows_of
+from windtunnel.cost.communication.paths import demand, flows_of
 from windtunnel.engine import Sharing, Slowdown, replay, sharing_of
 from windtunnel.engine.flows import plainly_replayed, replay_flows
 from windtunnel.graph import Graph, GraphBuilder, OpKind

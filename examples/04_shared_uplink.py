@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from windtunnel import parse_cluster
-from windtunnel.cost.collectives import collective, group_of
-from windtunnel.cost.paths import Demand, demand, flows_of
+from windtunnel.cost.communication.collectives import collective, group_of
+from windtunnel.cost.communication.paths import Demand, demand, flows_of
 from windtunnel.engine import replay, sharing_of
 from windtunnel.graph import GraphBuilder, OpKind
 from windtunnel.hardware import Cluster, cluster_with

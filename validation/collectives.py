@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from windtunnel.cost import nccl
-from windtunnel.cost.collectives import Group, collective, formula, group_of, links_of
+from windtunnel.cost.communication import nccl
+from windtunnel.cost.communication.collectives import Group, collective, formula, group_of, links_of
 from windtunnel.hardware import Cluster, parse_cluster
 
 FIT_RANKS = 16

@@ -138,7 +138,10 @@ def answer(words: tuple[str, ...]) -> str:
         words = (*(word for word in words if word != "--no-write"), "--json")
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        status = main(list(words))
+        try:
+            status: object = main(list(words))
+        except Exception as fault:  # a fault of the product: an answer that is to go, and no reason to stop asking
+            status = f"crash: {fault!r}"
     return f"{' '.join(words)}\n{out.getvalue()}\n{error.getvalue()}\nexit status {status}\n"
 
 

@@ -133,7 +133,7 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     words = ("--device", "cpu", "--budget", "40", "--out", "my.yaml", *FEW)
     begun = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not journal.exists() or journal.read_bytes().count(b'"kind"') < 8:
+    while not journal.exists() or journal.read_bytes().count(b'"kind"') < 3:
         assert time.monotonic() < deadline
         assert begun.poll() is None
         time.sleep(0.05)
@@ -153,7 +153,7 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     assert calibration is not None
     assert {op.split()[0] for op, _ in calibration.points} == {"gemm", "add", "adamw", "copy"}
     assert calibration.points["gemm forward", "fp32"].seconds.min() > 0
-    assert sum(len(points.seconds) for points in calibration.points.values()) >= 9  # what the killed run had is there
+    assert sum(len(points.seconds) for points in calibration.points.values()) >= 4  # what the killed run had is there
 
     shown = run("--show", "my.yaml", "--report", "page.html", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr

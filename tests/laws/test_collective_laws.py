@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.cost.collectives import KINDS, Group, collective, explain, formula, group_of
+from windtunnel.cost.communication.collectives import KINDS, Group, collective, explain, formula, group_of
 from windtunnel.hardware import Cluster, cluster_with, parse_cluster
 
 NAMES = (

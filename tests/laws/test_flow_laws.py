@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine import flow_kernels as kernels
+from windtunnel.engine.compiled import flow_kernels as kernels
 from windtunnel.engine.flows import (
     Paths,
     network_of,

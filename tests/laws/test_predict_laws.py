@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from small_jobs import Job, jobs, model_of, slow_cluster, take
 from worse_hardware import WORSE
 
-from windtunnel.cost import nccl, roofline
+from windtunnel.cost import roofline
+from windtunnel.cost.communication import nccl
 from windtunnel.cost.price import FREE, Price
 from windtunnel.hardware import cluster_with
 from windtunnel.model.operations import Transfer

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine import Slowdown, Timeline, critical_path, exposed, kernels, replay
+from windtunnel.engine import Slowdown, Timeline, critical_path, exposed, replay
+from windtunnel.engine.compiled import kernels
 from windtunnel.errors import ScheduleError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.deadlock import runnable

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_replay_laws import Case, cases, check_causal, copies, predecessors
 
-from windtunnel.engine import Sharing, Slowdown, replay, replay_logged, shared_kernels
+from windtunnel.engine import Sharing, Slowdown, replay, replay_logged
+from windtunnel.engine.compiled import shared_kernels
 from windtunnel.engine.flows import plainly_shared
 from windtunnel.engine.sharing import contenders
 from windtunnel.graph import GraphBuilder, OpKind

@@ -41,7 +41,7 @@ def described(call: Any) -> list[Any]:
 def ops(how: str) -> dict[str, Any]:
     """Ops of the last step, and all communications of the run that carry no control messages."""
     from windtunnel.capture.recorder.recorder import Recorder
-    from windtunnel.emulate.record_real import Recording
+    from windtunnel.emulate.tape.record_real import Recording
 
     heard: list[Any] = []
     with world_of(how) as world, contextlib.ExitStack() as opening:
@@ -58,8 +58,8 @@ def ops(how: str) -> dict[str, Any]:
 
 def memory(how: str) -> dict[str, Any]:
     """The allocator's log of the whole run, and the peak of its last step."""
+    from windtunnel.emulate.clock.script_clock import optimizer_hooks
     from windtunnel.emulate.memory import MemoryWatch, peak_of, read_log
-    from windtunnel.emulate.script_clock import optimizer_hooks
 
     watch = MemoryWatch()
     watch.start((), stack=False)

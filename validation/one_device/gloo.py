@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from windtunnel.cost.collectives import Group, collective
+from windtunnel.cost.communication.collectives import Group, collective
 from windtunnel.hardware import parse_cluster
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")

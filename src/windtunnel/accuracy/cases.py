@@ -39,6 +39,7 @@ class Case:
     plans: tuple[Plan, ...]
     swept: tuple[str, ...]
     assumptions: tuple[str, ...]
+    packed: bool = False  # from documents of unknown lengths, with no attention between them
 
     @property
     def plan(self) -> Plan:
@@ -86,7 +87,7 @@ def _case(row: Row) -> Case:
         plans.append(Plan(**known, **dict(zip(open_fields, values, strict=True))))
     swept = tuple(name for name, values in open_fields.items() if len(values) > 1)
     notes = (*fabric_notes, *((assumed,) if assumed else ()), *assumptions)
-    return Case(row, model, cluster, tuple(plans), swept, notes)
+    return Case(row, model, cluster, tuple(plans), swept, notes, wording.is_packed(row))
 
 
 def _need(row: Row, *names: str) -> None:
@@ -99,6 +100,8 @@ def _model(row: Row) -> tuple[Model, str | None]:
     """The row's model, and what had to be assumed of it."""
     from windtunnel.model import FAMILIES
 
+    if row.hidden is None and _named(row):
+        return _shipped(row), "sizes not stated, taken from the catalogue's model of that name"
     _need(row, "hidden", "layers", "heads", "ffn", "vocab", "seq_len")
     family = wording.family_of(row)
     if family not in FAMILIES:
@@ -142,7 +145,7 @@ def _named(row: Row) -> str | None:
     """The catalogue's name of the row's model; None where it has none."""
     from windtunnel.model import catalogue_names
 
-    name = re.sub(r"[\s_]+", "-", row.model.lower().partition("(")[0].strip())
+    name = re.sub(r"[\s_]+", "-", row.model.lower().partition("(")[0].strip()).removesuffix("-2-node")
     # Tables add the size to a name that already says which model it is: DeepSeek-V3-671B.
     shorter = re.sub(r"-\d+(\.\d+)?b(-a\d+(\.\d+)?b)?$", "", name)
     return next((one for one in (name, shorter) if one in catalogue_names()), None)
@@ -157,6 +160,8 @@ def _shipped(row: Row) -> Model:
     model = load_model(name)
     last = model.layers[-1]  # of the repeated kind; DeepSeek's first ones are dense
     block = last.feed_forward
+    if row.hidden is None:
+        return model
     shape: tuple[object, ...] = (model.hidden_size, last.attention.heads, block.kind == "moe")
     stated: tuple[object, ...] = (row.hidden, row.heads, row.moe)
     if row.moe:
@@ -179,7 +184,6 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         "tp": row.tp,
         "pp": row.pp,
         "cp": row.cp or 1,
-        "ep": row.ep or 1,
         "dp": row.dp,
         "seq_len": row.seq_len,
         "global_batch": row.global_batch,
@@ -187,6 +191,13 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         "attention_impl": wording.attention_of(row),
         "etp": wording.expert_tensor_of(row),
     }
+    adapters, unsaid = wording.adapters_of(row)
+    fields.update(adapters)
+    assumptions += unsaid
+    if wording.is_packed(row):
+        assumptions.append(
+            "lengths of packed documents not stated: from none of the attention to that of whole sequences"
+        )
     fields.update(wording.fields_of_notes(row))
     fields.update(_columns(row))
     layers = wording.offloaded_layers(row)
@@ -200,8 +211,6 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         assumptions.append("offload not stated, taken as none")
     if row.cp is None and row.tp and row.pp and row.dp and row.n_gpus != row.tp * row.pp * row.dp:
         raise UnreadableError("context-parallel degree not stated")
-    if row.moe and row.ep is None:
-        raise UnreadableError("expert-parallel degree not stated")
     if framework == "nanotron":
         fields["layers_per_stage"] = layers_per_stage(model, _int(row.pp))
     return fields, assumptions
@@ -254,6 +263,9 @@ def _open(row: Row, framework: str) -> Iterable[tuple[str, Sequence[Any]]]:
         yield "sequence_parallel", (bool(row.sp),)
     else:
         yield "sequence_parallel", (True, False)
+    yield "ep", (row.ep or 1,) if row.ep is not None or not row.moe else _expert_degrees(row)
+    if wording.shards_unknown(row):
+        yield "shard_group", tuple(sorted({min(row.gpus_per_node or 8, _replicas(row)), _replicas(row)}))
     yield "recompute", wording.recomputes_of(row)
 
 
@@ -263,6 +275,23 @@ def _interleavings(layers: int, pp: int) -> tuple[int, ...]:
     # Even stages, or even with embedding and head counted as a layer each, as Megatron-Core lays them out.
     sizes = [v for v in (1, 2, 3, 4, 5, 6, 8, 12) if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0]
     return tuple(sizes[:4]) or (1,)
+
+
+def _replicas(row: Row) -> int:
+    """Data-parallel ranks, context-parallel ones among them."""
+    return max(1, _int(row.n_gpus) // (_int(row.tp) * _int(row.pp)))
+
+
+def _expert_degrees(row: Row) -> tuple[int, ...]:
+    """Not cut, cut over a node, and over all ranks that there are experts for."""
+    ranks = _int(row.tp) * _replicas(row)
+    widest = next(size for size in range(min(ranks, _int(row.experts)), 0, -1) if _fits(row, size, ranks))
+    node = min(row.gpus_per_node or 8, widest)
+    return tuple(sorted({1, widest, node if _fits(row, node, ranks) else 1}))
+
+
+def _fits(row: Row, size: int, ranks: int) -> bool:
+    return ranks % size == 0 and _int(row.experts) % size == 0
 
 
 def _micro_batches(row: Row) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ Source: torch.distributed.run, torch 2.13 (options, PET_* defaults) and its docu
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,19 @@ def parse_launch(
         options.get("role", "default"),
         _whole("--max-restarts", options.get("max-restarts", "0"), 0),
     )
+
+
+def parse_ranks(text: str | None) -> tuple[int, ...]:
+    """`0,8,16-23`. Raises SpecError."""
+    if text is None:
+        return ()
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
+        if match is None:
+            raise SpecError("--ranks", text, "give ranks with commas between them, e.g. 0,8,16-23")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(dict.fromkeys(found))
 
 
 def missing(name: str, remedy: str, after: Sequence[str]) -> SpecError:

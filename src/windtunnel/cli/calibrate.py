@@ -191,7 +191,7 @@ def _show(path: Path, page: Path | None) -> None:
 
 def _collective_charts(collectives: Mapping[tuple[str, str, int], Points], chart: type[CurveChart]) -> list[CurveChart]:
     """Each point against the curve through the others."""
-    from windtunnel.cost.measured_curve import measured_curve
+    from windtunnel.cost.communication.measured_curve import measured_curve
     from windtunnel.hardware.calibration import Points
 
     found = []

@@ -47,7 +47,7 @@ def capture(
     --config x. A few ranks are run on tensors without data, one after another; they stand for all others, which is
     checked with ranks drawn at random. Then: windtunnel predict captured/ --cluster SPEC.
     """
-    from windtunnel.capture.arguments import parse_launch
+    from windtunnel.capture.arguments import parse_launch, parse_ranks
     from windtunnel.capture.launch import Options
     from windtunnel.capture.launch import capture as captured
     from windtunnel.capture.processes.scheduler import ScriptError
@@ -67,7 +67,7 @@ def capture(
     options = Options(
         steps=steps,
         device=device,
-        ranks=_ranks(ranks),
+        ranks=parse_ranks(ranks),
         representatives=representatives,
         verify=verify,
         seed=seed,
@@ -90,21 +90,6 @@ def capture(
 
     print_captured(document, str(out), cluster, stdout())
     note(f"wrote {out}")
-
-
-def _ranks(text: str | None) -> tuple[int, ...]:
-    """`0,8,16-23`."""
-    if text is None:
-        return ()
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
-        if match is None:
-            from windtunnel.errors import SpecError
-
-            raise SpecError("--ranks", text, "give ranks with commas between them, e.g. 0,8,16-23")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return tuple(dict.fromkeys(found))
 
 
 def _answers(given: tuple[str, ...]) -> dict[str, str]:

@@ -26,8 +26,8 @@ def compare(
         The run to hold against it.
     """
     from windtunnel.cli.output import print_json, stdout
-    from windtunnel.report.compare import compare as compared
-    from windtunnel.report.compare_console import print_comparison
+    from windtunnel.report.comparison.compare import compare as compared
+    from windtunnel.report.comparison.console import print_comparison
     from windtunnel.report.run_folder import load
 
     comparison = compared(load(run_a, out), load(run_b, out))

@@ -42,14 +42,14 @@ def explain(
         told(traces[0], 3.0, as_of_last_beat=True, report=report, json=json)
         return
     from windtunnel.cli.output import note, print_json, stdout, working
-    from windtunnel.report.explain_console import print_explanation
+    from windtunnel.report.explanation.console import print_explanation
     from windtunnel.traces.read import read_trace
     from windtunnel.traces.stragglers.counterfactuals import explain as explained
 
     with working("reading the trace"):
         explanation = explained(read_trace(traces), [str(path) for path in traces], without)
     if report is not None:
-        from windtunnel.report.explain_html import write_explanation
+        from windtunnel.report.explanation.html import write_explanation
 
         write_explanation(explanation, report)
     if json:

@@ -72,7 +72,7 @@ def cold() -> bool:
 
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    beside = Path(windtunnel.__file__).parent / "engine" / "__pycache__"
+    beside = Path(windtunnel.__file__).parent / "engine" / "compiled" / "__pycache__"
     places = [Path(chosen)] if chosen else [beside, Path(caches) / "numba"]  # the second where the first is read-only
     return not any(place.is_dir() and next(place.rglob("kernels.*.nbi"), None) for place in places)
 

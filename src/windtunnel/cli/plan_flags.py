@@ -90,6 +90,14 @@ class PlanFlags:
         Literal["fp32", "bf16"] | None, _flag(NUMBERS, "Format of the optimizer's moments (fp32).")
     ] = None
 
+    lora_rank: Annotated[
+        int | None, _flag(NUMBERS, "Rank of low-rank adapters beside frozen weights; 0 trains all weights (0).")
+    ] = None
+    lora_targets: Annotated[
+        Literal["qkv", "attention", "all"] | None,
+        _flag(NUMBERS, "Linear layers with an adapter: qkv, attention or all (all)."),
+    ] = None
+
     recompute: Annotated[str | None, _flag(MEMORY, "none, full, full:N layers or selective:PART[,PART] (none).")] = None
     offload_activations: Annotated[int | None, _flag(MEMORY, "Layers whose activations go to the host (0).")] = None
     offload_optimizer: Annotated[

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -22,6 +22,9 @@ def run(
     cluster: Annotated[str | None, Parameter(help="The cluster to emulate, e.g. h100-sxm:1024, or a file.")] = None,
     world_size: Annotated[int | None, Parameter(help="Ranks; the cluster's by default.")] = None,
     rank: Annotated[int | None, Parameter(help="The rank that is real (0, or RANK of the environment).")] = None,
+    ranks: Annotated[
+        str | None, Parameter(help="Several real ranks, e.g. 0,8,16: a process each, which truly communicate.")
+    ] = None,
     slow: Annotated[
         tuple[str, ...],
         Parameter(negative="", consume_multiple=False, help="A slow peer: gpu=3:1.2 or random=1%:1.2; repeatable."),
@@ -54,41 +57,56 @@ def run(
         bool, Parameter(negative="", help="Print what was found as JSON; the script prints to stderr.")
     ] = False,
 ) -> int:
-    """Run a training script as one real rank of a large job; all other ranks are virtual.
+    """Run a training script as one real rank of a large job, or as a few; all other ranks are virtual.
 
-    The real rank has real tensors, a real data loader and optimizer; each communication takes the time that it would
+    A real rank has real tensors, a real data loader and optimizer; each communication takes the time that it would
     with all its members, and leaves data of the right size and scale. The launch line changes in its first word:
     windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.
     """
     from windtunnel.cli.output import note, print_json, stdout
-    from windtunnel.emulate.run import emulate
+    from windtunnel.emulate.run import emulate_ranks
     from windtunnel.errors import UserError
-    from windtunnel.report.emulation_console import report_lines
+    from windtunnel.report.emulation_console import report_lines, report_lines_of_several
 
-    asked = _asked(launch, cluster, world_size, rank, slow, jitter, seed, data, tape, captured, not no_memory)
+    asked = _asked(launch, cluster, world_size, rank, ranks, slow, jitter, seed, data, tape, captured, not no_memory)
     if peer_times and captured is None:
         raise UserError("--peer-times says what ranks unlike the real one compute: name their job too, by --captured")
     asked = replace(asked, aside=json, peer_times=peer_times)
-    outcome = emulate(asked)
-    if outcome.status != "ok":
-        return _failed(asked, outcome)
+    outcomes = emulate_ranks(asked)
+    for rank_, one in outcomes.items():
+        if one.status != "ok":
+            return _failed(asked, one, rank_)
+    outcome = outcomes[asked.rank]
     predicted = _predicted(asked)
     if json:
-        facts = {key: value for key, value in outcome.facts.items() if key not in ("events", "times")}
-        print_json({**facts, "rank": asked.rank, "world_size": asked.launch.world_size, "cluster": asked.cluster,
-                    "median_step_s": outcome.step_s, "predicted_step_s": predicted})  # fmt: skip
+        of_rank = {number: _document(number, one) for number, one in outcomes.items()}
+        shared = {"world_size": asked.launch.world_size, "cluster": asked.cluster, "predicted_step_s": predicted}
+        if asked.ranks:
+            steps = [one.step_s for one in outcomes.values() if one.step_s is not None]
+            slowest = {"median_step_s": max(steps, default=None)}
+            print_json({"ranks": {str(number): one for number, one in of_rank.items()}, **shared, **slowest})
+        else:
+            print_json({**of_rank[asked.rank], **shared})
     elif asked.tape is not None and asked.tape[0] == "record":
         kept = outcome.facts["tape"]
         note(f"wrote {asked.tape[1]}: {kept['communications']:,} communications, {kept['bytes']:,} bytes")
     else:
         console = stdout()
-        for line in report_lines(asked, outcome, predicted):
+        lines = report_lines_of_several(asked, outcomes, predicted) if asked.ranks else report_lines(
+            asked, outcome, predicted)  # fmt: skip
+        for line in lines:
             console.print(line, markup=False, soft_wrap=True)
     if write_times is not None:
-        _write_times(outcome, write_times)
+        for number, one in outcomes.items() if "{rank}" in str(write_times) else [(asked.rank, outcome)]:
+            _write_times(one, Path(str(write_times).replace("{rank}", str(number))))
     if trace is not None:
-        _write_trace(asked, outcome, trace)
+        _write_trace(asked, outcomes, trace)
     return 0
+
+
+def _document(rank: int, outcome: Outcome) -> dict[str, Any]:
+    facts = {key: value for key, value in outcome.facts.items() if key not in ("events", "times")}
+    return {**facts, "rank": rank, "median_step_s": outcome.step_s}
 
 
 def joined_tape(words: Sequence[str]) -> list[str]:
@@ -111,6 +129,7 @@ def _asked(
     cluster: str | None,
     world_size: int | None,
     rank: int | None,
+    ranks: str | None,
     slow: tuple[str, ...],
     jitter: str,
     seed: int,
@@ -130,7 +149,7 @@ def _asked(
     parted = _tape(tape)
     if parted is not None and parted[0] == "record":
         return _recording(words, parted[1])
-    from windtunnel.capture.arguments import missing, parse_launch
+    from windtunnel.capture.arguments import missing, parse_launch, parse_ranks
 
     if cluster is None:
         raise missing("--cluster", "name the cluster to emulate, e.g. h100-sxm:1024 or my-device.yaml:2", words)
@@ -141,15 +160,19 @@ def _asked(
     if line.world_size != found.n_gpus:
         remedy = "name a cluster of as many GPUs as there are ranks"
         raise LayoutError(f"{line.world_size} ranks do not fill --cluster {cluster} ({found.n_gpus} GPUs)", remedy)
-    chosen = _rank(rank, line)
-    slowed = slow_ranks(slow, found, seed, chosen)
+    several = parse_ranks(ranks)
+    if several and rank is not None:
+        raise SpecError("--rank", rank, "give --rank, or --ranks for several")
+    chosen = several[0] if several else _rank(rank, line)
+    slowed = slow_ranks(slow, found, seed, several or (chosen,))
     if found.calibration is not None and not found.calibration.collectives and found.n_gpus > 1:
         from windtunnel.cli.output import note
 
         file = cluster.rpartition(":")[0] or cluster
         note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
              f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
-    return Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory=memory)
+    made = Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory=memory)
+    return replace(made, ranks=several)
 
 
 def _recording(words: Sequence[str], path: str) -> Emulation:
@@ -197,10 +220,12 @@ def _predicted(asked: Emulation) -> float | None:
     return predict_captured(asked.captured, asked.cluster, disturbances=words).step_time_s
 
 
-def _failed(asked: Emulation, outcome: Outcome) -> int:
+def _failed(asked: Emulation, outcome: Outcome, rank: int) -> int:
     """Say what ended the script; its own status, or 1."""
     from windtunnel.cli.output import note
 
+    if asked.ranks:
+        note(f"rank {rank} ended first; the other real ranks were ended with it")
     if outcome.details:
         note(outcome.details.rstrip())
     if outcome.status == "exit":
@@ -229,11 +254,19 @@ def _write_times(outcome: Outcome, path: Path) -> None:
     note(f"wrote {path}")
 
 
-def _write_trace(asked: Emulation, outcome: Outcome, path: Path) -> None:
+def _write_trace(asked: Emulation, outcomes: Mapping[int, Outcome], path: Path) -> None:
     from windtunnel.cli.output import note
     from windtunnel.emulate.timeline import trace_bytes
     from windtunnel.report.files import write_atomically
 
-    title = f"{asked.launch.line}, rank {asked.rank} of {asked.launch.world_size} real, on {asked.cluster}"
-    write_atomically(path, trace_bytes(title, outcome.facts.get("events") or (), {"cluster": asked.cluster}))
+    real = ", ".join(map(str, outcomes))
+    title = f"{asked.launch.line}, rank {real} of {asked.launch.world_size} real, on {asked.cluster}"
+    # Virtual peers are drawn as the first real rank's replay had them.
+    events = [
+        event
+        for rank, outcome in outcomes.items()
+        for event in outcome.facts.get("events") or ()
+        if rank == asked.rank or event.get("pid") == rank
+    ]
+    write_atomically(path, trace_bytes(title, events, {"cluster": asked.cluster}))
     note(f"wrote {path}")

@@ -12,7 +12,7 @@ def serve(
     model: str,
     /,
     *,
-    cluster: Annotated[str, Parameter(help="GPU type and number, h100-sxm:8, or a cluster file.")],
+    cluster: Annotated[str | None, Parameter(help="GPU type and number, h100-sxm:8, or a cluster file.")] = None,
     engine: Annotated[
         str, Parameter(help="Engine and release: vllm-0.12, sglang-0.5.9, trtllm-1.0; or a file.")
     ] = "vllm",
@@ -56,13 +56,30 @@ def serve(
     prefill: Annotated[str | None, Parameter(help="Prefill pool of its own: 2xtp4.")] = None,
     decode: Annotated[str | None, Parameter(help="Decode pool of its own: 1xtp8.")] = None,
     search: Annotated[
-        Literal["distserve"] | None, Parameter(help="Find the best placement for --rate and --slo: distserve.")
+        Literal["distserve", "alpaserve", "muxserve"] | None,
+        Parameter(help="Find the best placement for --rate and --slo; alpaserve, muxserve: of several models."),
     ] = None,
     kernels: Annotated[Path | None, Parameter(help="Measured kernels: a table, or the folder that holds them.")] = None,
     speculative_tokens: Annotated[int, Parameter(help="Tokens drafted per step (0).")] = 0,
     acceptance: Annotated[float, Parameter(help="Chance that a drafted token is kept.")] = 0.0,
     gpu_hour: Annotated[float | None, Parameter(help="Price of a GPU hour, for cost per million tokens.")] = None,
     seed: Annotated[int, Parameter(help="Seed of made lengths and arrivals (0).")] = 0,
+    listen: Annotated[
+        str | None,
+        Parameter(help="Answer requests of OpenAI's API at this address, in simulated time: 127.0.0.1:8000."),
+    ] = None,
+    speed: Annotated[float, Parameter(help="With --listen: simulated seconds in a second (1).")] = 1.0,
+    lose: Annotated[
+        str | None, Parameter(help="With --listen: replica 0 is lost at 30 s, back 10 s later: 0@30s+10s.")
+    ] = None,
+    max_waiting: Annotated[int, Parameter(help="With --listen: requests that may wait; more get 503 (4096).")] = 4096,
+    record: Annotated[
+        Path | None, Parameter(help="With --listen: write requests as they come here, for --requests.")
+    ] = None,
+    real: Annotated[
+        Literal["tiny-llama"] | None,
+        Parameter(help="Serve a small real model on this machine under each policy: tiny-llama."),
+    ] = None,
     page: Annotated[Path | None, Parameter(help="Write an HTML page with latency-rate curves here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write the timeline of one replica for Perfetto here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
@@ -72,9 +89,11 @@ def serve(
     Parameters
     ----------
     model
-        A model of the catalogue, or the path of a config.json.
+        A model of the catalogue, or the path of a config.json. For --search alpaserve and muxserve several, each with
+        its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
     from windtunnel.cli.output import note, print_json, working
+    from windtunnel.errors import UserError
     from windtunnel.serving import Deployment
     from windtunnel.serving.question import ask, made_or_read, parsed_slo
 
@@ -100,6 +119,21 @@ def serve(
         speculative_tokens=speculative_tokens,
         acceptance=acceptance,
     )
+    if real is not None:
+        from windtunnel.cli.serve_real import answer_real
+
+        answer_real(count, rate, cv, seed, json)
+        return None
+    if cluster is None:
+        raise UserError("no machine is named: add --cluster h100-sxm:8")
+    if listen is not None:
+        from windtunnel.cli.serve_listen import answer_requests
+
+        answer_requests(
+            model, cluster, layout, listen, replicas, router, speed, lose, max_waiting, record, workload, output,
+            length_ratio, seed, kernels, pools=prefill or decode,
+        )  # fmt: skip
+        return None
     with working("serving"):
         asked = made_or_read(
             workload, count, rate, cv, prompt, output, length_ratio, concurrency, waves, seed, default_rate=goodput
@@ -107,8 +141,7 @@ def serve(
         if search is not None:
             from windtunnel.cli.serve_search import answer_search
 
-            limits = parsed_slo(slo)
-            answer_search(model, cluster, layout, asked, limits, attain, rate, json)
+            answer_search(search, model, cluster, layout, asked, parsed_slo(slo), attain, rate, json)
             return None
         result, curve = ask(
             model,
@@ -129,12 +162,12 @@ def serve(
         result.write_requests(requests_out)
         note(f"wrote {requests_out}")
     if page is not None:
-        from windtunnel.report.serving_page import write_page
+        from windtunnel.report.serving.page import write_page
 
         write_page(result.to_dict(), curve, page)
         note(f"wrote {page}")
     if trace is not None:
-        from windtunnel.report.serving_trace import write_trace
+        from windtunnel.report.serving.trace import write_trace
 
         write_trace(result.timeline, trace)
         note(f"wrote {trace}")
@@ -142,7 +175,7 @@ def serve(
         print_json(result.to_dict())
     else:
         from windtunnel.cli.output import stdout
-        from windtunnel.report.serving_console import print_serving
+        from windtunnel.report.serving.console import print_serving
 
         print_serving(result.to_dict(), stdout())
     return None

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 
 def answer_search(
+    search: str,
     model: str,
     cluster: str,
     deployment: Deployment,
@@ -20,6 +21,9 @@ def answer_search(
     json: bool,
 ) -> None:
     """Search, and print the placement."""
+    if search != "distserve":
+        _answer_several(search, model, cluster, deployment, workload, slo, rate, json)
+        return
     from windtunnel.cli.output import print_json, stdout
     from windtunnel.hardware import parse_cluster
     from windtunnel.model import load_model
@@ -53,3 +57,66 @@ def _words(candidate: object) -> str:
         if layout is not None:
             parts.append(f"{phase} tp{layout[0]} pp{layout[1]}")
     return ", ".join(parts)
+
+
+def _answer_several(
+    search: str,
+    models: str,
+    cluster: str,
+    deployment: Deployment,
+    workload: Workload,
+    slo: Mapping[str, float],
+    rate: float | None,
+    json: bool,
+) -> None:
+    from windtunnel.cli.output import print_json, stdout
+    from windtunnel.errors import SpecError
+    from windtunnel.hardware import parse_cluster
+    from windtunnel.model import load_model
+    from windtunnel.serving.goodput import rate_of
+    from windtunnel.serving.placement.several import Several, search_alpaserve, search_muxserve
+
+    if workload.arrival_ns is None:
+        raise SpecError("--concurrency", workload.concurrency, "a placement is sought for a rate: use an open loop")
+    names, shares = _shares(models)
+    whole = rate_of(workload) if rate is None else rate
+    rates = tuple(whole * share / sum(shares) for share in shares)
+    asked = Several(tuple(load_model(name) for name in names), rates, parse_cluster(cluster), deployment, workload, slo)
+    found = search_alpaserve(asked) if search == "alpaserve" else search_muxserve(asked)
+    if json:
+        print_json(found.to_dict())
+        return
+    console = stdout()
+    for group in found.groups:
+        words = group.layout if search == "muxserve" else f"{group.layout}: {', '.join(group.models) or 'idle'}"
+        console.print(f"{group.gpus} GPUs  {words}", highlight=False)
+    in_time = search == "alpaserve"
+    what = "of requests in time" if in_time else "requests/s in all"
+    console.print(f"{_told(found.value, in_time)} {what}, best of {found.tried} {found.what_was_tried}")
+    if found.runner_up_value is not None:
+        costs = _told(found.value - found.runner_up_value, in_time)
+        console.print(f"next: {found.runner_up}, {_told(found.runner_up_value, in_time)}: it costs {costs}")
+
+
+def _told(value: float, share: bool) -> str:
+    return f"{value:.1%}" if share else f"{value:.4g}"
+
+
+def _shares(models: str) -> tuple[list[str], list[float]]:
+    """`a=3,b=1` or `a,b`: names, and shares of the rate."""
+    from windtunnel.errors import SpecError
+
+    names, shares = [], []
+    for part in models.split(","):
+        name, equals, share = part.strip().partition("=")
+        try:
+            value = float(share) if equals else 1.0
+        except ValueError:
+            value = 0.0
+        if not name or not 0.0 < value < 1e9:
+            raise SpecError("MODEL", models, "write models with their shares of the rate: llama-3.1-8b=3,qwen3-32b=1")
+        names.append(name)
+        shares.append(value)
+    if len(set(names)) < len(names):
+        raise SpecError("MODEL", models, "name each model once")
+    return names, shares

@@ -36,7 +36,7 @@ def sweep(
         if json:
             print_json({"rows": rows})
         else:
-            from windtunnel.report.sweep_console import print_rows
+            from windtunnel.report.planning.sweep_console import print_rows
 
             print_rows(rows, stdout())
         return

@@ -52,14 +52,14 @@ def validate(
     if rows is not None:
         report.write_rows(rows)
     if page is not None:
-        from windtunnel.report.accuracy_page import write_page
+        from windtunnel.report.accuracy.page import write_page
 
         words = ["windtunnel validate", *map(str, tables), *([f"--level {level}"] if level else []), f"--page {page}"]
         write_page(report, page, " ".join(words))
     if json:
         print_json(report.to_dict())
     else:
-        from windtunnel.report.accuracy_console import render_report
+        from windtunnel.report.accuracy.console import render_report
         from windtunnel.report.printing import print_trimmed
 
         console = stdout(piped_width=160)

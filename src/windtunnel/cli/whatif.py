@@ -46,8 +46,8 @@ def whatif(
         A run folder, its result.json, or the first digits of its hash.
     """
     from windtunnel.cli.output import note, print_json, stdout, working
-    from windtunnel.report.compare import compare
-    from windtunnel.report.compare_console import print_comparison
+    from windtunnel.report.comparison.compare import compare
+    from windtunnel.report.comparison.console import print_comparison
     from windtunnel.report.run_folder import load
     from windtunnel.report.run_folder import save as save_run
 
@@ -57,7 +57,7 @@ def whatif(
     arguments = arguments_of(before, run)
     after_words = changed(arguments, set, slow)
     with working("predicting"):
-        after = answered(after_words.pop("model"), **after_words)
+        after = answered(after_words.pop("model"), **{**after_words, "advice": False})
     comparison = compare(before, after)
     made_by = before.spec.get("version")
     if made_by != after.spec["version"]:

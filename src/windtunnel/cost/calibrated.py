@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost import roofline
-from windtunnel.cost.fitting import Array, Fit, fit
+from windtunnel.cost.measured.fitting import Array, Fit, fit
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.errors import SpecError
 from windtunnel.hardware.calibration import COPIES, Calibration, Points, operation, size_names

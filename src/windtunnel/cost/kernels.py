@@ -30,9 +30,9 @@ from functools import lru_cache
 from typing import final
 
 from windtunnel.cost import roofline
-from windtunnel.cost.interpolation import BAND_EDGES_S, Reading
+from windtunnel.cost.measured.interpolation import BAND_EDGES_S, Reading
+from windtunnel.cost.measured.tables import KernelTables, Table, load_tables
 from windtunnel.cost.price import Price, Source
-from windtunnel.cost.tables import KernelTables, Table, load_tables
 from windtunnel.errors import SpecError
 from windtunnel.hardware.gpu import Gpu
 

@@ -55,6 +55,9 @@ class TrainingCosts:
     # Host work between two steps that nothing overlaps (logging, schedules, barriers), by framework; it grows with the
     # depth of the barriers, so it is given per doubling of the number of GPUs.
     step_per_doubling_s: Mapping[str, float]
+    # Of a tensor-parallel collective, by framework: streams wait for each other by events, and ranks whose Python
+    # threads issue it one by one do not arrive together.
+    exchange_s: Mapping[str, float]
     graph_launch_s: float  # one node of a CUDA graph
     compute_by_scale_up: float
     compute_by_scale_out: float
@@ -138,6 +141,7 @@ def training_costs(generation: str) -> TrainingCosts:
         launch_s=data["host"]["launch_s"],
         collective_launch_s=data["host"]["collective_launch_s"],
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
+        exchange_s=data["host"]["exchange_s"],
         graph_launch_s=data["host"]["graph_launch_s"],
         compiled_launch_s=data["host"]["compiled_launch_s"],
         compiled_call_s=data["host"]["compiled_call_s"],

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.emulate.arrivals import Span
 from windtunnel.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, moved
-from windtunnel.emulate.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
+from windtunnel.emulate.peers.arrivals import Span
+from windtunnel.emulate.peers.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
+from windtunnel.emulate.several.company import Company
 from windtunnel.programs.communication import Communication
 
 WARM_UP = 3  # steps alike before peers run them: caches, allocator and optimizer state settle
@@ -88,6 +89,7 @@ class Conductor:
     watch: Sequence[int] = ()
     takes: SecondsOf | None = None  # of the rank's own processor, where a communication shares it with computing
     queued: SecondsOf | None = None  # once the one before it in its group is done, where that is less than `seconds_of`
+    company: Company | None = None  # other real ranks
     steps: deque[ObservedStep] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     alike: int = 0
     replay: Replay | None = None
@@ -110,13 +112,22 @@ class Conductor:
         self._own_part: list[Watched] = []
         self._program: HostProgram | None = None
         self._odd: ObservedStep | None = None
+        self._begun_in_step = 0
+        self._laid: Sequence[tuple[HostProgram, Sequence[int]]] = ()  # who runs what in the replay
 
     # ------------------------------------------------------------------------------------------------- the real rank
 
     def begin(self, call: Communication, now: float, cpu: float = NO_CPU, came: Came | None = None) -> Ticket:
         """The real rank arrives at a communication; `came`: where it had to share its processor before that."""
         place = self._observer.begin(call, now, cpu, came) if self._observer is not None else -1
+        company = self.company
+        ident = company.board.ident(call) if company is not None else 0
+        if company is not None:
+            company.board.came(call, ident, self.n_steps, self._begun_in_step, now)
+            self._begun_in_step += 1
         ticket = self._ticket(call, now, place)
+        if company is not None and (shared := company.shared(call)):
+            ticket = self._with_the_real(ticket, call, ident, shared)
         if ticket.left > 0.0:
             self._underway.append(ticket)
         return ticket
@@ -149,6 +160,22 @@ class Conductor:
         self._tell(place, span)
         return Ticket(place, span, None, takes)
 
+    def _with_the_real(self, ticket: Ticket, call: Communication, ident: int, shared: Sequence[int]) -> Ticket:
+        """It is not done before the other real ranks have come, whatever the replay takes them to do."""
+
+        def ask() -> Span | None:
+            assert self.company is not None
+            latest = self.company.latest(ident, shared)
+            span = ticket.span() if latest is not None else None
+            if span is None or latest is None:
+                return None
+            if span.finish < latest + (seconds := self.seconds_of(call)):
+                span = Span(max(span.start, latest), latest + seconds)
+            self._tell(ticket.place, span)
+            return span
+
+        return Ticket(ticket.place, None, ask, ticket.left)
+
     def waited(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
         """The host waited for it from `entered` to `now`."""
         if self._observer is not None:
@@ -165,6 +192,9 @@ class Conductor:
 
         `learns`: it was an ordinary step; nothing slowed it that is not the job's.
         """
+        if self.company is not None:
+            self.company.board.ended(self.n_steps, self._begun_in_step, now)
+        self._begun_in_step = 0
         self.n_steps += 1
         if self._observer is None:
             self._observer = Observer(now, cpu)
@@ -231,14 +261,19 @@ class Conductor:
     def _plan(self, now: float | None) -> None:
         program = self.typical()
         assert program is not None
+        if self.company is not None:
+            self.company.keep(program)
+            if self.company.classes(program) is None:
+                return  # the step of another real rank is not known yet
         arrivals = self._arrivals_of(program)
         self.movement = moved(self._arrivals, arrivals)
         self._arrivals = arrivals
         self._program = host_program(self.rank, self.steps, samples=True) if self.jitter else program
         if self.settled_at is None and self.movement < SETTLED:
             self.settled_at = self.n_steps
-        if self.replay is not None:
-            self.replay.reprice(self._classes(self._program))
+        classes = self._classes(self._program)
+        if self.replay is not None and _same_layout(self._laid, classes):
+            self.replay.reprice(classes)
         elif now is not None:
             self._start(now)
 
@@ -257,6 +292,9 @@ class Conductor:
 
     def _start(self, now: float) -> None:
         assert self._program is not None
+        if self.company is not None:
+            self.company.first_step = self.n_steps
+        self._laid = self._classes(self._program)
         self.replay = self._new_replay(self._program, now, real=self.rank, jitter=self.jitter)
         self._watched = self.replay.watch(self.watch)
 
@@ -269,12 +307,15 @@ class Conductor:
             real=real,
             slow=self.slow,
             draw=self._draw if jitter else None,
-            messages_meet=self.others is not None,
+            messages_meet=self.others is not None or (self.company is not None and self.company.is_whole),
             takes=self.takes,
             queued=self.queued,
+            others=self.company if real is not None else None,
         )
 
     def _classes(self, program: HostProgram) -> list[tuple[HostProgram, Sequence[int]]]:
+        if self.company is not None and (classes := self.company.classes(program)) is not None:
+            return classes
         return [(program, self.same_class), *(self.others(program) if self.others is not None else ())]
 
     def _draw(self, ranks: int, samples: int) -> NDArray[np.int64]:
@@ -304,3 +345,15 @@ class Conductor:
         free = self._free.get(channel, float("-inf"))
         due = self._free[channel] = max(now + seconds, free + queued)
         return Span(max(now, free), due)
+
+
+def _same_layout(
+    before: Sequence[tuple[HostProgram, Sequence[int]]], after: Sequence[tuple[HostProgram, Sequence[int]]]
+) -> bool:
+    """Whether the same ranks make the same marks: only seconds differ."""
+    if len(before) != len(after):
+        return False
+    return all(
+        one.events == other.events and list(ranks) == list(its)
+        for (one, ranks), (other, its) in zip(before, after, strict=True)
+    )

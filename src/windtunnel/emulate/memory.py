@@ -330,19 +330,19 @@ class MemoryWatch:
             self.gradients = gradient_addresses(optimizers)
             self._say(OPTIMIZER_MARK)
 
-    def stop(self, folder: Path, folders: Sequence[str]) -> Peak | None:
-        """The peak of the last step; `folder` holds the trace for a moment."""
+    def stop(self, folder: Path, folders: Sequence[str], name: str = "") -> Peak | None:
+        """The peak of the last step; `folder` holds the trace for a moment, under a `name` of its own."""
         if self._profiler is None:
             return None
-        log, left = read_log(self.trace(folder)), self._looks[-2] if len(self._looks) > 1 else None
+        log, left = read_log(self.trace(folder, name)), self._looks[-2] if len(self._looks) > 1 else None
         return peak_of(log, self.before_bytes, self.owned, self.gradients, folders, left=left)
 
-    def trace(self, folder: Path) -> dict[str, Any]:
+    def trace(self, folder: Path, name: str = "") -> dict[str, Any]:
         """End the profile; its Chrome trace."""
         profiler, self._profiler = self._profiler, None
         with _silence():
             profiler.stop()
-        path = folder / "memory_trace.json"
+        path = folder / f"memory_trace{name}.json"
         profiler.export_chrome_trace(str(path))
         try:
             document: dict[str, Any] = json.loads(path.read_text())

@@ -1,7 +1,7 @@
 """The real rank: a process of its own that runs the script as one rank of a virtual world, and says what came of it.
 
-`python -m windtunnel.emulate.rank FOLDER`, with what to run in FOLDER/task.json; `run.py` starts it and reads
-FOLDER/outcome.json. Imports torch.
+`python -m windtunnel.emulate.rank FOLDER [RANK]`, with what to run in FOLDER/task.json; `run.py` starts it and reads
+FOLDER/outcome_RANK.json. Imports torch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.capture.processes.file_mailbox import write_whole
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.process import die_with_parent
 
 if TYPE_CHECKING:
-    from windtunnel.emulate.compute_time import ComputeTime
+    from windtunnel.emulate.clock.compute_time import ComputeTime
     from windtunnel.emulate.conductor import Conductor
     from windtunnel.emulate.memory import Peak
     from windtunnel.emulate.observe import ObservedStep
@@ -102,7 +103,7 @@ class Journal:
         """Read the profiler's log."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            self.memory = watch.stop(self.folder, self._folders())
+            self.memory = watch.stop(self.folder, self._folders(), f"{self.task['rank']}")
 
     def _folders(self) -> list[str]:
         here = [os.getcwd()]
@@ -115,6 +116,10 @@ def main() -> None:
     """Run the task of the folder named on the command line."""
     folder = Path(sys.argv[1])
     task = json.loads((folder / "task.json").read_text())
+    if len(sys.argv) > 2:  # one of several real ranks, each with the others' times of its own class
+        task["rank"] = int(sys.argv[2])
+        task["tape"] = [text.replace("{rank}", sys.argv[2]) for text in task["tape"]]
+    task["folder"] = str(folder)
     die_with_parent(task["parent"])
     journal = Journal(folder, task)
     outcome: dict[str, Any] = {}
@@ -135,9 +140,7 @@ def main() -> None:
         status = 2 if isinstance(error, UserError) else 1
         outcome |= told(error)
     outcome |= _facts(journal)
-    partial = folder / "outcome.json.partial"
-    partial.write_text(json.dumps(outcome))
-    partial.replace(folder / "outcome.json")
+    write_whole(folder / f"outcome_{task['rank']}.json", json.dumps(outcome).encode())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # threads that the script left do not keep it
@@ -150,9 +153,10 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     from windtunnel.capture.torch_private.distributed import Replacements
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
-    from windtunnel.emulate.compute_time import ComputeTime
+    from windtunnel.emulate.clock.compute_time import ComputeTime
 
     launch = launch_of(task)
+    several = len(task["ranks"]) > 1
     on_gpu = torch.cuda.is_available()
     own = journal.own = ComputeTime()
     listener, policy, undo = _on_gpu(task, launch, journal) if on_gpu else _on_cpu(task, launch, journal, own)
@@ -165,12 +169,16 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
         mailbox=LetterBox(journal.folder, task["rank"]),
         devices=("cpu", "cuda") if on_gpu else ("cpu",),
         around=None if on_gpu else own.around,
+        beside=[rank for rank in task["ranks"] if rank != task["rank"]],
+        real_peers=_real_peers(task, journal) if several and not task["tape"] else None,
     )
     replaced = Replacements()
     try:
         with world:
             checkpoints_of_one_rank(replaced, journal.notes.append)
             _run(launch)
+            if several and journal.conductor is not None and journal.conductor.company is not None:
+                journal.conductor.company.leave()
     finally:
         replaced.undo()
         undo()
@@ -179,10 +187,20 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     return outcome
 
 
+def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
+    """What the real ranks truly send each other."""
+    from windtunnel.capture.virtual_world.peer_data import PEERS_LIKE_ME
+    from windtunnel.emulate.peers.shards import TiedShards
+    from windtunnel.emulate.several.data import RealData
+    from windtunnel.emulate.several.real_groups import RealGroups
+
+    return RealData(RealGroups(task["rank"], task["ranks"], journal.folder), TiedShards(PEERS_LIKE_ME))
+
+
 def _on_cpu(
     task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
 ) -> tuple[Any, Any, Callable[[], None]]:
-    from windtunnel.emulate.script_clock import Listening, optimizer_hooks
+    from windtunnel.emulate.clock.script_clock import Listening, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
     listening = Listening(
@@ -200,10 +218,10 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
     """Stream-ordered. Not yet run on a GPU."""
     from windtunnel.capture.virtual_world import work
     from windtunnel.cost.device_memory import memory_document
-    from windtunnel.emulate.cuda_device import TorchCuda
+    from windtunnel.emulate.clock.cuda_device import TorchCuda
+    from windtunnel.emulate.clock.script_clock import optimizer_hooks
+    from windtunnel.emulate.clock.stream_delay import Holding
     from windtunnel.emulate.run import NOT_RUN_ON_GPU
-    from windtunnel.emulate.script_clock import optimizer_hooks
-    from windtunnel.emulate.stream_delay import Holding
 
     conductor = journal.conductor = _conductor(task, launch)
 
@@ -228,8 +246,8 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
 def _recorded(task: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
     import torch
 
-    from windtunnel.emulate.record_real import Recording
-    from windtunnel.emulate.tape import TapeWriter
+    from windtunnel.emulate.tape.record_real import Recording
+    from windtunnel.emulate.tape.tape import TapeWriter
 
     launch = launch_of(task)
     path = Path(task["tape"][1])
@@ -260,7 +278,7 @@ def _run(launch: Any) -> None:
 
 def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) -> Conductor:
     from windtunnel.emulate.conductor import Conductor
-    from windtunnel.emulate.prices import seconds_beside_on, seconds_on
+    from windtunnel.emulate.peers.prices import seconds_beside_on, seconds_on
     from windtunnel.hardware import parse_cluster
 
     cluster = parse_cluster(task["cluster"])
@@ -269,12 +287,24 @@ def _conductor(task: Mapping[str, Any], launch: Any, *, on_cpu: bool = False) ->
     if task["captured"]:
         same, others = _captured(task, cluster)
     slow = {int(rank): float(factor) for rank, factor in task["slow"].items()}
+    company = _company(task, launch, others) if len(task["ranks"]) > 1 else None
     return Conductor(
         task["rank"], launch.world_size, seconds_on(cluster), same, others, slow,
         jitter=task["jitter"], seed=task["seed"], watch=task["watch"],
         takes=seconds_beside_on(cluster) if on_cpu and _one_core(cluster) else None,
-        queued=seconds_on(cluster, queued=True),
+        queued=seconds_on(cluster, queued=True), company=company,
     )  # fmt: skip
+
+
+def _company(task: Mapping[str, Any], launch: Any, others: Any) -> Any:
+    """The other real ranks."""
+    from windtunnel.emulate.several.company import Company
+    from windtunnel.programs.folder import load_job
+
+    class_of = None
+    if task["captured"]:
+        class_of = dict(enumerate(load_job(Path(task["captured"])).runs.tolist()))
+    return Company(Path(task["folder"]), task["rank"], task["ranks"], launch.world_size, class_of, others)
 
 
 def _one_core(cluster: Any) -> bool:
@@ -284,8 +314,8 @@ def _one_core(cluster: Any) -> bool:
 
 
 def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
-    from windtunnel.emulate.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
-    from windtunnel.emulate.peer_times import by_class
+    from windtunnel.emulate.peers.other_classes import KERNELS, OPTIMIZER, PRODUCTS, other_classes
+    from windtunnel.emulate.peers.peer_times import by_class
     from windtunnel.programs.folder import load_job
     from windtunnel.programs.lowering.pricing import ATTENTION, GEMM, op_pricer
 
@@ -309,12 +339,12 @@ def _captured(task: Mapping[str, Any], cluster: Any) -> tuple[Any, Any]:
 
 def _policy(task: Mapping[str, Any], journal: Journal) -> Any:
     from windtunnel.capture.virtual_world import peer_data as peers
-    from windtunnel.emulate.shards import TiedShards
+    from windtunnel.emulate.peers.shards import TiedShards
 
     tied = TiedShards(peers.PEERS_LIKE_ME).policy()
     policy = peers.PeerPolicy(peers.noise) if task["data"] == "noise" else tied
     if task["tape"][:1] == ["replay"]:
-        from windtunnel.emulate.tape import Tape, player
+        from windtunnel.emulate.tape.tape import Tape, player
 
         tape = Tape(Path(task["tape"][1]))
         of_rank = (tape.facts.get("rank"), tape.facts.get("world_size"))
@@ -375,7 +405,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
     conductor = journal.conductor
     if conductor is None:
         return {"notes": journal.notes}
-    from windtunnel.emulate.peer_times import document
+    from windtunnel.emulate.peers.peer_times import document
     from windtunnel.emulate.timeline import events_of_peer, events_of_real
 
     events: list[Any] = []
@@ -407,6 +437,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
         "times": document(program, conductor.world_size) if (program := conductor.typical()) is not None else None,
         "notes": journal.notes,
         "cpu_s": time.process_time(),
+        "without_program": conductor.company.not_alike if conductor.company is not None else 0,
     }
 
 

@@ -1,11 +1,15 @@
-"""Running a script as one real rank among virtual peers: the process around it.
+"""Running a script as one or several real ranks among virtual peers: the processes around them.
 
     emulate(Emulation(launch, rank=0, cluster="h100-sxm:1024", ...)) -> Outcome
+    emulate_ranks(Emulation(launch, 0, "h100-sxm:1024", ranks=(0, 8), ...)) -> {0: Outcome, 8: Outcome}
 
-The script runs in a process of its own (`rank.py`), in a session of its own. It is ended, with everything it started,
-when it is done, fails, is interrupted, or when this process goes; its folder of temporary files goes with it. Control
-messages that it waits for (pipelines send shapes) come from peers that are captured on the side, on demand
-(`windtunnel.capture`).
+Each real rank runs in a process of its own (`rank.py`), in a session of its own. All are ended, with everything they
+started, when they are done, one fails, on an interrupt, or when this process goes; their folder of temporary files goes
+with them. Control messages that they wait for (pipelines send shapes) come from the real rank that sends them, or from
+peers that are captured on the side, on demand (`windtunnel.capture`).
+
+Killed itself, this process can clean nothing. Its children then end (`process.die_with_parent`), and the next start
+ends what these had started and removes the folder: both carry the folder's name, one in `FOLDER_VARIABLE`.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from windtunnel.capture.arguments import Launch
 
 FOLDER_PREFIX = "windtunnel-run-"
+FOLDER_VARIABLE = "WINDTUNNEL_RUN_FOLDER"  # in the environment of everything that a run starts
 NOT_RUN_ON_GPU = "the CUDA path of `windtunnel run` is not yet run on a GPU: take its times with care"
 WATCHED = 8  # virtual peers drawn in the timeline
 _LOOK_S, _END_S, _KILL_S = 0.05, 10.0, 5.0
@@ -55,6 +60,12 @@ class Emulation:
     peer_times: tuple[Path, ...] = ()  # of such ranks, as runs of theirs measured them
     memory: bool = True
     aside: bool = False  # what the script prints goes to stderr: stdout is for one document
+    ranks: tuple[int, ...] = ()  # all that are real, where there are several; `rank` is the first
+
+    @property
+    def real(self) -> tuple[int, ...]:
+        """All real ranks."""
+        return self.ranks or (self.rank,)
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,16 @@ def emulate(asked: Emulation) -> Outcome:
         UserError: what is asked cannot be.
         KeyboardInterrupt: interrupted; the script was told, and given time to end.
     """
+    return emulate_ranks(asked)[asked.rank]
+
+
+def emulate_ranks(asked: Emulation) -> dict[int, Outcome]:
+    """What came of each real rank. Where one failed, only that is in it: the others were ended.
+
+    Raises: as `emulate`.
+    """
     _check(asked)
-    _sweep()
+    sweep()
     with _terminated_is_an_end(), _Run(asked) as run:
         return run.watch()
 
@@ -104,7 +123,7 @@ class _Run:
     def __init__(self, asked: Emulation) -> None:
         self.asked = asked
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._peers: Any = None  # workers that play captured peers
 
     def __enter__(self) -> _Run:
@@ -113,6 +132,7 @@ class _Run:
                 "parent": os.getpid(),
                 "launch": asdict(self.asked.launch),
                 "rank": self.asked.rank,
+                "ranks": list(self.asked.real),
                 "cluster": self.asked.cluster,
                 "slow": {str(rank): factor for rank, factor in self.asked.slow.items()},
                 "watch": watched(self.asked),
@@ -125,16 +145,17 @@ class _Run:
                 "memory": self.asked.memory,
             }
             (self.folder / "task.json").write_text(json.dumps(task))
-            environment = dict(os.environ)
+            environment = {**os.environ, FOLDER_VARIABLE: str(self.folder)}
             if self.asked.launch.local_world_size > 1:
                 environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
             environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler warns of what it cannot know
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "windtunnel.emulate.rank", str(self.folder)],
-                start_new_session=True,
-                env=environment,
-                stdout=_STDERR if self.asked.aside else None,
-            )
+            for rank in self.asked.real:
+                self._processes[rank] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "windtunnel.emulate.rank", str(self.folder), str(rank)],
+                    start_new_session=True,
+                    env=environment,
+                    stdout=_STDERR if self.asked.aside else None,
+                )
         except BaseException:
             self._close()
             raise
@@ -145,24 +166,42 @@ class _Run:
     ) -> None:
         self._close()
 
-    def watch(self) -> Outcome:
-        """Until it ends."""
-        assert self._process is not None
+    def watch(self) -> dict[int, Outcome]:
+        """Until all have ended, or one has failed."""
+        ended: dict[int, Outcome] = {}
         try:
-            while (status := self._process.poll()) is None:
-                key = file_mailbox.waits(self.folder, self.asked.rank)
-                if key is not None:
-                    self._deliver(key)
+            while len(ended) < len(self._processes):
+                failed: list[tuple[float, int, Outcome]] = []
+                for rank, process in self._processes.items():
+                    if rank in ended or (status := process.poll()) is None:
+                        continue
+                    ended[rank] = outcome = self._outcome(rank, status)
+                    if outcome.status != "ok":
+                        failed.append((self._told_at(rank), rank, outcome))
+                if failed:
+                    _, rank, outcome = min(failed, key=lambda one: one[:2])  # others fail because it is gone
+                    return {rank: outcome}
+                for rank in self._processes:
+                    key = file_mailbox.waits(self.folder, rank) if rank not in ended else None
+                    if key is not None:
+                        self._deliver(rank, key)
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             self._interrupt()
             raise
-        return self._outcome(status)
+        return ended
 
-    def _outcome(self, status: int) -> Outcome:
+    def _told_at(self, rank: int) -> float:
+        """When a rank said what became of it; one that died without a word was first."""
+        try:
+            return (self.folder / f"outcome_{rank}.json").stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def _outcome(self, rank: int, status: int) -> Outcome:
         facts: dict[str, Any] = {}
         with suppress(FileNotFoundError, ValueError):
-            facts = json.loads((self.folder / "outcome.json").read_text())
+            facts = json.loads((self.folder / f"outcome_{rank}.json").read_text())
         if not facts:
             return Outcome("died", 1, {}, died(status))
         found = str(facts.get("status", "ok"))
@@ -171,21 +210,23 @@ class _Run:
 
     def _interrupt(self) -> None:
         """Tell the script as a terminal would, and give it time; a second interrupt ends the patience."""
-        assert self._process is not None
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGINT)
+        for process in self._processes.values():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGINT)
+        until = time.monotonic() + _END_S
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._process.wait(_END_S)
+            for process in self._processes.values():
+                process.wait(max(0.0, until - time.monotonic()))
 
     # Peers that send control messages
 
-    def _deliver(self, key: str) -> None:
-        """Have the sender of a control message played, and bring what it sent."""
+    def _deliver(self, rank: int, key: str) -> None:
+        """Have the sender of a control message played, and bring what it sent; a real rank sends its own."""
         from windtunnel.capture.launch import LOAD, PLAYER, TRY_TO_LOAD
         from windtunnel.capture.processes.scheduler import Workers
 
         sender = file_mailbox.sender_of(key)
-        if sender is None:
+        if sender is None or (sender in self._processes and self._processes[sender].poll() is None):
             return
         if self._peers is None:
             settings = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}
@@ -198,14 +239,16 @@ class _Run:
             "answers": {},
             "timeout_s": 600.0,
         }
-        self._peers.run([sender], task)
+        if sender not in self._processes:
+            self._peers.run([sender], task)
         for letter in sorted((self._peers.folder / file_mailbox.LETTERS).iterdir()):
             place = self.folder / file_mailbox.LETTERS / letter.name
-            if not place.exists() and not letter.name.startswith("."):
+            is_real = file_mailbox.writer_of(letter) in self._processes
+            if not place.exists() and not letter.name.startswith(".") and not is_real:
                 file_mailbox.write_whole(place, letter.read_bytes())
-        if file_mailbox.waits(self.folder, self.asked.rank) == key:
+        if file_mailbox.waits(self.folder, rank) == key:
             raise UserError(
-                f"rank {self.asked.rank} waits for {file_mailbox.name_of(key)}, which rank {sender} did not send; the "
+                f"rank {rank} waits for {file_mailbox.name_of(key)}, which rank {sender} did not send; the "
                 "two take different branches of the script: check who sends to whom"
             )
 
@@ -216,8 +259,11 @@ class _Run:
         try:
             if self._peers is not None:
                 self._peers.close()
-            process, self._process = self._process, None
-            if process is not None:
+            processes, self._processes = self._processes, {}
+            for process in processes.values():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # all at once: none is to wait for another
+            for process in processes.values():
                 end_session(process)
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -255,19 +301,24 @@ def watched(asked: Emulation) -> list[int]:
     """Virtual peers for the timeline: slow ones, the next, the last."""
     size, rank = asked.launch.world_size, asked.rank
     wanted = [*sorted(asked.slow, key=lambda one: -asked.slow[one]), (rank + 1) % size, size - 1]
-    return [one for one in dict.fromkeys(wanted) if one != rank][:WATCHED]
+    return [one for one in dict.fromkeys(wanted) if one not in asked.real][:WATCHED]
 
 
 def _check(asked: Emulation) -> None:
     size = asked.launch.world_size
-    if not 0 <= asked.rank < size:
-        raise SpecError("--rank", asked.rank, f"ranks are 0 to {size - 1}")
-    if asked.rank in asked.slow:
-        raise SpecError("--slow", f"gpu={asked.rank}", "is the real rank, which is as fast as it is: slow another")
+    for rank in asked.real:
+        if not 0 <= rank < size:
+            raise SpecError("--ranks" if asked.ranks else "--rank", rank, f"ranks are 0 to {size - 1}")
+        if rank in asked.slow:
+            raise SpecError("--slow", f"gpu={rank}", "is a real rank, which is as fast as it is: slow another")
+    if len(asked.real) > 1 and asked.data == "noise":
+        raise SpecError("--data", "noise", "is for one real rank: several hold their own, and peers what these hold")
+    if len(set(asked.real)) < len(asked.real) or (asked.ranks and asked.ranks[0] != asked.rank):
+        raise SpecError("--ranks", ",".join(map(str, asked.ranks)), "name each rank once")
 
 
-def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: int) -> dict[int, float]:
-    """Factors of `gpu=3:1.2` and `random=1%:1.2`; chance spares the real rank, which is as fast as it is.
+def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: Sequence[int]) -> dict[int, float]:
+    """Factors of `gpu=3:1.2` and `random=1%:1.2`; chance spares real ranks, which are as fast as they are.
 
     Raises SpecError on disturbances that no peer can be given.
     """
@@ -278,7 +329,7 @@ def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: int) -> dict
         if one.kind not in ("gpu", "random"):
             raise SpecError("--slow", one.text, "virtual peers can be given gpu=NUMBER:FACTOR or random=SHARE%:FACTOR")
         for rank in one.gpus:
-            if rank == real and one.kind == "random":
+            if rank in real and one.kind == "random":
                 continue
             found[rank] = max(found.get(rank, 1.0), one.factor)
     return found
@@ -302,12 +353,26 @@ def _terminated_is_an_end() -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def _sweep() -> None:
-    """Folders of runs that were killed before they could clean up."""
+def sweep() -> None:
+    """What killed runs left behind: folders, and processes that their scripts had started."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            for pid in _started_in(folder):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started_in(folder: Path) -> list[int]:
+    """Processes that carry a run's folder in their environment."""
+    mark = f"{FOLDER_VARIABLE}={folder}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                found.append(int(place.name))
+    return found
 
 
 def _hold_interrupts() -> Callable[[int, Any], Any] | int | None:

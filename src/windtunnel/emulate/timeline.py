@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from windtunnel.emulate.observe import ObservedStep
-from windtunnel.emulate.peers_replay import Watched
+from windtunnel.emulate.peers.peers_replay import Watched
 from windtunnel.programs.communication import Communication
 
 _US = 1e6

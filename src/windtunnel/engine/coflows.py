@@ -8,7 +8,8 @@ whatever has a capacity: the two directions of a port, a NIC, a rail, a disk. Tw
 
 Policies: `sebf` (least time alone first, by what is left; Varys), `keyed` (by a key of yours, least first), `d-clas`
 (queues by bytes sent, first come first served in each; Aalo), `fai` (d-clas that slows flows to their coflow's
-slowest), `fair` (max-min over flows, `engine/flows.py`). How each shares: `engine/coflow_kernels.py`, docs/flows.md.
+slowest), `fair` (max-min over flows, `engine/flows.py`). How each shares:
+`engine/compiled/coflow_kernels.py`, docs/flows.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from windtunnel.engine.flows import replay_flows, share
 from windtunnel.errors import SpecError, UnknownNameError
 
 if TYPE_CHECKING:
-    from windtunnel.engine.coflow_kernels import Groups
+    from windtunnel.engine.compiled.coflow_kernels import Groups
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,7 +68,7 @@ def replay_coflows(coflows: Coflows, policy: str, queues: Queues | None = None) 
 
     Raises SpecError for amounts, times, capacities or limits that cannot be, UnknownNameError for an unknown policy.
     """
-    from windtunnel.engine import coflow_kernels as kernels
+    from windtunnel.engine.compiled import coflow_kernels as kernels
 
     _check(coflows, policy)
     if policy == "fair":
@@ -91,7 +92,7 @@ def coflow_rates(
 
     A flow with nothing left has rate 0. Raises as `replay_coflows`.
     """
-    from windtunnel.engine import coflow_kernels as kernels
+    from windtunnel.engine.compiled import coflow_kernels as kernels
 
     _check(coflows, policy)
     left = coflows.bytes_total if bytes_left is None else np.asarray(bytes_left, np.float64)
@@ -113,7 +114,7 @@ def coflow_rates(
 
 
 def _rule(policy: str) -> int:
-    from windtunnel.engine import coflow_kernels as kernels
+    from windtunnel.engine.compiled import coflow_kernels as kernels
 
     rules = {"keyed": kernels.BY_KEY, "d-clas": kernels.BY_BYTES_SENT, "fai": kernels.FAI}
     return rules.get(policy, kernels.BY_BOTTLENECK)
@@ -151,7 +152,7 @@ def _paths_of(coflows: Coflows, rows: Ints) -> tuple[Ints, NDArray[np.int32]]:
 
 def _groups(coflows: Coflows, queues: Queues) -> tuple[Groups, Ints, Ints]:
     """The kernels' form; which flow each of its flows is; which coflow each of its groups is (in order of arrival)."""
-    from windtunnel.engine.coflow_kernels import Groups
+    from windtunnel.engine.compiled.coflow_kernels import Groups
 
     for name, value, least in zip(queues._fields, queues, (0.0, 1.0, 0.0), strict=True):
         if not (np.isfinite(value) and value > least):

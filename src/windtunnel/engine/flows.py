@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
-    from windtunnel.engine.flow_kernels import Network
+    from windtunnel.engine.compiled.flow_kernels import Network
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def share(
 
     Raises SpecError for a capacity, weight or use that is not positive and finite.
     """
-    from windtunnel.engine import flow_kernels as kernels
+    from windtunnel.engine.compiled import flow_kernels as kernels
 
     paths = _paths(link_ptr, link_idx, weight, use)
     network = network_of(_positive("capacity", capacity), paths)
@@ -101,7 +101,7 @@ def replay_flows_logged(
 
 def network_of(capacity: Floats, paths: Paths) -> Network:
     """The state that `flow_kernels.arrive`, `depart` and `rerate` work on: these links, no flow on them yet."""
-    from windtunnel.engine.flow_kernels import Network
+    from windtunnel.engine.compiled.flow_kernels import Network
 
     n_links, n_flows, n_entries = len(capacity), len(paths.weight), len(paths.link_idx)
     flow_of = np.repeat(np.arange(n_flows, dtype=np.int32), np.diff(paths.link_ptr))
@@ -186,7 +186,7 @@ def plainly_replayed(
     weight: Sequence[float],
 ) -> list[int]:
     """`replay_flows` with every rate computed anew at every instant."""
-    from windtunnel.engine.flow_kernels import ROUNDING_NS, ROUNDING_SHARE
+    from windtunnel.engine.compiled.flow_kernels import ROUNDING_NS, ROUNDING_SHARE
 
     finish = list(arrival_ns)
     coming = sorted((at, f) for f, at in enumerate(arrival_ns) if bytes_total[f] > 0 and paths[f])
@@ -223,7 +223,7 @@ def _replayed(
     use: ArrayLike | None,
     logs: bool,
 ) -> tuple[NDArray[np.int64], Floats]:
-    from windtunnel.engine import flow_kernels as kernels
+    from windtunnel.engine.compiled import flow_kernels as kernels
 
     paths = _paths(link_ptr, link_idx, weight, use)
     network = network_of(_positive("capacity_bytes_per_s", capacity), paths)

@@ -60,7 +60,7 @@ def replay(
         ScheduleError: ops can never start; names them.
         SpecError: `sharing` contradicts itself.
     """
-    from windtunnel.engine import kernels  # numba takes 0.2 s to import; only a replay needs it
+    from windtunnel.engine.compiled import kernels  # numba takes 0.2 s to import; only a replay needs it
 
     durations = _checked(graph, duration_ns, slowdown, sharing)
     found = None if sharing is None else contenders(graph, durations, sharing)
@@ -118,7 +118,7 @@ def _checked(
 def _shared(
     graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None, found: Contenders, logs: bool
 ) -> tuple[Timeline, NDArray[np.float64]]:
-    from windtunnel.engine import shared_kernels
+    from windtunnel.engine.compiled import shared_kernels
 
     start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
     if slowdown is None or not slowdown.factor.any():
@@ -146,7 +146,7 @@ def _timeline(
     graph: Graph, durations: NDArray[np.int64], ran: int, start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> Timeline:
     """What a kernel found, or why it refused."""
-    from windtunnel.engine import kernels
+    from windtunnel.engine.compiled import kernels
 
     if ran == kernels.MALFORMED:
         validate(graph)

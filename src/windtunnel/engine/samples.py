@@ -98,7 +98,7 @@ def sample_steps(
     found = np.empty((len(variants), samples), np.int64)
     durations = [np.ascontiguousarray(one.duration_ns, np.float64) for one in variants]
     # The kernels are compiled or loaded here, not by several threads at once.
-    from windtunnel.engine import lane_kernels  # noqa: F401
+    from windtunnel.engine.compiled import lane_kernels  # noqa: F401
 
     def block(first: int) -> None:
         count = min(lanes, samples - first)
@@ -139,7 +139,7 @@ def from_tables(tables: NDArray[np.float32], table_of: NDArray[np.int64] | None,
 
     `table_of`: int64[ops], -1 where the factor stays 1; None = the first table for all.
     """
-    from windtunnel.engine import lane_kernels
+    from windtunnel.engine.compiled import lane_kernels
 
     shift = 17 - int(tables.shape[1]).bit_length()
     assert tables.shape[1] << shift == 1 << 16, "a table holds a power of two, at most 65,536"
@@ -192,7 +192,7 @@ def topological_order(graph: Graph) -> NDArray[np.int64]:
 
 def course_of(graph: Graph, across: NDArray[np.bool_], varying: NDArray[np.bool_]) -> Course:
     """Sections, rows and inputs of every op. `across`, `varying`: bool[ops], see `sample_steps`."""
-    from windtunnel.engine import lane_kernels
+    from windtunnel.engine.compiled import lane_kernels
 
     assert not (across & varying).any(), "what all units meet in takes the same for all of them"
     n, order, previous = graph.n_ops, topological_order(graph), _previous(graph)
@@ -245,7 +245,7 @@ def _block(
     course: Course, variants: Sequence[Variant], durations: list[NDArray[np.float64]], first: int, lanes: int
 ) -> NDArray[np.int64]:
     """int64[variants, lanes]: the samples from `first` on."""
-    from windtunnel.engine import lane_kernels
+    from windtunnel.engine.compiled import lane_kernels
 
     units = len(variants[0].class_of)
     draws = {source: source.start(first, lanes) for one in variants for source in one.sources}

@@ -28,7 +28,7 @@ from windtunnel.graph.program import Graph
 from windtunnel.graph.validate import validate
 
 if TYPE_CHECKING:
-    from windtunnel.engine.flow_kernels import Network
+    from windtunnel.engine.compiled.flow_kernels import Network
 
 SLACK = 1e-12  # by which sums of uses may miss a capacity and still equal it
 

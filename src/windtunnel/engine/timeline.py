@@ -45,7 +45,7 @@ def exposed(timeline: Timeline, graph: Graph, horizon_ns: int | None = None) -> 
     then to the lower index. Communication runs from the arrival of its last member, so waiting for others is idle time;
     it is booked under the op that ends the gap: communication before host before compute when several start together.
     """
-    from windtunnel.engine import kernels
+    from windtunnel.engine.compiled import kernels
 
     total = timeline.makespan_ns if horizon_ns is None else horizon_ns
     assert total >= timeline.makespan_ns, "the horizon must not cut the timeline"
@@ -74,7 +74,7 @@ def critical_path(graph: Graph, timeline: Timeline) -> NDArray[np.int32]:
     Walks back from the op that ends last. Where several predecessors bind, the one before it on its stream goes first,
     then the dependencies in their order; at a rendezvous the predecessors of all its members count.
     """
-    from windtunnel.engine import kernels
+    from windtunnel.engine.compiled import kernels
 
     assert len(timeline.start_ns) == len(timeline.end_ns) == graph.n_ops
     path: NDArray[np.int32] = kernels.binding_path(

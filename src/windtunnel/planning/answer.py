@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from windtunnel.planning.choices import Choice
+
 SCHEMA = "windtunnel.plans/1"
 
 
@@ -74,7 +76,7 @@ class Plans:
     front: tuple[Planned, ...] = ()  # no plan is better in everything
     nearest: tuple[Miss, ...] = ()  # where nothing fits
     remedies: tuple[Remedy, ...] = ()
-    choices: tuple[tuple[str, str, float], ...] = ()  # field, other value, least regret with all else chosen again
+    choices: tuple[Choice, ...] = ()  # other values of each field, with all else chosen again
     sensitivity: tuple[tuple[str, str], ...] = ()  # price that is 10 % off, and what then wins
     launch: Mapping[str, str] = field(default_factory=dict)  # file or command -> text, of the first plan
     schema: str = SCHEMA
@@ -112,7 +114,8 @@ class Plans:
             ],
             "remedies": [{"change": one.change, **one.planned.to_dict()} for one in self.remedies],
             "choices": [
-                {"field": name, "value": value, "regret_at_least": regret} for name, value, regret in self.choices
+                {"field": one.field, "value": one.value, "regret_at_least": one.regret, "exact": one.exact}
+                for one in self.choices
             ],
             "sensitivity": [{"price": name, "winner": winner} for name, winner in self.sensitivity],
             "launch": dict(self.launch),

@@ -59,6 +59,21 @@ Options = Mapping[str, tuple[Any, ...]]  # of switches
 
 
 @dataclass(frozen=True, eq=False)
+class Again:
+    """What recomputation adds to the backward pass of each stage, [stages]: to its path, and to each stream.
+
+    A pass that one stream binds has room on the others, so nothing is added to the pass as a whole.
+    """
+
+    path: Floats
+    busy: tuple[Floats, ...] = ()
+
+
+def _busy_again(again: Again | None, which: int, stream: int) -> Floats | float:
+    return again.busy[stream] if again is not None and which == BACKWARD and again.busy else 0.0
+
+
+@dataclass(frozen=True, eq=False)
 class Chain:
     """Prefix sums over the blocks of a model, [blocks] each, and what a stage adds at its ends."""
 
@@ -67,14 +82,20 @@ class Chain:
     end: tuple[Floats, Floats]
     busy: tuple[tuple[Floats, Floats], ...] = ()  # of each stream, up to each block and behind the last
 
-    def passes(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def passes(
+        self, first: NDArray[np.int64], last: NDArray[np.int64], again: Again | None = None
+    ) -> tuple[Floats, Floats]:
         """Shortest forward and backward pass of stages that hold the blocks first..last, [stages] each."""
         found = []
         for which in (FORWARD, BACKWARD):
             a, b = (first, last) if which == FORWARD else (last, first)
             least = self.begin[which][a] + np.abs(self.total[which][b] - self.total[which][a]) + self.end[which][b]
-            for sums in self.busy:
-                least = np.maximum(least, sums[which][last + 1] - sums[which][first])
+            if again is not None and which == BACKWARD:
+                least = least + again.path
+            for number, sums in enumerate(self.busy):
+                least = np.maximum(
+                    least, sums[which][last + 1] - sums[which][first] + _busy_again(again, which, number)
+                )
             found.append(np.where(last >= first, least, 0.0))
         return found[0], found[1]
 
@@ -207,16 +228,20 @@ class Bounds:
             self._work[key] = chain_of_work(kinds_of(layout.model), block_work(layout, self.blocks(layout)))
         return self._work[key]
 
-    def passes(self, layout: Layout) -> tuple[Floats, Floats]:
-        """Shortest passes of every virtual stage."""
+    def passes(self, layout: Layout, again: Again | None = None) -> tuple[Floats, Floats]:
+        """Shortest passes of every virtual stage; `again`: what their backward passes do besides."""
         recompute, some = layout.plan.recompute, layout.plan.recompute_layers
         span = spans(layout.virtual_layers)
         if some == 0 or some is None:
-            return self._chain(layout, "full" if some is None else recompute).passes(*span)
+            return self._chain(layout, "full" if some is None else recompute).passes(*span, again)
         # The first layers of each stage are recomputed, the others are not.
-        plain, again = self._chain(layout, "none"), self._chain(layout, "full")
-        forward, backward = plain.passes(*span)
-        return forward, backward + self._beyond(layout, again.total[BACKWARD] - plain.total[BACKWARD], some)
+        plain, full = self._chain(layout, "none"), self._chain(layout, "full")
+        path = self._beyond(layout, full.total[BACKWARD] - plain.total[BACKWARD], some)
+        busy = (
+            self._beyond(layout, two[BACKWARD] - one[BACKWARD], some)
+            for one, two in zip(plain.busy, full.busy, strict=True)
+        )
+        return plain.passes(*span, Again(path, tuple(busy)))
 
     def _beyond(self, layout: Layout, sums: Floats, some: int | None) -> Floats:
         """What the recomputed layers of each stage add, of prefix sums over all blocks."""
@@ -233,7 +258,9 @@ class Bounds:
             self._chains[key] = chain_of_costs(kinds_of(layout.model), costs)
         return self._chains[key]
 
-    def _quickest(self, layout: Layout, options: Options, recompute: str) -> tuple[Floats, Floats]:
+    def _quickest(
+        self, layout: Layout, options: Options, recompute: str, again: Again | None = None
+    ) -> tuple[Floats, Floats]:
         """Shortest passes at the best of these switches.
 
         A launch by a graph is shorter than any other, and a wait that is hidden is no longer than one that is not: the
@@ -249,7 +276,7 @@ class Bounds:
         for overlap in options["overlap_tp"]:
             filled = layout.plan.overlap_tp if overlap is None else overlap
             plan = layout.plan.model_copy(update={**changes, "overlap_tp": filled})
-            found.append(self.passes(replace(layout, plan=plan)))
+            found.append(self.passes(replace(layout, plan=plan), again))
         forward, backward = (np.minimum.reduce(list(parts)) for parts in zip(*found, strict=True))
         return forward, backward
 
@@ -259,12 +286,11 @@ class Bounds:
 
     def rough_ns(self, layout: Layout, options: Options) -> float:
         """The same, and the kernels that a saving runs again where whole layers are."""
-        forward, backward = self._quickest(layout, options, "none")
-        some = layout.plan.recompute_layers
+        some, again = layout.plan.recompute_layers, None
         if some != 0 and layout.habits.reentrant_recompute:
-            again = self._works(layout).total[FORWARD]
-            backward = backward + self._beyond(layout, np.concatenate([[0.0], again[:-1]]), some)
-        return self._busy(layout, forward, backward)
+            work = self._works(layout).total[FORWARD]
+            again = Again(self._beyond(layout, np.concatenate([[0.0], work[:-1]]), some))
+        return self._busy(layout, *self._quickest(layout, options, "none", again))
 
     def saving_ns(self, layout: Layout, options: Options) -> float:
         """Of any plan of a structure with a saving: its own passes at the best switches."""

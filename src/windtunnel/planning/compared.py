@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from windtunnel.planning.answer import Planned
 
 PARTS_NAMED = 3
 WORTH_NAMING = 0.001  # of the step
+OFF = 0.1
 
 
 def differences(one: Planned, other: Planned) -> list[tuple[str, float]]:
@@ -45,6 +48,27 @@ def decides(one: Planned, other: Planned) -> str:
     said = f"the second ({changes(one, other)}) takes {apart / one.step_time_s:+.2%}"
     said += f": {', '.join(parts)}" if parts else ": no part of the step differs much"
     return said + ("" if told_apart(one, other) else "; that is less than the band, so the two are not told apart")
+
+
+def sensitivity(ranked: Sequence[Planned], *, by_gpu: bool) -> tuple[tuple[str, str], ...]:
+    """Which part of a step, priced 10 % dearer or cheaper everywhere, makes another of these plans the best.
+
+    To first order: a part's share of the step moves with its price, and nothing hides that was not hidden. `by_gpu`:
+    plans are ranked by GPU-hours, not by time.
+    """
+    found = []
+    for name in sorted({name for one in ranked for name in one.breakdown_s}):
+        for change, said in ((OFF, "dearer"), (-OFF, "cheaper")):
+
+            def then(one: Planned, name: str = name, change: float = change) -> float:
+                changed = 1.0 + change * one.breakdown_s.get(name, 0.0) / one.step_time_s
+                time = (one.effective_step_time_s or one.step_time_s) * changed
+                return time * (one.n_gpus if by_gpu else 1)
+
+            winner = min(ranked, key=then)
+            if then(winner) < then(ranked[0]):
+                found.append((f"{name} {OFF:.0%} {said}", changes(ranked[0], winner)))
+    return tuple(found)
 
 
 def loses(thumb: Planned, best: Planned) -> str:

@@ -22,19 +22,21 @@ from windtunnel.hardware.cluster import cluster_with
 from windtunnel.model import Model, load_model
 from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.compared import decides, loses, told_apart
+from windtunnel.planning.choices import Choice, choices
+from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
-from windtunnel.planning.launch import launch_files
 from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
 from windtunnel.planning.robust import Trouble, scored
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
 from windtunnel.planning.thumb import rule_of_thumb
+from windtunnel.training.launch import launch_files
 
 OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
+CHOICES_WITHIN_S = 1.0
 
 
 def plan(
@@ -50,6 +52,7 @@ def plan(
     price_per_gpu_hour: float | None = None,
     slow: Sequence[str] = (),
     mtbf_s: float | None = None,
+    choices_within_s: float = CHOICES_WITHIN_S,
     named: str | None = None,
     **fields: Any,
 ) -> Plans:
@@ -58,10 +61,13 @@ def plan(
     `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
-    failures of the job leave. Raises UserError on a question that cannot be; where nothing fits the answer has no
+    failures of the job leave. `choices_within_s`: how long to search on for what each single choice is worth, which
+    is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer has no
     plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
+    if given.get("lora_rank"):
+        raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
     words = named or _words(model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
@@ -73,6 +79,7 @@ def plan(
     sizes = [cluster] if gpus is None else _sizes(cluster, *gpus)
     trouble = Trouble(tuple(slow), mtbf_s)
     answers: list[tuple[Cluster, Answer]] = []
+    searches: dict[int, tuple[Search, Answer]] = {}
     refusal: UserError | None = None
     for number, one in enumerate(sizes):
         space = Space(model, one, given)
@@ -83,17 +90,29 @@ def plan(
             refusal = first_refusal(space) or refusal
             continue
         answers.append((one, answer))
+        searches[one.n_gpus] = (search, answer)
         if pareto and answer.found:
             answers += [(one, more) for more in _with_headroom(search, answer, left)]
     if not answers:
         raise refusal or UserError(f"no plan of {cluster.n_gpus} GPUs divides the batch and the model")
     found = [
-        _planned(model, one, each.layout, words, price_per_gpu_hour, each.score_ns if trouble else None)
+        _planned(
+            model,
+            one,
+            each.layout,
+            words,
+            price_per_gpu_hour,
+            each.score_ns / trouble.most_progress if trouble else None,
+        )
         for one, answer in answers
         for each in answer.found
     ]
     ranked = _ranked(found, objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
+    worth: tuple[Choice, ...] = ()
+    if ranked and objective != "memory":
+        search, answer = searches[ranked[0].n_gpus]
+        worth = choices(search, answer.found[0], choices_within_s)
     space_counts = {
         "legal": sum(one.counts.legal for _, one in answers),
         "replayed": sum(one.counts.replayed for _, one in answers),
@@ -120,6 +139,8 @@ def plan(
         told_apart=len(ranked) < 2 or told_apart(ranked[0], ranked[1]),
         rule_of_thumb=thumb_planned,
         rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0]),
+        choices=worth,
+        sensitivity=() if objective == "memory" else sensitivity(ranked, by_gpu=objective != "time"),
         launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
         front=_front(ranked) if pareto or gpus is not None else (),
         seconds=monotonic() - begun,

@@ -31,17 +31,26 @@ class Trouble:
     slow: tuple[str, ...] = ()
     mtbf_s: float | None = None
 
+    @property
+    def most_progress(self) -> float:
+        """Share of time that is progress at best, whatever the plan: checkpoints that take no time."""
+        return progress(0.0, self.mtbf_s)
+
     def __bool__(self) -> bool:
         return bool(self.slow) or self.mtbf_s is not None
 
 
 def scored(model: Model, cluster: Cluster, trouble: Trouble) -> Callable[[Layout, int], float]:
-    """Nanoseconds of a step's worth of progress, from a layout and its calm step."""
+    """Nanoseconds of a step's worth of progress, from a layout and its calm step, times the most progress of any plan.
+
+    So it is no less than the calm step, and near it where the plan loses little.
+    """
+    most = trouble.most_progress
 
     def score(layout: Layout, step_ns: int) -> float:
         if trouble.slow:
             step_ns = max(step_ns, predict(model, cluster, layout.asked, slow=trouble.slow).step_time_ns)
-        return step_ns / progress(saved_bytes_of_a_rank(layout) / WRITE_BYTES_PER_S, trouble.mtbf_s)
+        return step_ns * most / progress(saved_bytes_of_a_rank(layout) / WRITE_BYTES_PER_S, trouble.mtbf_s)
 
     return score
 
@@ -54,6 +63,9 @@ def progress(write_s: float, mtbf_s: float | None, restart_s: float = RESTART_S)
     def share(interval_s: float) -> float:
         exponent = (interval_s + write_s) / mtbf_s
         return interval_s / ((mtbf_s + restart_s) * math.expm1(exponent)) if exponent < 700.0 else 0.0
+
+    if write_s <= 0.0:  # then all the time
+        return mtbf_s / (mtbf_s + restart_s)
 
     low, high = 1.0, 10.0 * mtbf_s + write_s  # the best one is near sqrt(2 w / lam)
     ratio = (math.sqrt(5.0) - 1.0) / 2.0

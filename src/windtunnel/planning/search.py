@@ -85,7 +85,9 @@ NEAREST_KEPT = 64
 
 
 @dataclass(order=True, slots=True)
-class _Node:
+class Node:
+    """Plans that none of which is faster than `key`."""
+
     key: float
     level: int
     number: int
@@ -106,9 +108,10 @@ class Search:
     def run(self, top: int = 1, within_s: float | None = None) -> Answer:
         """The `top` best plans that differ in more than switches."""
         begun = monotonic()
-        self._heap: list[_Node] = []
+        self._heap: list[Node] = []
         self._number = 0
         self._missed: list[Missed] = []
+        self._told: list[Node] = []  # replayed plans that have come up
         self.counts = Counts()
         for layout in structures(self.space):
             self.counts.structures += 1
@@ -120,6 +123,8 @@ class Search:
             if within_s is not None and monotonic() - begun > within_s and best:
                 break
             node = heapq.heappop(self._heap)
+            if node.found is not None:
+                self._told.append(node)
             if node.found is None:
                 for found in self._looked_at(node):
                     key = _kind(self.space, found.layout)
@@ -138,11 +143,26 @@ class Search:
         least = min([left, *(one.score_ns for one in answers[:1])])
         return Answer(tuple(answers), self.counts, gap, least, tuple(missed), monotonic() - begun)
 
+    def left(self) -> list[Node]:
+        """After a run: what every legal plan that fits is in, or lies under."""
+        return [*self._told, *self._heap]
+
+    def expanded(self, node: Node) -> list[Node]:
+        """After a run: what a node stands for, told more exactly. Empty where nothing of it fits."""
+        self._heap = []
+        for _ in self._looked_at(node):  # a replayed plan is a node too
+            pass
+        return self._heap
+
+    def put_back(self, nodes: list[Node]) -> None:
+        """After a run: all that is left."""
+        self._told, self._heap = [], nodes
+
     def _push(self, step_ns: float, level: int, layout: Layout, saving: dict[str, Any] | None = None) -> None:
         self._number += 1
-        heapq.heappush(self._heap, _Node(step_ns, level, self._number, layout, saving or {}))
+        heapq.heappush(self._heap, Node(step_ns, level, self._number, layout, saving or {}))
 
-    def _looked_at(self, node: _Node) -> Iterator[Found]:
+    def _looked_at(self, node: Node) -> Iterator[Found]:
         """Put what a node stands for back, told more exactly."""
         bounds = self.bounds
         if node.level == STRUCTURE:
@@ -160,14 +180,14 @@ class Search:
         else:
             yield from self._replayed(node)
 
-    def _options(self, node: _Node) -> dict[str, tuple[Any, ...]]:
+    def _options(self, node: Node) -> dict[str, tuple[Any, ...]]:
         return switches(self.space, node.layout, node.saving or UNSAVED)
 
     def _capacity(self, layout: Layout) -> int:
         usable = layout.cluster.gpu.usable_memory_bytes
         return usable if self.capacity_bytes is None else min(usable, self.capacity_bytes)
 
-    def _part(self, node: _Node) -> None:
+    def _part(self, node: Node) -> None:
         layout, options = node.layout, self._options(node)
         for saving in savings(self.space, layout):
             try:
@@ -189,7 +209,7 @@ class Search:
         self.counts.memory += leaves(self.space, layout, saving)
         self._missed.append(Missed(layout, needed, exact))
 
-    def _switched(self, node: _Node) -> None:
+    def _switched(self, node: Node) -> None:
         needed = memory_bytes(node.layout)
         if needed > self._capacity(node.layout):
             self._lost(node.layout, node.saving, needed, exact=True)
@@ -200,13 +220,13 @@ class Search:
             one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.model_copy(update=update))
             self._push(max(node.key, self.bounds.leaf_ns(one, options)), LEAF, one, node.saving)
 
-    def _replayed(self, node: _Node) -> Iterator[Found]:
+    def _replayed(self, node: Node) -> Iterator[Found]:
         self.counts.replayed += 1
         replay = replayed(node.layout)
         assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
         found = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
         self._number += 1
-        heapq.heappush(self._heap, _Node(found.score_ns, REPLAYED, self._number, node.layout, node.saving, found))
+        heapq.heappush(self._heap, Node(found.score_ns, REPLAYED, self._number, node.layout, node.saving, found))
         yield found
 
 

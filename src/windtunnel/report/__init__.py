@@ -9,7 +9,7 @@
 
 Everything here works from `windtunnel.result.Result` alone and computes no physics. The names below are loaded on
 first use, so that `windtunnel --help` pays for none of them. `compare` is both a module and its function, so it is
-imported from where it lives: `from windtunnel.report.compare import compare`.
+imported from where it lives: `from windtunnel.report.comparison.compare import compare`.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.report.compare import Comparison as Comparison
-    from windtunnel.report.compare_console import print_comparison as print_comparison
-    from windtunnel.report.compare_console import render_comparison as render_comparison
-    from windtunnel.report.console import print_result as print_result
-    from windtunnel.report.console import render_console as render_console
-    from windtunnel.report.document import json_schema as json_schema
-    from windtunnel.report.document import to_document as to_document
-    from windtunnel.report.html import render_html as render_html
-    from windtunnel.report.html import write_html as write_html
+    from windtunnel.report.comparison.compare import Comparison as Comparison
+    from windtunnel.report.comparison.console import print_comparison as print_comparison
+    from windtunnel.report.comparison.console import render_comparison as render_comparison
+    from windtunnel.report.prediction.console import print_result as print_result
+    from windtunnel.report.prediction.console import render_console as render_console
+    from windtunnel.report.prediction.document import json_schema as json_schema
+    from windtunnel.report.prediction.document import to_document as to_document
+    from windtunnel.report.prediction.html import render_html as render_html
+    from windtunnel.report.prediction.html import write_html as write_html
+    from windtunnel.report.prediction.trace import write_trace as write_trace
     from windtunnel.report.run_folder import load as load
     from windtunnel.report.run_folder import save as save
-    from windtunnel.report.trace import write_trace as write_trace
 
 _HOME = {
-    "Comparison": "compare",
-    "print_comparison": "compare_console",
-    "render_comparison": "compare_console",
-    "print_result": "console",
-    "render_console": "console",
-    "json_schema": "document",
-    "to_document": "document",
-    "render_html": "html",
-    "write_html": "html",
+    "Comparison": "comparison.compare",
+    "print_comparison": "comparison.console",
+    "render_comparison": "comparison.console",
+    "print_result": "prediction.console",
+    "render_console": "prediction.console",
+    "json_schema": "prediction.document",
+    "to_document": "prediction.document",
+    "render_html": "prediction.html",
+    "write_html": "prediction.html",
     "load": "run_folder",
     "save": "run_folder",
-    "write_trace": "trace",
+    "write_trace": "prediction.trace",
 }
 __all__ = sorted(_HOME)
 

@@ -24,6 +24,33 @@ def report_lines(asked: Emulation, outcome: Outcome, predicted_s: float | None =
         yield f"note: {text}"
 
 
+def report_lines_of_several(
+    asked: Emulation, outcomes: Mapping[int, Outcome], predicted_s: float | None = None
+) -> Iterator[str]:
+    """The same of several real ranks: their steps and memory one after another, what they share once."""
+    size = asked.launch.world_size
+    peers = size - len(outcomes)
+    others = "nobody virtual" if not peers else f"{peers:,} peer{'' if peers == 1 else 's'} virtual"
+    ranks = ", ".join(map(str, outcomes))
+    yield f"ranks {ranks} of {size:,} ran for real, each in a process of its own, {others}, on {asked.cluster}"
+    for rank, outcome in outcomes.items():
+        yield f"rank {rank}"
+        for line in (*_steps(asked, outcome, None), *_memory(outcome.facts)):
+            yield f"  {line}"
+    if predicted_s is not None:
+        yield f"predicted   {format_time(predicted_s)} on {asked.cluster} (the real ranks run on this machine)"
+    facts = outcomes[asked.rank].facts
+    yield from _faked(asked, facts)
+    missing = facts.get("without_program")
+    if missing:
+        yield (
+            f"note: no real rank is where {missing:,} virtual ones are in the groups that carry messages: they are"
+            " taken to compute what the first real rank does; name more --ranks, or give --captured FOLDER"
+        )
+    for text in dict.fromkeys(text for outcome in outcomes.values() for text in outcome.facts.get("notes") or ()):
+        yield f"note: {text}"
+
+
 def _steps(asked: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:
     facts, step = outcome.facts, outcome.step_s
     if step is None:
@@ -77,6 +104,8 @@ def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
     told = ", ".join(f"{count:,} {kind} ({size_text(moved)})" for kind, (count, moved) in kinds.items())
     yield f"faked       {told}"
     what = {"like-me": "peers hold what this rank holds; received messages are noise", "noise": "noise"}[asked.data]
+    if asked.ranks:
+        what = "real ranks truly exchange theirs, and each peer holds what one of them holds"
     if asked.tape is not None and asked.tape[0] == "replay":
         what = f"from {asked.tape[1]}"
     yield f"            data: {what}; times: their members' arrivals, priced on {asked.cluster}"
@@ -97,4 +126,4 @@ def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lacks_stages(asked: Emulation, kinds: Mapping[str, Any]) -> bool:
-    return "recv" in kinds and asked.captured is None
+    return "recv" in kinds and asked.captured is None and not asked.ranks

@@ -10,12 +10,13 @@ runs/3f9c02d1ab47/
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
 from windtunnel.input_file import read_bytes
-from windtunnel.report.document import DocumentError, from_bytes, to_bytes, to_document
 from windtunnel.report.files import write_atomically
+from windtunnel.report.prediction.document import DocumentError, from_bytes, to_bytes, to_document
 from windtunnel.result import Result
 
 RESULT_FILE, REPORT_FILE, TRACE_FILE, SPEC_FILE = "result.json", "report.html", "trace.json.gz", "spec.yaml"
@@ -29,13 +30,14 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
 
     Saving the same result again writes the same bytes. Raises InputFileError when `root` cannot be written.
     """
+    result = replace(result, advice=(), advice_tried=0)  # kept is the answer, however it was asked for
     folder = Path(root) / result.content_hash
     if html:
-        from windtunnel.report.html import write_html
+        from windtunnel.report.prediction.html import write_html
 
         write_html(result, folder / REPORT_FILE)
     if trace:
-        from windtunnel.report.trace import write_trace
+        from windtunnel.report.prediction.trace import write_trace
 
         write_trace(result, folder / TRACE_FILE)
     write_atomically(folder / SPEC_FILE, _spec_yaml(result))

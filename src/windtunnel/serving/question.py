@@ -7,8 +7,10 @@ from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.hardware.catalogue import parse_cluster
+from windtunnel.hardware.cluster import Cluster
+from windtunnel.model.architecture import Model
 from windtunnel.model.catalogue import load_model
-from windtunnel.serving.build import engine_of
+from windtunnel.serving.build import Engine, engine_of
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.profile import load_engine
 from windtunnel.serving.goodput import Curve, goodput_of, rate_curve
@@ -100,11 +102,7 @@ def ask(
     """The answer, and the latency-rate curve where one is wanted. Raises UserError."""
     built = load_model(model)
     machine = parse_cluster(cluster)
-    needed = replicas * deployment.gpus
-    if pools == (None, None) and needed > machine.n_gpus:
-        raise SpecError("--replicas", replicas, f"{needed} GPUs are more than the cluster's {machine.n_gpus}")
-    if replicas < 1:
-        raise SpecError("--replicas", replicas, "give at least 1")
+    _check_replicas(replicas, replicas * deployment.gpus if pools == (None, None) else 0, machine)
     if goodput is not None:
         if not slo:
             raise UserError("goodput needs limits: add --slo ttft=1s,tpot=50ms")
@@ -117,13 +115,7 @@ def ask(
 
         run = pooled_runner(built, machine, deployment, pools, slo or {}, cost_per_gpu_hour)
     else:
-        prices = None
-        if kernels is not None:
-            from windtunnel.serving.step_time.given import given_prices
-
-            whose = load_engine(deployment.engine)
-            prices = given_prices(kernels, built, deployment, machine, whose.framework, whose.release)
-        engine = engine_of(built, machine, deployment, prices=prices)
+        engine = _priced(built, machine, deployment, kernels)
 
         def run(load: Workload) -> ServingResult:
             return serve_with(
@@ -139,3 +131,27 @@ def ask(
     result = goodput_of(run, workload, goodput) if goodput is not None else run(workload)
     drawn = rate_curve(run, workload, result) if curve and workload.concurrency is None else None
     return result, drawn
+
+
+def priced(model: str, cluster: str, deployment: Deployment, replicas: int, kernels: Path | None = None) -> Engine:
+    """The engine that a question names, for `replicas` of it. Raises UserError."""
+    machine = parse_cluster(cluster)
+    _check_replicas(replicas, replicas * deployment.gpus, machine)
+    return _priced(load_model(model), machine, deployment, kernels)
+
+
+def _check_replicas(replicas: int, needed: int, machine: Cluster) -> None:
+    if replicas < 1:
+        raise SpecError("--replicas", replicas, "give at least 1")
+    if needed > machine.n_gpus:
+        raise SpecError("--replicas", replicas, f"{needed} GPUs are more than the cluster's {machine.n_gpus}")
+
+
+def _priced(model: Model, machine: Cluster, deployment: Deployment, kernels: Path | None) -> Engine:
+    if kernels is None:
+        return engine_of(model, machine, deployment)
+    from windtunnel.serving.step_time.given import given_prices
+
+    whose = load_engine(deployment.engine)
+    prices = given_prices(kernels, model, deployment, machine, whose.framework, whose.release)
+    return engine_of(model, machine, deployment, prices=prices)

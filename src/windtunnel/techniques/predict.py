@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import LayoutError, UserError
+from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.result import Result, TechniqueGain
@@ -101,6 +101,8 @@ def explained(
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
     chosen = [asked(text) for text in techniques]
     legal([one for one, _ in chosen])
+    if plan.lora_rank:
+        raise SpecError("lora_rank", plan.lora_rank, "techniques rewrite training of all weights: leave it out")
     order = {one.name: number for number, one in enumerate(TECHNIQUES)}
     chosen.sort(key=lambda pair: order[pair[0].name])
     names = [one.name for one, _ in chosen]

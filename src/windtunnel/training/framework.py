@@ -53,6 +53,11 @@ class Habits:
     pipeline_shares_once: bool = False
     copies_exchanges: bool = False  # DTensor copies what it cuts or joins along the second dimension
     sums_norms_apart: bool = False  # over tensor-parallel ranks, one collective for each gradient
+    # The product of a weight's gradient is a tensor, which a kernel of its own adds to the fp32 buffer (nanotron,
+    # `optim/gradient_accumulator.py`); elsewhere the product does that itself.
+    adds_gradients: bool = False
+    # Of one gradient collective where nothing is sharded, if that is another matter; 0: as above.
+    message_whole_parameters: float = 0.0
     # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
     measured: bool = True
 
@@ -149,6 +154,10 @@ HABITS: dict[Framework, Habits] = {
         fused_optimizer=False,
         account_for_embedding=False,
         expert_tensor_parallel=True,
+        adds_gradients=True,
+        # With ZeRO-0 gradients go through DistributedDataParallel, in its buckets of 25 MiB (`ddp_bucket_cap_mb`); with
+        # ZeRO-1 in one coalesced call behind the last backward.
+        message_whole_parameters=13.1e6,
     ),
     "pytorch": Habits(
         title="plain PyTorch",

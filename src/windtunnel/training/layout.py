@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import get_args
 
-from windtunnel.cost.collectives import Group, group_of
+from windtunnel.cost.communication.collectives import Group, group_of
 from windtunnel.cost.training import software
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import Cluster
@@ -77,12 +77,14 @@ class Layout:
     def message_parameters(self) -> float:
         """Parameters in one gradient or parameter message, as the plan or its framework cuts them."""
         habit = max(self.habits.message_parameters, self.habits.message_per_replica * self.dp * self.plan.cp)
+        if not self.plan.zero_stage and self.habits.message_whole_parameters:
+            habit = self.habits.message_whole_parameters
         return float(self.plan.bucket_parameters or habit)
 
     @property
     def sums_norms(self) -> bool:
         """Whether tensor-parallel ranks have gradients of norms, each from its own tokens, to sum up."""
-        return bool(self.plan.sequence_parallel) and self.plan.tp > 1
+        return bool(self.plan.sequence_parallel) and self.plan.tp > 1 and not self.plan.lora_rank
 
     @property
     def shares_once(self) -> bool:
@@ -150,6 +152,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
     _check_model(plan, model, etp, dp, experts)
     _check_precision(plan, cluster)
+    _check_adapters(plan)
     if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
         plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
     micro_batches = _micro_batches(plan, dp)
@@ -391,6 +394,21 @@ def _check_precision(plan: Plan, cluster: Cluster) -> None:
         raise LayoutError(
             f"fp8_parameters with precision {plan.precision}: there is no low-precision copy to keep",
             "choose an fp8 precision, or turn fp8_parameters off",
+        )
+
+
+def _check_adapters(plan: Plan) -> None:
+    if not plan.lora_rank:
+        return
+    if plan.framework == "pytorch":
+        raise LayoutError(
+            f"lora_rank {plan.lora_rank} with framework pytorch: plain PyTorch trains all weights",
+            "use framework fsdp, or lora_rank 0",
+        )
+    if plan.offload_activations:
+        raise LayoutError(
+            f"offload_activations {plan.offload_activations} with lora_rank {plan.lora_rank}",
+            "use one of the two: inputs of frozen layers are not kept",
         )
 
 

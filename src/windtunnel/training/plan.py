@@ -73,6 +73,14 @@ class Plan(BaseModel):
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
     optimizer_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="format of the optimizer's moments")
 
+    lora_rank: Annotated[int, Field(ge=0, le=65_536)] = Field(
+        default=0, description="rank of low-rank adapters beside frozen weights (LoRA); 0: all weights are trained"
+    )
+    lora_targets: Literal["qkv", "attention", "all"] = Field(
+        default="all",
+        description="which linear layers have an adapter: queries, keys and values, all of attention, all",
+    )
+
     recompute: str = Field(default="none", description="none | full | full:N layers | selective:PART[,PART]")
     offload_activations: Annotated[int, Field(ge=0)] = Field(
         default=0, description="layers whose activations go to the host"

@@ -32,7 +32,7 @@ from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, unmeasured_of
+from windtunnel.training.reading import limits_of, recomputed_flops, unmeasured_of
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
@@ -141,7 +141,6 @@ def _result(
             stage=most.stage,
             needed_bytes=most.device_bytes,
             capacity_bytes=cluster.gpu.usable_memory_bytes,
-            fixes=fixes_for(layout, most),
         )
     return result_of(
         reading,
@@ -178,14 +177,16 @@ def _work(layout: Layout, pricer: Pricer, step: LoweredStep) -> Work:
     plan, tokens = layout.plan, layout.tokens_per_step
     # Attention stays inside documents where sequences are packed from them, and only that is work.
     document = pricer.document_length or plan.seq_len
-    flops = 3.0 * tokens * layout.model.forward_flops_per_token(document, "full")
+    forward = layout.model.forward_flops_per_token(document, "full")
+    linear = layout.model.forward_flops_per_token(1, "full") if plan.lora_rank else 0.0
+    flops = tokens * (3.0 * forward - linear)  # frozen weights have no gradient
     inside = "" if document == plan.seq_len else f" inside documents (s = {document:,})"
     return Work(
         tokens=tokens,
         model_flops=flops,
         executed_flops=flops + recomputed_flops(layout, step),
         dtype=PEAK_DTYPE.get(plan.precision, plan.precision),
-        convention=f"6 N + 12 L a d s per token, attention counted in full{inside},"
+        convention=f"{4 if plan.lora_rank else 6} N + 12 L a d s per token, attention counted in full{inside},"
         f" against dense {plan.precision} peak",
     )
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.collectives import collective, explain, tier
+from windtunnel.cost.communication.collectives import collective, explain, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm
@@ -78,9 +78,12 @@ def _beyond_product(layout: Layout) -> float:
     """Bytes per weight that its gradient moves behind the 16-bit product that makes it.
 
     A GEMM of Megatron's adds to the gradient buffer itself; FSDP2's copy into what it reduces, in fp32, moves as much.
-    In a pipeline FSDP2 first adds the product to the sum of all micro-batches.
+    In a pipeline FSDP2 first adds the product to the sum of all micro-batches. nanotron's product is a tensor, which is
+    read and added.
     """
     width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+    if layout.habits.adds_gradients:
+        return 2.0 * width + 2.0
     return 2.0 * width + (2.0 if layout.shares_once else -2.0)
 
 
@@ -115,6 +118,7 @@ class Pricer:
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_nodes) / speed
         self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
+        self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0)
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:
             self.launch_s = host.compiled_launch_s

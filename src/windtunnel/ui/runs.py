@@ -15,8 +15,8 @@ from threading import Lock
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.report.files import write_atomically
+from windtunnel.report.prediction.spec_words import gpu_name, model_name
 from windtunnel.report.run_folder import RESULT_FILE, load
-from windtunnel.report.spec_words import gpu_name, model_name
 from windtunnel.result import Result
 
 NAME = re.compile(r"[0-9a-f]{12}")

@@ -2,6 +2,7 @@
 
     /                    ask: a form, and the answer to it
     /answer              the answer as a part of the page, at every key stroke
+    /advice              what would make it better, behind the answer
     /vary  /points       one field over its values
     /runs ...            saved answers: list, search, tag, show, compare, delete, download
     /studies ...         long questions: plan, sweep, serve, fleet, survive, explain
@@ -23,8 +24,8 @@ from urllib.parse import parse_qsl
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.report import figures
-from windtunnel.report.html import view_of
 from windtunnel.report.pages import page_template
+from windtunnel.report.prediction.html import view_of
 from windtunnel.ui.form import FIRST, SECOND, START, asked_of, plan_fields
 from windtunnel.ui.guard import Guard
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
@@ -89,12 +90,22 @@ class Page:
         resolved["gpus"] = str(result.n_gpus)
         return self.draw(
             "answer.html.j2",
-            **view_of(result),
+            **(view_of(result) | {"advice_later": True}),
             saved=(self.root / result.content_hash).is_dir(),
             resolved=resolved,
             python=asked.as_python(),
             yaml=asked.as_yaml(),
         )
+
+    def advice(self, values: Mapping[str, str]) -> str:
+        """What would make a filled form's step shorter, or make it fit; nothing where the form is wrong."""
+        try:
+            asked = asked_of(values, self.jobs.uploads)
+            with self.lock:
+                result = asked.answer(advice=True)
+        except UserError:
+            return ""  # the answer beside it says what is wrong
+        return page_template("advice.html.j2").render(advice=view_of(result)["advice"])
 
     def keep(self, values: Mapping[str, str]) -> str:
         """Save the answer to a filled form as a run folder; its name."""
@@ -193,8 +204,8 @@ class Page:
 
     def compare(self, names: list[str]) -> str:
         """Two runs or more side by side; of two, what explains the difference."""
-        from windtunnel.report.categories import label_of
-        from windtunnel.report.compare import compare
+        from windtunnel.report.comparison.compare import compare
+        from windtunnel.report.prediction.categories import label_of
 
         if not 2 <= len(names) <= 8:
             raise SpecError("run", len(names), "choose two to eight runs in the list")
@@ -242,11 +253,11 @@ class Page:
         """(content, media type, file name) of a run as one HTML file, a Perfetto trace or JSON."""
         result = self.runs.result(name)
         if kind == "html":
-            from windtunnel.report.html import render_html
+            from windtunnel.report.prediction.html import render_html
 
             return render_html(result).encode(), "text/html", f"{name}.html"
         if kind == "trace":
-            from windtunnel.report.trace import trace_bytes
+            from windtunnel.report.prediction.trace import trace_bytes
 
             return trace_bytes(result), "application/gzip", f"{name}.json.gz"
         if kind == "json":
@@ -465,6 +476,7 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "") -> Any:
     routes = [
         Route("/", shows(lambda request: page.ask(values_of(request)))),
         Route("/answer", shows(lambda request: page.answer(values_of(request)))),
+        Route("/advice", shows(lambda request: page.advice(values_of(request)))),
         Route("/keep", does(keep), methods=["POST"]),
         Route("/vary", shows(lambda request: page.vary(values_of(request)))),
         Route("/points", shows(lambda request: page.points(values_of(request)))),

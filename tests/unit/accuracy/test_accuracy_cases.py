@@ -75,16 +75,14 @@ def test_words_become_plan_fields(case: Any, changes: dict[str, Any], field: str
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"task": "lora"}, "adapters"),
-        ({"task": "sft"}, "packed sequences"),
+        ({"task": "dpo"}, "task 'dpo'"),
         ({"precision": "int4"}, "precision 'int4'"),
         ({"recompute": "some of it"}, "recompute"),
         ({"offload": "everything"}, "offload"),
         ({"gpu": "H47"}, "unknown GPU"),
-        ({"hidden": None}, "hidden"),
+        ({"hidden": None, "model": "of nobody"}, "hidden"),
         ({"global_batch": None}, "global_batch"),
         ({"micro_batch": 3}, "micro_batch 3 x grad_accum 4 x dp 8 = 96, but global_batch is 32"),
-        ({"experts": 8, "topk": 2, "ep": None}, "expert-parallel"),
     ],
 )
 def test_what_cannot_be_represented_is_skipped_with_its_reason(skip: Any, changes: dict[str, Any], words: str) -> None:
@@ -105,6 +103,31 @@ def test_what_cannot_be_represented_is_skipped_with_its_reason(skip: Any, change
 )
 def test_every_framework_has_habits(case: Any, framework: str, taken: str) -> None:
     assert case(framework=framework).plan.framework == taken
+
+
+@pytest.mark.parametrize(
+    ("changes", "rank", "targets"),
+    [
+        ({"source": "MLPerf Training v5.0", "notes": "LoRA rank 8, packed 8192"}, 8, "attention"),
+        ({"source": "NVIDIA NeMo performance summary v2.1.0", "notes": ""}, 16, "qkv"),
+        ({"source": "somebody's benchmark"}, 16, "all"),
+    ],
+)
+def test_adapters_are_those_of_the_source(case: Any, changes: dict[str, Any], rank: int, targets: str) -> None:
+    found = case(task="lora", **changes)
+    assert (found.plan.lora_rank, found.plan.lora_targets) == (rank, targets)
+    assert any("rank of the adapters" in one for one in found.assumptions) == ("rank" not in changes.get("notes", ""))
+
+
+def test_packed_documents_of_unknown_length_widen_the_band(case: Any) -> None:
+    assert case(task="sft", source="NVIDIA NeMo performance summary v2.1.0").packed
+    assert not case(task="pretrain", source="NVIDIA NeMo performance summary v2.1.0").packed
+
+
+def test_expert_degrees_that_nobody_states_are_swept(case: Any) -> None:
+    found = case(experts=8, topk=2, ep=None)
+    assert "ep" in found.swept
+    assert {plan.ep for plan in found.plans} == {1, 8}
 
 
 def test_what_no_rule_knows_is_answered_and_said(case: Any) -> None:

@@ -1,7 +1,7 @@
 """What is told of a script that raised."""
 
 from windtunnel.capture.processes.rank_process import traceback_of_script
-from windtunnel.emulate.compute_time import ComputeTime
+from windtunnel.emulate.clock.compute_time import ComputeTime
 from windtunnel.errors import UserError
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.collectives import collective, group_of
-from windtunnel.cost.fitting import fit, nnls
-from windtunnel.cost.in_a_step import in_a_step
+from windtunnel.cost.communication.collectives import collective, group_of
+from windtunnel.cost.communication.in_a_step import in_a_step
+from windtunnel.cost.measured.fitting import fit, nnls
 from windtunnel.cost.price import Price, Source
 from windtunnel.cost.training import calibrated_training_costs, training_costs
 from windtunnel.errors import SpecError

@@ -5,8 +5,8 @@ import timeit
 import numpy as np
 import pytest
 
-from windtunnel.cost import nccl, nccl_tables
-from windtunnel.cost.collectives import Group, collective, explain, formula, group_of, tier
+from windtunnel.cost.communication import nccl, nccl_tables
+from windtunnel.cost.communication.collectives import Group, collective, explain, formula, group_of, tier
 from windtunnel.cost.price import Source
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster

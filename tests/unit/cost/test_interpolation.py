@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from windtunnel.cost.interpolation import LogGrid, filled, isotonic, monotone
+from windtunnel.cost.measured.interpolation import LogGrid, filled, isotonic, monotone
 
 VALUES = st.floats(-5.0, 5.0, allow_nan=False)
 AXES = ((0.0, 1.0, 2.5), (0.0, 0.5, 2.0, 3.0), (1.0, 2.0))

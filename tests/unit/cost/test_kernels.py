@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.cost import compaction, kernels, roofline
+from windtunnel.cost import kernels, roofline
 from windtunnel.cost.kernels import KernelCosts, kernel_costs, mean_kv_length
+from windtunnel.cost.measured import compaction
+from windtunnel.cost.measured.tables import package_data
 from windtunnel.cost.price import Price, Source
-from windtunnel.cost.tables import package_data
 from windtunnel.errors import SpecError
 from windtunnel.hardware import get_gpu
 from windtunnel.hardware.gpu import DTYPES as DTYPES_OF_GPUS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from windtunnel.cost.paths import ALGORITHMS_OF, _two_trees, demand, flows_of, side_by_side
+from windtunnel.cost.communication.paths import ALGORITHMS_OF, _two_trees, demand, flows_of, side_by_side
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.hardware.topology import link_name, link_of, topology_of

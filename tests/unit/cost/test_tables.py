@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windtunnel.cost import tables
-from windtunnel.cost.compaction import without_quantisation
+from windtunnel.cost.measured import tables
+from windtunnel.cost.measured.compaction import without_quantisation
 
 SYSTEM = "a100_sxm"  # the smallest
 needs_package = pytest.mark.skipif(tables.package_data() is None, reason="aiconfigurator-core is not installed")
@@ -36,7 +36,7 @@ def test_cache_is_written_once_and_read_back_equal(cache: Path, monkeypatch: pyt
     assert f"f{tables.FORMAT_VERSION}" in file.name
     assert SYSTEM in file.name
     tables.load_tables.cache_clear()
-    monkeypatch.setattr("windtunnel.cost.compaction.compact", lambda folder: pytest.fail("built again"))
+    monkeypatch.setattr("windtunnel.cost.measured.compaction.compact", lambda folder: pytest.fail("built again"))
     np.testing.assert_array_equal(times(), built)
 
 
@@ -64,7 +64,7 @@ def test_folder_that_cannot_be_written_is_passed_over(
 @needs_package
 def test_a_cached_system_loads_without_pyarrow(cache: Path) -> None:
     times()
-    code = f"import sys; from windtunnel.cost import tables; tables.load_tables({SYSTEM!r})"
+    code = f"import sys; from windtunnel.cost.measured import tables; tables.load_tables({SYSTEM!r})"
     code += "; print('pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

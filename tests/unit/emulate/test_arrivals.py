@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.emulate.arrivals import Meeting, box_of, idle, pairs, roster
+from windtunnel.emulate.peers.arrivals import Meeting, box_of, idle, pairs, roster
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from windtunnel.emulate.compute_time import ComputeTime
+from windtunnel.emulate.clock.compute_time import ComputeTime
 
 
 def test_it_stands_still_inside_a_call_and_goes_on_from_there() -> None:
@@ -20,14 +20,14 @@ def test_it_stands_still_inside_a_call_and_goes_on_from_there() -> None:
         seen.append((own.now(), own.cpu()))
         return "answer"
 
-    before = own.now()
+    before, begun = own.now(), time.perf_counter()
     assert kernel(False) == "answer"
-    after = own.now()
+    took, after = time.perf_counter() - begun, own.now()
     assert len(set(seen)) == 1
     assert before <= seen[0][0] <= after
-    assert after - before < 0.02
-    assert own.behind == pytest.approx(0.04, abs=0.02)
-    assert time.perf_counter() - own.now() == pytest.approx(own.behind, abs=1e-3)
+    assert 0.04 <= own.behind <= took
+    earlier, now, later = time.perf_counter(), own.now(), time.perf_counter()
+    assert earlier <= now + own.behind <= later
 
 
 def test_it_is_never_ahead_of_the_wall_clock_when_a_call_is_left() -> None:
@@ -36,18 +36,19 @@ def test_it_is_never_ahead_of_the_wall_clock_when_a_call_is_left() -> None:
     own.around(lambda: own.reach(target))()
     assert time.perf_counter() >= target
     assert own.now() >= target
-    assert own.behind < 0.01
-    before = own.now()
+    behind = own.behind
+    assert behind >= 0.0
     own.reach(target)  # long past: nothing moves
-    assert before <= own.now() < before + 0.01
+    assert own.behind == behind
 
 
 def test_a_wait_makes_up_for_what_it_is_behind() -> None:
     own = ComputeTime()
     own.around(lambda: time.sleep(0.02))()
     assert own.behind > 0.015
-    own.be_at(time.perf_counter() - 0.001)  # what it waited for was done a millisecond ago
-    assert own.behind == pytest.approx(0.001, abs=1e-3)
+    done = time.perf_counter() - 0.001
+    own.be_at(done)  # what it waited for was done a millisecond ago
+    assert 0.001 <= own.behind <= time.perf_counter() - done
 
 
 def test_a_call_that_fails_leaves_it_going_and_other_threads_do_not_move_it() -> None:
@@ -58,9 +59,9 @@ def test_a_call_that_fails_leaves_it_going_and_other_threads_do_not_move_it() ->
 
     with pytest.raises(ValueError, match="x"):
         own.around(fails)()
-    before = own.now()
+    before, behind = own.now(), own.behind
     elsewhere = threading.Thread(target=own.around(lambda: (time.sleep(0.01), own.reach(before + 9.0))))
     elsewhere.start()
     elsewhere.join()
-    assert before < own.now() < before + 1.0
-    assert own.behind < 0.01
+    assert before < own.now()
+    assert own.behind == behind

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.emulate.memory import MARK, OPTIMIZER_MARK, MemoryWatch, peak_of, read_log
+from windtunnel.emulate.memory import MARK, OPTIMIZER_MARK, peak_of, read_log
 
 
 def event(ts: float, size: int, address: int) -> dict[str, Any]:

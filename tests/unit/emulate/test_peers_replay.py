@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from windtunnel.emulate.peers_replay import Event, HostProgram, Replay
+from windtunnel.emulate.peers.peers_replay import Event, HostProgram, Replay
 from windtunnel.errors import UserError
 from windtunnel.programs.communication import Communication
 

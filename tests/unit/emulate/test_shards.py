@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from windtunnel.capture.virtual_world.peer_data import PEERS_LIKE_ME, Exchange
-from windtunnel.emulate.shards import PERIOD, TiedShards
+from windtunnel.emulate.peers.shards import PERIOD, TiedShards
 from windtunnel.programs.communication import Communication
 
 torch = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def test_gathers_that_are_not_in_place_are_left_to_the_policy_beneath() -> None:
 
 
 def test_of_a_large_gradient_some_parts_are_taken_others_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.emulate import shards
+    from windtunnel.emulate.peers import shards
 
     n, count = 40, 8
     policy = TiedShards(PEERS_LIKE_ME).policy()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
+from windtunnel.emulate.clock.stream_delay import BEHIND, Holding, planned
 from windtunnel.emulate.observe import ObservedStep
-from windtunnel.emulate.peers_replay import HostProgram, Replay, Watched
-from windtunnel.emulate.stream_delay import BEHIND, Holding, planned
+from windtunnel.emulate.peers.peers_replay import HostProgram, Replay, Watched
 from windtunnel.programs.communication import Communication
 
 PRICE = 0.5
@@ -164,8 +164,8 @@ def test_what_lies_behind_another_on_its_stream_is_held_from_there() -> None:
 
 def test_the_real_device_has_all_that_is_asked_of_it() -> None:
     """Its names against the protocol, without a GPU."""
-    from windtunnel.emulate.cuda_device import TorchCuda
-    from windtunnel.emulate.stream_delay import Device
+    from windtunnel.emulate.clock.cuda_device import TorchCuda
+    from windtunnel.emulate.clock.stream_delay import Device
 
     wanted: set[str] = {name for name in vars(Device) if not name.startswith("_")}
     assert wanted <= set(vars(TorchCuda))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from windtunnel.capture.virtual_world.peer_data import Exchange
-from windtunnel.emulate.tape import Numbering, Tape, TapeError, TapeWriter, bytes_of, player
+from windtunnel.emulate.tape.tape import Numbering, Tape, TapeError, TapeWriter, bytes_of, player
 from windtunnel.errors import InputFileError
 from windtunnel.programs.communication import Communication
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from windtunnel.cost.collectives import collective, group_of
-from windtunnel.cost.paths import demand, flows_of, side_by_side
+from windtunnel.cost.communication.collectives import collective, group_of
+from windtunnel.cost.communication.paths import demand, flows_of, side_by_side
 from windtunnel.engine.flows import replay_flows, replay_flows_logged, share
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from windtunnel.cost.collectives import collective, group_of
-from windtunnel.cost.paths import Demand, demand, flows_of
+from windtunnel.cost.communication.collectives import collective, group_of
+from windtunnel.cost.communication.paths import Demand, demand, flows_of
 from windtunnel.engine import Sharing, Slowdown, replay, replay_logged, sharing_of
 from windtunnel.engine.sharing import contenders
 from windtunnel.errors import ScheduleError, SpecError

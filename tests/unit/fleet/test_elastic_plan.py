@@ -8,8 +8,8 @@ import naive_plan
 import numpy as np
 import pytest
 
-from windtunnel.engine import elastic_plan_kernels as fast
-from windtunnel.engine import genetic_kernels as genetic
+from windtunnel.engine.compiled import elastic_plan_kernels as fast
+from windtunnel.engine.compiled import genetic_kernels as genetic
 from windtunnel.fleet.elasticflow.elasticflow import _known
 from windtunnel.fleet.elasticflow.state import EfJob, aligned
 

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from handmade import spec
 
-from windtunnel.cost.collectives import Group, collective, pull
+from windtunnel.cost.communication.collectives import Group, collective, pull
 from windtunnel.hardware import parse_cluster
 from windtunnel.programs.communication import PULL, Communication
 from windtunnel.programs.compiler.fused_program import fused

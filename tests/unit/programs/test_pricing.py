@@ -10,7 +10,7 @@ import yaml
 from calibrated_cpu import calibrated_cpu
 from handmade import spec
 
-from windtunnel.cost.collectives import Group, collective
+from windtunnel.cost.communication.collectives import Group, collective
 from windtunnel.cost.roofline import launch_floor_s
 from windtunnel.hardware import parse_cluster
 from windtunnel.programs.lowering.pricing import NO_KERNEL, OpPricer, op_pricer

@@ -7,8 +7,8 @@ import json
 import pytest
 from rich.console import Console
 
-from windtunnel.report.compare import compare
-from windtunnel.report.compare_console import print_comparison
+from windtunnel.report.comparison.compare import compare
+from windtunnel.report.comparison.console import print_comparison
 from windtunnel.result import Result
 
 PAIRS = list(itertools.product(["result", "faster", "infeasible", "bare"], repeat=2))

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from windtunnel.report.categories import label_of
-from windtunnel.report.console import print_result
-from windtunnel.report.heatmap import heat_data
-from windtunnel.report.html import render_html
-from windtunnel.report.limit_groups import limit_groups
-from windtunnel.report.ranks import Ranks, foremost, path_words
+from windtunnel.report.prediction.categories import label_of
+from windtunnel.report.prediction.console import print_result
+from windtunnel.report.prediction.heatmap import heat_data
+from windtunnel.report.prediction.html import render_html
+from windtunnel.report.prediction.limit_groups import limit_groups
+from windtunnel.report.prediction.ranks import Ranks, foremost, path_words
 from windtunnel.result import Limit, PathPart, RankClass, Result
 
 
@@ -150,7 +150,7 @@ def test_a_hundred_thousand_ranks_stay_small(disturbed: Result) -> None:
 
 
 def test_limits_read_largest_first_in_two_groups() -> None:
-    limits = [Limit(what, share, "", 1.0) for what, share in (("pipeline bubble", 0.2), ("exposed dp (scale-out)", 0.3),
+    limits = [Limit(what, share, 1.0) for what, share in (("pipeline bubble", 0.2), ("exposed dp (scale-out)", 0.3),
               ("recomputation", 0.25), ("gemm", 0.5), ("attention", 0.6))]  # fmt: skip
     groups = [(title, [limit.what for limit in group]) for title, group in limit_groups(limits)]
     assert groups == [
@@ -171,6 +171,6 @@ def test_the_collective_of_all_ranks_is_named_by_what_it_is_for() -> None:
     [(50, "+", "+5.0 %"), (-50, "+", "−5.0 %"), (50, "−", "−5.0 %"), (-50, "−", "+5.0 %"), (0, "+", "0.0 %")],
 )
 def test_signs_say_what_they_mean(part: int, sign: str, text: str) -> None:
-    from windtunnel.report.disturbed_lines import percent
+    from windtunnel.report.prediction.disturbed_lines import percent
 
     assert percent(part, 1000, sign) == text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.report.html import render_html, write_html
+from windtunnel.report.prediction.html import render_html, write_html
 from windtunnel.result import Result
 
 NAMES = ["result", "disturbed", "faster", "infeasible", "bare", "hostile"]
@@ -125,13 +125,13 @@ def test_infeasible_comes_first(infeasible: Result, bare: Result) -> None:
 
 def test_same_result_same_bytes(result: Result, tmp_path: Path) -> None:
     write_html(result, tmp_path / "a.html")
-    write_html(Result.from_dict(json.loads(result.to_json())), tmp_path / "b.html")
+    write_html(Result.from_dict(json.loads(json.dumps(result.to_dict()))), tmp_path / "b.html")
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
 def test_the_console_does_not_pay_for_the_page() -> None:
     code = (
-        "import sys, windtunnel.report, windtunnel.report.console, windtunnel.report.compare_console;"
+        "import sys, windtunnel.report, windtunnel.report.prediction.console, windtunnel.report.comparison.console;"
         "print([name for name in ('jinja2', 'pydantic', 'numpy', 'yaml') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.report.trace import trace_bytes, write_trace
+from windtunnel.report.prediction.trace import trace_bytes, write_trace
 from windtunnel.result import Result
 
 

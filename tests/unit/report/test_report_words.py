@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from windtunnel.report.captured import _answers
-from windtunnel.report.console import _bars, _Row
+from windtunnel.report.prediction.console import _bars, _Row
 
 
 @pytest.mark.parametrize(("times", "said"), [(1, "once"), (2, "2 times"), (1200, "1,200 times")])

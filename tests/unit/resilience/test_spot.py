@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from windtunnel.cli.app import main
-from windtunnel.engine import spot_kernels
+from windtunnel.engine.compiled import spot_kernels
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.resilience.spot.formula import parse_cases, parse_formula
 from windtunnel.resilience.spot.moves import Moves, move_ms

@@ -11,7 +11,7 @@ import pytest
 from tables import job, write
 
 from windtunnel.errors import UserError
-from windtunnel.report.explain_html import render_explanation_html
+from windtunnel.report.explanation.html import render_explanation_html
 from windtunnel.traces.read import read_trace
 from windtunnel.traces.stragglers.counterfactuals import explain
 from windtunnel.traces.stragglers.explanation import Explanation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from windtunnel.cost.paths import flows_of
+from windtunnel.cost.communication.paths import flows_of
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 from windtunnel.hardware.topology import slowed, topology_of

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.cost.collectives import collective, group_of
+from windtunnel.cost.communication.collectives import collective, group_of
 from windtunnel.cost.price import Price, Source
 from windtunnel.cost.training import training_costs
 from windtunnel.engine import exposed, replay

@@ -16,7 +16,7 @@ from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
 from windtunnel.serving.build import Engine, engine_of
 from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.disaggregated.pools import Pools, pools_of, run_pools
+from windtunnel.serving.disaggregated.pools import Pools, run_pools
 from windtunnel.serving.engines.profile import Profile, load_engine
 from windtunnel.serving.result import ServingResult
 from windtunnel.serving.run import serve_with
@@ -28,7 +28,13 @@ ASSUMED_CONCURRENCY = 16
 MOST_REQUESTS = 8000  # of one row; steady long before
 LEAST_WAVES = 4
 SIDES = ("prefill", "decode")
-TYPICAL_BATCH, LEAST_BATCH, MOST_WORKERS = 64, 4, 10
+ODD_WORKERS = (11, 9, 7, 5, 3)
+USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
+MOST_BATCH = 512  # sequences of one decode worker
+MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
+DRAFTED = (3, 0.7)  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
+MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
+REGIMES = ("stable", "near saturation", "over")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +55,27 @@ class Predicted:
 def predicted(row: ServingRow, profiles: dict[str, Profile] | None = None) -> Predicted:
     """Predict a row; one that cannot be asked is refused, with the reason. `profiles`: instead of the shipped ones."""
     try:
-        result, assumed = _run(row, profiles or {})
+        results, assumed = _run(row, profiles or {})
     except UserError as error:
         return Predicted(row.id, *(math.nan,) * 5, "", "refused", str(error))
-    if result.ttft is None or result.tpot is None:
-        reason = result.reason or "no request got an answer of two tokens"
-        return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
-    ttft, tpot = result.ttft.mean, result.tpot.mean
+    for result in results:
+        if result.ttft is None or result.tpot is None:
+            reason = result.reason or "no request got an answer of two tokens"
+            return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
+    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None])
+    tpot = _middle([one.tpot.mean for one in results if one.tpot is not None])
     concurrency, osl = row.whole("concurrency", ASSUMED_CONCURRENCY), row.whole("osl", 1)
     rate = concurrency * osl / (ttft + (osl - 1) * tpot)
-    low, high = result.tpot_band_s or (math.nan, math.nan)
-    return Predicted(
-        row.id, ttft, tpot, rate, low, high, result.regime, "assumed" if assumed else "predicted", "; ".join(assumed)
-    )
+    bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
+    low, high = min(one[0] for one in bands), max(one[1] for one in bands)
+    regime = max((one.regime for one in results), key=REGIMES.index)
+    reason = "; ".join(dict.fromkeys(assumed))
+    return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
+
+
+def _middle(values: list[float]) -> float:
+    """Half-way on a log scale."""
+    return math.prod(values) ** (1.0 / len(values))
 
 
 def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
@@ -78,7 +92,7 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     return Workload(prompts, outputs, None, concurrency)
 
 
-def _run(row: ServingRow, profiles: dict[str, Profile]) -> tuple[ServingResult, list[str]]:
+def _run(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[ServingResult], list[str]]:
     assumed: list[str] = []
     model = model_named(row.text("model"), row.text("model_family"))
     load = workload_of(row, assumed)
@@ -87,46 +101,61 @@ def _run(row: ServingRow, profiles: dict[str, Profile]) -> tuple[ServingResult, 
     deployment = deployment_of(row)
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
     engine = _roomy(_engine(model, cluster, deployment, profiles.get(deployment.engine)), load, assumed)
-    return serve_with(engine, load), assumed
+    return [serve_with(engine, load)], assumed
 
 
 def _pools(
     row: ServingRow, model: Model, load: Workload, profiles: dict[str, Profile], assumed: list[str]
-) -> ServingResult:
-    sides = [deployment_of(row, f"{side}_") for side in ("prefill", "decode")]
-    cluster = gpu_of(row.text("gpu"), max(one.gpus for one in sides))
-    pools = pools_of(model, cluster, (1, sides[0]), (1, sides[1]))
+) -> list[ServingResult]:
+    """One result where the row says what ran; two, without and with drafting, where it leaves the workers open."""
+    sides = [deployment_of(row, f"{side}_") for side in SIDES]
     counts = [row.whole(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
-    if not all(counts):
-        matched = matching_workers(pools, row.whole("isl", 1), row.whole("osl", 1), row.whole("concurrency", 16))
-        counts = [given or found for given, found in zip(counts, matched, strict=True)]
-        assumed.append(f"{counts[0]} prefill and {counts[1]} decode workers, so that neither side waits for the other")
-    cluster = gpu_of(row.text("gpu"), sum(count * one.gpus for count, one in zip(counts, sides, strict=True)))
-    profile = profiles.get(sides[0].engine)
-    engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in sides]
-    prefill = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
-    whole = replace(pools, prefill=prefill, decode=engines[1], n_prefill=counts[0], n_decode=counts[1])
-    return run_pools(whole, cluster, load, {})
+    decodes = [sides[1]]
+    if not all(counts) and model.mtp_layers and not load_engine(sides[1].engine).speculative_tokens:
+        decodes.append(replace(sides[1], speculative_tokens=DRAFTED[0], acceptance=DRAFTED[1]))
+        assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
+    found = []
+    concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
+    n_decode = counts[1] or decode_workers(concurrency, load_engine(sides[1].engine).engine)
+    for decode in decodes:
+        profile = profiles.get(decode.engine)
+        cluster = gpu_of(row.text("gpu"), max(sides[0].gpus, decode.gpus))
+        one = [_engine(model, cluster, side, profile) for side in (sides[0], decode)]
+        lengths = (row.whole("isl", 1), row.whole("osl", 1))
+        n_prefill = counts[0] or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
+        if not all(counts):
+            assumed.append(f"{n_prefill} prefill and {n_decode} decode workers")
+        cluster = gpu_of(row.text("gpu"), n_prefill * sides[0].gpus + n_decode * decode.gpus)
+        engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in (sides[0], decode)]
+        first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
+        found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
+    return found
 
 
-def matching_workers(pools: Pools, isl: int, osl: int, concurrency: int) -> tuple[int, int]:
-    """Workers for a row that does not say: prompts per second of one side over answers per second of the other.
+def decode_workers(concurrency: int, engine: str) -> int:
+    """Decode workers of a row that does not say.
 
-    Decode workers are taken at 64 sequences per attention rank, and no more of them than have four sequences each.
+    Published TensorRT-LLM deployments load each worker with a power of two of sequences, so an odd factor of the
+    concurrency is the number of workers; where there is none, four, SGLang's two: medians of InferenceX's recipes.
     """
-    prefill, decode = pools.prefill, pools.decode
+    if engine == "trtllm":
+        odd = next((n for n in ODD_WORKERS if concurrency % n == 0), None)
+        if odd is not None:
+            return odd
+    usual = USUAL_WORKERS.get(engine, 2)
+    return max(1, min(concurrency, max(usual, round(concurrency / MOST_BATCH))))
+
+
+def prefill_workers(prefill: Engine, decode: Engine, isl: int, osl: int, concurrency: int, n_decode: int) -> int:
+    """Enough of them that decoding at the client's concurrency does not wait for prompts."""
     budget = prefill.rules.longest_chunk
-    ranks = prefill.deployment.attn_dp
-    chunks = [(min(isl, budget), 0)] * (ranks * max(1, budget // isl))
+    chunks = [(min(isl, budget), 0)] * (prefill.deployment.attn_dp * max(1, budget // isl))
     step_s = prefill.times.mixed(0, 0, chunks, len(chunks)) / TICKS_PER_S
     prompts_per_s = len(chunks) * chunks[0][0] / isl / step_s
-    batch = TYPICAL_BATCH * decode.deployment.attn_dp
-    answers_per_s = batch / osl / (decode.times.decode(batch).at(batch * (isl + osl // 2)) / TICKS_PER_S)
-    ratio = prompts_per_s / answers_per_s
-    most = max(1, min(MOST_WORKERS, concurrency // LEAST_BATCH))
-    if ratio >= 1.0:
-        return 1, min(most, round(ratio))
-    return min(MOST_WORKERS, round(1.0 / ratio)), 1
+    batch = max(1, round(concurrency / n_decode))
+    token_s = decode.times.decode(batch).at(batch * (isl + osl // 2)) / TICKS_PER_S
+    wanted = n_decode * batch / osl / token_s
+    return max(1, min(MOST_WORKERS, math.ceil(wanted / prompts_per_s - SLACK)))
 
 
 @lru_cache(maxsize=512)
@@ -135,10 +164,20 @@ def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Pro
 
 
 def _roomy(engine: Engine, load: Workload, assumed: list[str]) -> Engine:
-    """An engine that really ran has had room for a few requests, whatever our account of its memory says."""
+    """An engine that really ran has had room: what memory leaves at most, and for a few requests in any case."""
     longest = int(load.input_tokens.max() + load.output_tokens.max())
     least = -(-2 * longest // engine.rules.block_size) * engine.deployment.attn_dp
     if engine.blocks >= least:
         return engine
+    if engine.deployment.gpu_memory_utilization is None:
+        fuller = _engine(
+            engine.model,
+            engine.cluster,
+            replace(engine.deployment, gpu_memory_utilization=MOST_MEMORY, max_num_batched_tokens=FEW_TOKENS),
+            engine.profile,
+        )
+        if fuller.blocks >= least:
+            assumed.append(f"started with {MOST_MEMORY:.0%} of memory, since the usual share leaves no room")
+            return replace(fuller, rules=replace(engine.rules, watermark_blocks=fuller.rules.watermark_blocks))
     assumed.append("room for two requests in a cache that seems to have none")
     return replace(engine, blocks=least)

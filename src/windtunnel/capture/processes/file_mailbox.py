@@ -57,7 +57,8 @@ class LetterBox:
                 self._waiting.unlink(missing_ok=True)
 
     def _place(self, key: str) -> Path:
-        return self.folder / LETTERS / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        return self.folder / LETTERS / f"{sender_of(key)}-{name}"
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -80,6 +81,12 @@ def sender_of(key: str) -> int | None:
     """The global rank that is to send what is kept under this key."""
     found = _PAIR.search(key)
     return int(found[1]) if found else None
+
+
+def writer_of(letter: Path) -> int | None:
+    """The global rank that left a letter."""
+    rank = letter.name.partition("-")[0]
+    return int(rank) if rank.isdigit() else None
 
 
 def name_of(key: str) -> str:

@@ -30,10 +30,16 @@ class Messages:
     """The mail of one rank."""
 
     def __init__(
-        self, world: AnsweringWorld, mailbox: Mailbox | None, reachable: Collection[int] | None, timeout_s: float
+        self,
+        world: AnsweringWorld,
+        mailbox: Mailbox | None,
+        reachable: Collection[int] | None,
+        timeout_s: float,
+        beside: Collection[int] = (),
     ) -> None:
         self._world, self._mailbox, self._timeout_s = world, mailbox, timeout_s
         self._reachable = None if reachable is None else frozenset(reachable)
+        self._run = self._reachable if self._reachable is not None else frozenset(beside)
         self._numbers: dict[str, int] = {}
         # what was sent and not yet received, or the other way round
         self._to_self: dict[tuple[str, int], deque[Any]] = {}
@@ -50,9 +56,9 @@ class Messages:
 
     def named_among(self, ranks: Sequence[int]) -> list[int]:
         """Those of the ranks that are known to run, without this one."""
-        if self._mailbox is None or self._reachable is None:
+        if self._mailbox is None:
             return []
-        return [rank for rank in sorted(self._reachable.intersection(ranks)) if rank != self._world.rank]
+        return [rank for rank in sorted(self._run.intersection(ranks)) if rank != self._world.rank]
 
     # --------------------------------------------------------------------------------------------------------- bytes
 

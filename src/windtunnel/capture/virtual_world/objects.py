@@ -18,6 +18,7 @@ from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.initialisation import replace_public
 from windtunnel.capture.virtual_world.messages import Messages
 from windtunnel.capture.virtual_world.protocol import AnsweringWorld
+from windtunnel.capture.virtual_world.proxies import proxies_among
 
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
@@ -92,7 +93,7 @@ class ObjectCalls:
         if root == ours.position:
             if ours.size > 1:
                 self._messages.put(key, data)
-        elif any(entry is None for entry in object_list):
+        elif any(entry is None for entry in object_list) or self._messages.named_among((sender,)):
             if self._messages.reaches(sender):
                 object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
             else:
@@ -190,6 +191,18 @@ class ObjectCalls:
         for sender in running:
             theirs = messages.get(messages.key(group, sender, rank, kind), f"{kind} of objects", sender)
             output[group.members.index(sender)] = loads(theirs)
+        if running:
+            self._as_the_running(group, output, [rank, *running])
+
+    @staticmethod
+    def _as_the_running(group: Group, output: list[Any], running: list[int]) -> None:
+        """What ranks hold that do not run: a copy of what the one holds that they are like, the same on all members."""
+        proxies = proxies_among(group.members, running)
+        held = [dumps(output[place]) for place in proxies.real]
+        for number, places in enumerate(proxies.like):
+            copied = len(held[number]) * group.size <= COPIED_BYTES
+            for place in places:
+                output[place] = loads(held[number]) if copied else output[proxies.real[number]]
 
     def _call(self, group: Group, kind: str, size: int, position: int) -> None:
         call = self._asked(group, kind, size, position)

@@ -97,16 +97,21 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         outputs: Iterable[Any],
         works: Works,
         source: int = -1,
+        ending: Callable[[], None] | None = None,
     ) -> None:
+        """`ending`: what is left to be done by whoever waits first, where other real ranks share the call."""
         super().__init__()
         self.calls, self.due, self._works, self._source = calls, due, works, source
         self._outputs = [weakref.ref(tensor) for tensor in outputs]
         self._waited = False
+        self.ending = Once(ending) if ending is not None else None
         works.keep(self)
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until it is done, then tell the listener, once."""
         wait_until(self.due)
+        if self.ending is not None:
+            self.ending()
         self._works.settle(self)
         if not self._waited:
             self._waited = True
@@ -151,15 +156,37 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         future = torch.futures.Future(devices=devices) if real else torch.futures.Future()
         due = self.due
         self._works.settle(self)
-        if due is None or time.perf_counter() >= due:
+        if self.ending is None and (due is None or time.perf_counter() >= due):
             future.set_result(outputs)
         else:
-            self._works.timer.at(due, _completion(future, outputs))
+            at = due if due is not None else time.perf_counter()
+            self._works.timer.at(at, _completion(future, outputs, self.ending, self._works))
         return future
 
 
-def _completion(future: Any, outputs: list[Any]) -> Callable[[], None]:
+class Once:
+    """Something that is done by whoever comes first; others wait until it is done."""
+
+    def __init__(self, what: Callable[[], None]) -> None:
+        self._what: Callable[[], None] | None = what
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Do it, or wait for whoever does."""
+        with self._lock:
+            what, self._what = self._what, None
+            if what is not None:
+                what()
+
+
+def _completion(future: Any, outputs: list[Any], ending: Callable[[], None] | None, works: Works) -> Callable[[], None]:
     def complete() -> None:
+        if ending is not None and not works.closing:
+            try:
+                ending()
+            except RuntimeError as error:  # the real rank at the other end is gone: whoever waits is told
+                future.set_exception(error)
+                return
         with contextlib.suppress(RuntimeError):  # the script may have set it itself
             future.set_result(outputs)
 
@@ -172,6 +199,7 @@ class Works:
     def __init__(self, waited: Callable[[Communication], None]) -> None:
         self.timer = Timer()
         self.waited = waited
+        self.closing = False  # nobody is waited for any more
         self._kept: dict[int, VirtualWork] = {}
         self._waited: deque[VirtualWork] = deque(maxlen=KEPT_WAITED)
 
@@ -192,4 +220,11 @@ class Works:
             self.settle(work)
         due = max((work.due for work in works if work.due is not None), default=None)
         calls = tuple(call for work in works for call in work.calls)
-        return VirtualWork(calls, due, [tensor for work in works for tensor in work.result()], self)
+        endings = [work.ending for work in works if work.ending is not None]
+
+        def end() -> None:
+            for ending in endings:
+                ending()
+
+        outputs = [tensor for work in works for tensor in work.result()]
+        return VirtualWork(calls, due, outputs, self, ending=end if endings else None)

@@ -37,6 +37,16 @@ class Listener(Protocol):
         """The host has waited for it, and goes on."""
 
 
+class RealPeers(Protocol):
+    """Who truly exchanges data with other real ranks of the same world."""
+
+    def join(self, group: Group) -> None:
+        """The script made a group."""
+
+    def start(self, exchange: peer_data.Exchange, group: Group) -> tuple[Callable[[], None], int] | None:
+        """Begin a call that other real ranks share: what ends it, and the place it came from (-1: as asked)."""
+
+
 class World:
     """One per process, as a context manager; it can be entered again after it was left."""
 
@@ -53,12 +63,15 @@ class World:
         mailbox_timeout_s: float = 120.0,
         devices: Sequence[str] = ("cpu", "cuda"),
         around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        beside: Collection[int] = (),
+        real_peers: RealPeers | None = None,
     ) -> None:
         """Set up rank `rank` of `world_size`.
 
         `reachable` names the ranks that the mailbox reaches: with it, what they gather and scatter as objects is real
         too, and a message from any other rank is refused at once. Without it each control message waits for its sender.
-        `around` wraps the kernel of every op of `c10d`, to watch the calls.
+        `around` wraps the kernel of every op of `c10d`, to watch the calls. `beside` names ranks that are sure to run
+        with the same mailbox, whoever else it reaches; `real_peers` exchanges tensors with them.
         """
         if not 0 <= rank < world_size:
             raise WorldError(f"rank {rank} is not of a world of {world_size}: ranks go from 0 to {world_size - 1}")
@@ -66,7 +79,8 @@ class World:
         self.local_world_size = local_world_size
         self.peers = peers
         self.listener = listener
-        self.messages = mail.Messages(self, mailbox, reachable, mailbox_timeout_s)
+        self.messages = mail.Messages(self, mailbox, reachable, mailbox_timeout_s, beside)
+        self.real_peers = real_peers
         self.devices = tuple(devices)
         self.fake = False  # tensors hold no data: shapes only, no copying
         self.calls: list[Communication] | None = None  # recorded while it is a list
@@ -119,6 +133,7 @@ class World:
         self._close()
 
     def _close(self) -> None:
+        self.works.closing = True
         try:
             if compat.c10d().is_initialized():
                 compat.c10d().destroy_process_group()
@@ -187,6 +202,8 @@ class World:
         self._asked[id(backend)] = (backend, asked)
         group = Group(name, members, position, asked, ordinal, handle)
         self._groups[name] = group
+        if self.real_peers is not None:
+            self.real_peers.join(group)
         return group
 
     def group_of(self, boxed: Any) -> Group:
@@ -229,7 +246,8 @@ class World:
         """What the caller is handed."""
         from windtunnel.capture.virtual_world import work
 
-        made = work.VirtualWork(calls, due, outputs, self.works, source)
+        ending, self._thread.ending = getattr(self._thread, "ending", None), None
+        made = work.VirtualWork(calls, due, outputs, self.works, source, ending)
         if group.batch is not None:
             group.batch.append(made)
         return made
@@ -237,6 +255,11 @@ class World:
     def deliver(self, exchange: peer_data.Exchange, group: Group) -> int:
         """Fill the outputs; the group rank that it came from, where the receiver did not say."""
         call = exchange.call
+        if self.real_peers is not None:
+            begun = self.real_peers.start(exchange, group)
+            if begun is not None:
+                self._thread.ending, source = begun
+                return source
         source = (group.position - 1) % group.size if call.kind == "recv" and call.peer < 0 else -1
         if self.messages.deliver(exchange, group):
             return self.messages.last_source if source >= 0 else source

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.inference.measured import FRAMEWORKS, paths
-from windtunnel.cost.interpolation import Array, LogGrid, as_axis
-from windtunnel.cost.tables import cache_folders, package_data, read_arrays, write_arrays
+from windtunnel.cost.measured.interpolation import Array, LogGrid, as_axis
+from windtunnel.cost.measured.tables import cache_folders, package_data, read_arrays, write_arrays
 
 FORMAT_VERSION = 1
 DTYPES = ("fp8", "fp8_block", "nvfp4")
@@ -51,7 +51,7 @@ def _grids(arrays: dict[str, NDArray[np.generic]]) -> dict[str, LogGrid]:
 
 
 def _compacted(system: str) -> dict[str, NDArray[np.generic]]:
-    from windtunnel.cost import compaction
+    from windtunnel.cost.measured import compaction
 
     files = [
         path for one in FRAMEWORKS for framework, path in paths(system, "gemm", "gemm_perf", one) if framework == one

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, final
 
 from windtunnel.cost import roofline
-from windtunnel.cost.collectives import collective, group_of
+from windtunnel.cost.communication.collectives import collective, group_of
 from windtunnel.cost.inference import measured
 from windtunnel.cost.inference.dense import DTYPES, gemm_s, quantised_grids
 from windtunnel.cost.inference.surface import Curve, Surface, curve, surface

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.interpolation import monotone
+from windtunnel.cost.measured.interpolation import monotone
 
 Array = NDArray[np.float64]
 

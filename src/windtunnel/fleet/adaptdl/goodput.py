@@ -47,7 +47,7 @@ def fit(seen: Mapping[Config, tuple[float, float]]) -> Speed:
         from scipy.optimize import Bounds, minimize
     except ImportError:
         raise UserError("pollux fits its model with scipy: pip install 'windtunnel[fleet]'") from None
-    from windtunnel.engine.goodput_kernels import loss
+    from windtunnel.engine.compiled.goodput_kernels import loss
 
     keys = np.array(list(seen))
     nodes, gpus, local = keys[:, 0], keys[:, 1], keys[:, 2].astype(float)

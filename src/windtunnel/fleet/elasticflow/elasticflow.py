@@ -23,7 +23,7 @@ from windtunnel.fleet.elasticflow.node_sets import NodeSets, place_all
 from windtunnel.fleet.elasticflow.state import EfJob, Event, Events, advance, overhead_s
 
 if TYPE_CHECKING:
-    from windtunnel.engine.elastic_plan_kernels import Jobs
+    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs
 
 PER_JOB = 16  # entries of a timeline: two for each plan of a job, which is planned at most once a level
 
@@ -32,7 +32,7 @@ class _Room:
     """Arrays in which plans of up to `jobs` jobs are made."""
 
     def __init__(self, jobs: int, gpus: int) -> None:
-        from windtunnel.engine.elastic_plan_kernels import line, room
+        from windtunnel.engine.compiled.elastic_plan_kernels import line, room
 
         length = PER_JOB * jobs + 64
         self.jobs = jobs
@@ -55,7 +55,7 @@ class _Cluster:
 
 
 def _known(jobs: Sequence[EfJob]) -> Jobs:
-    from windtunnel.engine.elastic_plan_kernels import Jobs
+    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs
 
     most = max((len(job.rates) for job in jobs), default=1)
     level, rate = np.zeros((len(jobs), most), np.int64), np.zeros((len(jobs), most))
@@ -123,7 +123,7 @@ def _end(cluster: _Cluster, sets: NodeSets, event: Event) -> None:
 
 def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs, bool]:
     """Sort by deadline and plan in that order; (the jobs in it, whether all are in time). Plans are in `room`."""
-    from windtunnel.engine.elastic_plan_kernels import Jobs, plan_all
+    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs, plan_all
 
     jobs.sort(key=lambda job: job.deadline_s)
     if len(jobs) > cluster.room.jobs:
@@ -195,7 +195,7 @@ def _run(cluster: _Cluster, job: EfJob, now_s: float) -> None:
 
 def _spare(cluster: _Cluster, events: Events, ordered: Jobs, now_s: float) -> None:
     """Give what is free now to those who gain most."""
-    from windtunnel.engine.elastic_plan_kernels import spread
+    from windtunnel.engine.compiled.elastic_plan_kernels import spread
 
     jobs, room = cluster.runnable, cluster.room
     held = np.array([job.gpus for job in jobs], np.int64)

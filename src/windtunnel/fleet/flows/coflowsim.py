@@ -1,8 +1,8 @@
 """A trace on CoflowSim's own clock: its policies, to the tick, and Fai on the same quanta.
 
-The clock and its rules: `engine/coflowsim_kernels.py`, docs/flows.md. Here are what it makes of a trace before the
-first tick: amounts rounded up, keys by which policies order, and deadlines, which it draws even where none is asked
-for and sorts the last leftovers by.
+The clock and its rules: `engine/compiled/coflowsim_kernels.py`, docs/flows.md. Here are what it makes of a trace
+before the first tick: amounts rounded up, keys by which policies order, and deadlines, which it draws even where none
+is asked for and sorts the last leftovers by.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from windtunnel.fleet.flows.trace import Shuffle, Trace
 
 if TYPE_CHECKING:
-    from windtunnel.engine.coflowsim_rates_kernels import Switch
+    from windtunnel.engine.compiled.coflowsim_rates_kernels import Switch
 
 MIB = 1048576
 POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai")
@@ -31,8 +31,8 @@ class Ticks(NamedTuple):
 
 def run_ticks(trace: Trace, policy: str) -> Ticks:
     """When every coflow starts and ends under one of `POLICIES`."""
-    from windtunnel.engine import coflowsim_kernels as kernels
-    from windtunnel.engine.coflowsim_rates_kernels import FIFO, KEYED, LEAST_BYTES
+    from windtunnel.engine.compiled import coflowsim_kernels as kernels
+    from windtunnel.engine.compiled.coflowsim_rates_kernels import FIFO, KEYED, LEAST_BYTES
 
     assert policy in POLICIES, policy
     rows = [i for i, shuffle in enumerate(trace.shuffles) if shuffle.mappers]
@@ -58,7 +58,7 @@ def run_ticks(trace: Trace, policy: str) -> Ticks:
 
 
 def _switch(n_ports: int, shuffles: list[Shuffle]) -> Switch:
-    from windtunnel.engine.coflowsim_rates_kernels import Switch
+    from windtunnel.engine.compiled.coflowsim_rates_kernels import Switch
 
     task_ptr, flow_ptr = [0], [0]
     task_port: list[int] = []
@@ -120,7 +120,7 @@ def _bottleneck_bytes(net: Switch, shuffles: list[Shuffle]) -> NDArray[np.float6
 
 def _deadlines_ms(net: Switch, shuffles: list[Shuffle]) -> NDArray[np.float64]:
     """Time alone times 1 to 2, drawn in the order of arrival."""
-    from windtunnel.engine.coflowsim_rates_kernels import PORT_BITS_PER_S
+    from windtunnel.engine.compiled.coflowsim_rates_kernels import PORT_BITS_PER_S
 
     alone_s = _bottleneck_bytes(net, shuffles) / (PORT_BITS_PER_S / 8.0)
     factor = np.array([1.0 + draw for draw, _ in zip(java_doubles(17), shuffles, strict=False)])

@@ -41,7 +41,7 @@ class Pollux:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Jobs need `work` with `most_gpus` and `speedups(most, reference)`."""
-        from windtunnel.engine.genetic_kernels import MOST_PER_NODE, pack, search, unpack
+        from windtunnel.engine.compiled.genetic_kernels import MOST_PER_NODE, pack, search, unpack
 
         if max(snapshot.nodes) > MOST_PER_NODE:
             raise SpecError("--cluster", f"{max(snapshot.nodes)} GPUs a node", f"pollux knows at most {MOST_PER_NODE}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.collectives import Group, tier
+from windtunnel.cost.communication.collectives import Group, tier
 from windtunnel.cost.price import Source
 from windtunnel.errors import UserError
 from windtunnel.graph.footprint import refuse_if_too_large

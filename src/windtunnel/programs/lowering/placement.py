@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.collectives import Group, tier
+from windtunnel.cost.communication.collectives import Group, tier
 from windtunnel.errors import LayoutError
 from windtunnel.graph.fold import refine
 from windtunnel.hardware.cluster import Cluster

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from windtunnel.cost import roofline
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.collectives import Group, collective, explain, pull, tier
+from windtunnel.cost.communication.collectives import Group, collective, explain, pull, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm

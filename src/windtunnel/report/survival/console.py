@@ -6,8 +6,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report.console import heading
 from windtunnel.report.figures import plain
+from windtunnel.report.prediction.console import heading
 from windtunnel.report.printing import print_trimmed
 from windtunnel.resilience import PolicyEntry, Survival
 from windtunnel.units import format_count, format_percent, format_time

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.spot_kernels import mean_move_ms
+from windtunnel.engine.compiled.spot_kernels import mean_move_ms
 from windtunnel.resilience.spot.tables import STATE_BYTES, Layout, SpotModel
 from windtunnel.resilience.spot.trace import Minute
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from windtunnel.engine.spot_kernels import best_first_move
+from windtunnel.engine.compiled.spot_kernels import best_first_move
 from windtunnel.resilience.spot.moves import Moves
 from windtunnel.resilience.spot.tables import Layout, SpotModel
 from windtunnel.resilience.spot.trace import Minute, SpotTrace

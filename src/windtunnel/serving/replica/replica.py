@@ -129,27 +129,6 @@ class Replica:
             self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
             self._begin()
 
-    def cancel(self, index: int) -> bool:
-        """A client hangs up: forget its request; True if it was there. Its blocks are free at once."""
-        for queue in (self.waiting, self.partial):
-            for one in queue:
-                if one.index == index:
-                    self.outstanding_tokens -= one.known - one.computed
-                    if queue is self.partial:
-                        self._give_back(one, one.blocks)
-                        self._chunks = [(other, n) for other, n in self._chunks if other is not one]
-                    queue.remove(one)
-                    return True
-        one_decoding = self.decoding.get(index)
-        if one_decoding is None:
-            return False
-        if self._mode == RUN:
-            self._cut(self._clock + 1)  # the step that runs is the last it takes part in
-        self._leave(one_decoding)
-        if self._mode == MIXED:
-            self._beside = max(0, self._beside - 1)
-        return True
-
     @property
     def load(self) -> int:
         """Requests that are here."""

@@ -2,7 +2,7 @@
 
 What happens for the first time (allocations, optimizer state, compiled code) then happens before it counts. Answers
 must be real ones: zeros make NaN. Whatever is computed is thrown away. The file is that of `windtunnel run --tape`
-(`emulate/tape.py`); data-parallel ranks all have one role, so one tape serves every standby.
+(`emulate/tape/tape.py`); data-parallel ranks all have one role, so one tape serves every standby.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.emulate.tape import Tape, TapeWriter, bytes_of
+from windtunnel.emulate.tape.tape import Tape, TapeWriter, bytes_of
 
 
 class Recorder:

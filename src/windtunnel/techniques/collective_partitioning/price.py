@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from windtunnel.cost.collectives import Group, collective
+from windtunnel.cost.communication.collectives import Group, collective
 from windtunnel.errors import SpecError
 from windtunnel.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.techniques.constants import constants

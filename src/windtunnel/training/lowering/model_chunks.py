@@ -9,6 +9,7 @@ from typing import Literal
 from windtunnel.cost.device_memory import memory_document
 from windtunnel.cost.training import software, training_document
 from windtunnel.model import Layer
+from windtunnel.model.adapters import learning, with_adapters
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.model.plain_operations import (
@@ -24,6 +25,7 @@ from windtunnel.training.memory.eager.trace import write_plain
 from windtunnel.training.memory.forward_trace import Tape, write
 from windtunnel.training.memory.pass_trace import Stringing, Unit, string_together
 from windtunnel.training.memory.saved_tensors import Keeping, keeping
+from windtunnel.training.plan import Plan
 from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import SPLIT
 from windtunnel.training.workload.router_load import RouterLoad, rank_loads_of
@@ -39,6 +41,7 @@ class Piece:
     n_layers: int
     dense_parameters: float
     expert_parameters: float
+    adapters: float | None  # parameters that learn, where all others are frozen
     passes: Passes  # what its forward and backward pass allocate and free
     root_bytes: float  # parameters that are gathered all through a pass
     whole_bytes: float  # gathered parameters, where they stay for longer than a pass
@@ -46,6 +49,13 @@ class Piece:
     buffer_bytes: float  # of one tensor that it is sent or sends, where there is a buffer for every micro-batch
     unmerged_bytes: float  # weight gradients that a split backward leaves until the next micro-batch adds them up
     key: tuple[object, ...]  # pieces with the same key have the same passes
+
+    @property
+    def learning(self) -> tuple[float, float]:
+        """Dense and expert parameters that learn."""
+        if self.adapters is not None:
+            return self.adapters, 0.0
+        return self.dense_parameters, self.expert_parameters
 
 
 def shard_of(layout: Layout) -> Shard:
@@ -91,7 +101,7 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
     With an uneven router a pass is that of each layer's hottest expert rank, since all wait for it layer by layer, and
     memory that of the rank whose layers together are given most (`training/workload/router_load.py`).
     """
-    shard, model = shard_of(layout), layout.model
+    shard, model, rank = shard_of(layout), layout.model, layout.plan.lora_rank
     built: dict[tuple[int, float], tuple[Operation, ...]] = {}  # by identity: equal layers are nearly always one object
     known: dict[tuple[object, ...], Piece] = {}
     tapes: dict[tuple[object, ...], Tape] = {}
@@ -105,7 +115,8 @@ def pieces_of(layout: Layout, router: RouterLoad | None = None) -> tuple[Piece, 
         layer = model.layers[number]
         if (id(layer), load) not in built:
             of_layer = layer_operations if shard.fused_projections else plain_layer_operations
-            built[id(layer), load] = of_layer(layer, model, shard, load)
+            ops = of_layer(layer, model, shard, load)
+            built[id(layer), load] = ops if not rank else with_adapters(ops, shard, rank, layout.plan.lora_targets)
         return built[id(layer), load]
 
     for stage, numbers in enumerate(layout.virtual_layers):
@@ -153,6 +164,8 @@ def _piece(
             else plain_head_operations(model, shard)
         )
         blocks.append(Block(head, table + model.norm_parameters))
+    if plan.lora_rank:
+        blocks = [_adapted(block, shard, plan) for block in blocks]
     keep = keeping(plan.framework, plan.release)
     if keep.loss["logits_kept"] == "pipelined":
         keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
@@ -171,20 +184,31 @@ def _piece(
         units, later = (_plain_units(layout, shard, held, keep, tapes, later=which) for which in (False, True))
         passes = string_together(units, received, how, later)
     parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks)
-    summed = parameters + (vocabulary * (_table_parts(layout) - 1) if first else 0.0)
+    adapters = sum(block.learning[0] for block in blocks) if plan.lora_rank else None
+    trained = parameters if adapters is None else adapters
+    summed = trained + (vocabulary * (_table_parts(layout) - 1) if first and adapters is None else 0.0)
     return Piece(
         blocks=tuple(blocks),
         n_layers=len(layers),
         dense_parameters=sum(block.dense_parameters for block in blocks),
         expert_parameters=sum(block.expert_parameters for block in blocks),
+        adapters=adapters,
         passes=passes,
         root_bytes=root,
         whole_bytes=parameters * _gathered_width(layout, shard) if layout.shares_once and plan.zero_stage == 3 else 0.0,
         summed_bytes=summed * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.shares_once else 0.0,
         buffer_bytes=stream if how.buffers else 0.0,
-        unmerged_bytes=parameters * shard.activation_bytes if layout.shares_once and how.split == "graph" else 0.0,
+        unmerged_bytes=trained * shard.activation_bytes if layout.shares_once and how.split == "graph" else 0.0,
         key=key,
     )
+
+
+def _adapted(block: Block, shard: Shard, plan: Plan) -> Block:
+    """A block whose own weights are frozen; layers have their adapters already, embedding and head have none."""
+    if block.is_end:
+        frozen = with_adapters(block.operations, shard, plan.lora_rank, plan.lora_targets)
+        return replace(block, operations=frozen, adapters=0.0)
+    return replace(block, adapters=learning(block.operations))
 
 
 def _table_parts(layout: Layout) -> int:
@@ -249,15 +273,17 @@ def _units(
             tapes[key] = write(
                 block.operations, 0.0 if table else stream, keep if whole else bare, parts=plan.recompute_parts,
                 recompute=block.recompute, offload=block.offload, precision=plan.precision, tp=plan.tp,
-                table_bytes=table if keep.weight_gradients else 0.0, compiled=shard.fused,
+                table_bytes=table if keep.weight_gradients and block.adapters is None else 0.0, compiled=shard.fused,
             )  # fmt: skip
         parameters = block.dense_parameters + block.expert_parameters
         gathered = parameters * width if layout.gathers_in_passes and number not in ends else 0.0
-        reduced = parameters * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.reduces_in_passes else 0.0
+        learns, experts = block.learning
+        width_of = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        reduced = (learns + experts) * width_of if layout.reduces_in_passes else 0.0
         kept = 0.0
         if fresh_gradients(layout):
-            own = block.dense_parameters / layout.shard_group + block.expert_parameters / layout.group("edp").size
-            kept = own * GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+            own = learns / layout.shard_group + experts / layout.group("edp").size
+            kept = own * width_of
         flat = gathered
         if number in ends[:1]:
             flat = width * sum(blocks[one].dense_parameters + blocks[one].expert_parameters for one in set(ends))

@@ -101,6 +101,7 @@ class PassBuilder:
         """A collective on the stream of its group."""
         price, tier = self.pricer.transfer(transfer, skew)
         slower = self.pricer.slow_links if tier == "scale_out" else 1.0
+        handed_over_s = self.pricer.exchange_s if transfer.group == "tp" else 0.0
         builder = self.builder
         kind = OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE
         waits = after or ((self.last,) if self.last >= 0 else ())
@@ -116,7 +117,7 @@ class PassBuilder:
             kind,
             builder.stream(0, transfer.group),
             after=(launch, *waits),
-            duration_ns=nanoseconds(price.seconds * share * slower),
+            duration_ns=nanoseconds(price.seconds * share * slower + handed_over_s),
             label=name,
             category=f"exposed {transfer.group} ({tier.replace('_', '-')})",
             bytes=transfer.bytes_total * share,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from windtunnel.cost.price import Price
+from windtunnel.model.adapters import ADAPTER
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.lowering.pass_builder import PassBuilder, Segment
 from windtunnel.training.memory.saved_tensors import keeping
@@ -56,6 +57,14 @@ class Block:
     expert_parameters: float = 0.0
     recompute: bool = False  # in full
     offload: bool = False
+    adapters: float | None = None  # parameters of its adapters, where all others are frozen
+
+    @property
+    def learning(self) -> tuple[float, float]:
+        """Dense and expert parameters that learn."""
+        if self.adapters is not None:
+            return self.adapters, 0.0
+        return self.dense_parameters, self.expert_parameters
 
     @property
     def norms(self) -> int:
@@ -145,11 +154,11 @@ class _Gathers:
             return
         summed = self._sum_norms(self._reduced[number])
         if self._build.pricer.layout.shard_group == 1 and self._replicas > 1:
-            whole = sum(block.dense_parameters for block in self._reduced[number]) * self._gradient_bytes
+            whole = sum(block.learning[0] for block in self._reduced[number]) * self._gradient_bytes
             if whole:
                 op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", whole), after=summed)
                 self._build.pending += [] if self._overlap_reduce else [op]
-        for parameters, group in self._shared(self._reduced[number]):
+        for parameters, group in self._shared([block.learning for block in self._reduced[number]]):
             size = parameters * self._gradient_bytes
             op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size), after=summed)
             if group == "dp" and self._replicas > 1:
@@ -169,16 +178,16 @@ class _Gathers:
         self._build.pending += summed
         return summed
 
-    def _shared(self, blocks: Sequence[Block]) -> list[tuple[float, str]]:
+    def _shared(self, parameters: Sequence[tuple[float, float]]) -> list[tuple[float, str]]:
         """Parameters with the group that shards them, where there are any and anybody to share with."""
-        dense = sum(block.dense_parameters for block in blocks)
-        experts = sum(block.expert_parameters for block in blocks)
+        dense, experts = (sum(counts) for counts in zip(*parameters, strict=True)) if parameters else (0.0, 0.0)
         held = ((dense, "dp"), (experts, "edp"))
         return [(count, group) for count, group in held if count and self._build.pricer.layout.group(group).size > 1]
 
     def _fetch(self, blocks: Sequence[Block], after: Sequence[int]) -> list[int]:
         ops = []
-        for parameters, group in self._shared(blocks):
+        # Adapters are gathered with what they stand beside; they are a few parts in a thousand of it.
+        for parameters, group in self._shared([(one.dense_parameters, one.expert_parameters) for one in blocks]):
             transfer = Transfer("all_gather", group, parameters * self._parameter_bytes)
             # Nothing to wait for at the start of a pass: the gather is the first thing that runs.
             ops.append(self._build.transfer("gather parameters", transfer, after=after))
@@ -191,7 +200,8 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
         operations = tuple(op for op in operations if op.part not in ("head", "embedding"))
         if not build.pricer.layout.habits.reentrant_recompute:  # stops before the last GEMM: its output is not needed
             last = max(
-                (i for i, op in enumerate(operations) if op.kind in ("gemm", "grouped_gemm")), default=len(operations)
+                (i for i, op in enumerate(operations) if op.kind in ("gemm", "grouped_gemm") and op.part != ADAPTER),
+                default=len(operations),
             )
             # A loop over experts is run whole but for its last round.
             operations = operations[:last] if last == len(operations) or not operations[last].repeats else operations
@@ -380,15 +390,15 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
         else:
             _exchange(build, label, op.after_backward)
     if weights and op.weight_elements:
-        build.compute(
-            f"{name} weight", pricer.weight_gradient(op), "gemm", after=regathered, flops=op.flops, kernels=op.kernels
-        )
+        kernels = op.kernels + pricer.layout.habits.adds_gradients
+        price = pricer.weight_gradient(op)
+        build.compute(f"{name} weight", price, "gemm", after=regathered, flops=op.flops, kernels=kernels)
     build.pending += scattered
 
 
 def _weights(build: PassBuilder, block: Block) -> None:
     for op in reversed(block.operations):
-        if op.kind in ("gemm", "grouped_gemm"):
+        if op.kind in ("gemm", "grouped_gemm") and op.weight_elements:
             regathered = []
             if op.regather is not None and not keeping(build.pricer.layout.plan.framework).keeps_all_inputs:
                 regathered = [build.transfer(f"{op.name} regather", op.regather)]

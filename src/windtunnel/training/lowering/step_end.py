@@ -54,8 +54,8 @@ def add_end(
         price = optimizer_price(
             layout,
             build.pricer,
-            sum(piece.dense_parameters for piece in held),
-            sum(piece.expert_parameters for piece in held),
+            sum(piece.learning[0] for piece in held),
+            sum(piece.learning[1] for piece in held),
             tensors_of(held) if layout.habits.pure_precision else (),
         )
         found = fresh[rank]
@@ -72,7 +72,7 @@ def _tie_embeddings(build: StepBuilder, ends: list[int]) -> None:
     """Where first and last stage hold a copy each of the same table, its gradients are summed."""
     layout = build.layout
     first, last = _holders(build, 0), _holders(build, len(build.pieces) - 1)
-    if not layout.model.tied_embeddings or first == last:
+    if not layout.model.tied_embeddings or first == last or layout.plan.lora_rank:
         return
     vocabulary = layout.vocab_padded * layout.model.hidden_size / build.plan.tp
     for rank in sorted(first | last):

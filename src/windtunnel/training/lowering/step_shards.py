@@ -63,9 +63,7 @@ def buckets_of(build: StepBuilder) -> Buckets:
     """How many buckets each piece's parameters come in, and the actions that they overlap."""
     schedule, layout = build.schedule, build.layout
     stages, chunks = schedule.stages, schedule.chunks
-    parameters = np.array(
-        [[piece.dense_parameters + piece.expert_parameters for piece in build.held(rank)] for rank in range(stages)]
-    )
+    parameters = np.array([[sum(piece.learning) for piece in build.held(rank)] for rank in range(stages)])
     # With several chunks only the last one's reduction is exposed, so fewer buckets each say as much.
     most = max(2, BUCKETS_MOST // chunks)
     count = np.clip(np.ceil(parameters / layout.message_parameters), 1, most).astype(np.int64)
@@ -176,7 +174,10 @@ def add_reductions(build: StepBuilder, buckets: Buckets, actions: Actions, rank:
 def _piecewise(build: StepBuilder, name: str, kind: str, piece: Piece, count: int, width: float, rank: int) -> int:
     """One bucket's collectives of a piece: dense and expert parameters have their own groups. Returns the last."""
     op, layout = -1, build.layout
-    for parameters, group in ((piece.dense_parameters, "dp"), (piece.expert_parameters, "edp")):
+    # Where shards are gathered for every step all are, the frozen ones too.
+    everything = kind == "all_gather" and layout.shares_once
+    dense, experts = (piece.dense_parameters, piece.expert_parameters) if everything else piece.learning
+    for parameters, group in ((dense, "dp"), (experts, "edp")):
         if parameters and group == "dp" and layout.shard_group == 1 and layout.replicas > 1:
             if kind != "all_gather":  # every rank shards with itself alone: whole gradients are summed
                 op = build.collective(name, Transfer("all_reduce", "replica", parameters * width / count), rank)

@@ -90,7 +90,8 @@ class BackwardTape:
             weight = w.new(width * op.weight_elements)
             w.gradients.append(weight)
         inputs = (*step.held, again) if again >= 0 else tuple(step.held)
-        w.learners.append(Learner(begins, weight, gathered, inputs, read))
+        if op.weight_elements or inputs:  # else its weights are frozen, and nothing of it is put off
+            w.learners.append(Learner(begins, weight, gathered, inputs, read))
         w.drop(*passing, *step.held)
         if branch:
             self.branches -= 1

@@ -10,7 +10,9 @@ gradient of its output, is given. The forward and the backward tape of a block s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
+from windtunnel.model.adapters import ADAPTER
 from windtunnel.model.operations import Operation
 from windtunnel.training.memory.backward_trace import BackwardTape
 from windtunnel.training.memory.saved_tensors import (
@@ -92,12 +94,16 @@ class ForwardTape:
         self.readers = 0  # ops that have yet to read the norm's output
         self.branches: list[int] = []  # queries, keys, values
         self.latent = False  # latent attention: queries, keys and values come out of up-projections
+        self.adapted: set[str] = set()  # layers with an adapter, which keeps their input
         self.products: dict[str, float] = {}  # share of its output that per-op recomputation keeps, by name
 
     def run(self, operations: tuple[Operation, ...]) -> tuple[list[Step], int]:
         """Steps for the backward pass, and the slot of the output (-1 for the loss)."""
         if "ops" in self.w.parts:
             self.products = kept_products(operations, self.w.compiled)
+        self.adapted = {op.name for op, behind in pairwise(operations) if behind.part == ADAPTER}
+        # What adapters make themselves is a few parts in a thousand of what their layer makes.
+        operations = tuple(op for op in operations if op.part != ADAPTER)
         for number, op in enumerate(operations):
             if op.kind == "transfer" and not op.output_bytes:
                 continue
@@ -162,24 +168,27 @@ class ForwardTape:
         source = self._read(op)
         size = w.size[source]
         dropped = input_is_recomputed(op, previous, w.parts)
+        adapted, frozen = op.name in self.adapted, not op.weight_elements
         held: list[int] = []
         passing: list[int] = []
         again = 0.0
         if op.low_precision:
             copy = w.new(op.saved_bytes)
             kept_whole = op.before is not None and w.keep.gathered_inputs
-            held += self._keep(copy, not dropped and not kept_whole)
+            held += self._keep(copy, not dropped and not kept_whole and not frozen)
             passing.append(copy)
             again = op.saved_bytes if dropped else 0.0
         gathered = w.new(op.before.bytes_total) if op.before is not None else -1
         if gathered >= 0:
             passing.append(gathered)
+        wanted = adapted or not frozen
         if gathered >= 0 and w.keep.gathered_inputs:
-            held += self._keep(gathered, not dropped)
+            held += self._keep(gathered, wanted and not dropped)
             again = w.size[gathered] if dropped else 0.0
-        elif not op.low_precision:
-            held += self._keep(source, not dropped)
+        elif adapted or not op.low_precision:  # an adapter keeps its input in 16 bits
+            held += self._keep(source, wanted and not dropped)
             again = w.size[source] if dropped else 0.0
+        again = again if wanted else 0.0
         if dropped and op.part in w.parts and op.name in READS_NORM:
             held += self._keep(source, True)  # recomputation starts from here
         kept = self.products.get(op.name, 0.0)

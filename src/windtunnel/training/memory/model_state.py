@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES
@@ -33,9 +33,15 @@ class State:
     optimizer: float
 
 
-def state_bytes(layout: Layout, dense: float, expert: float) -> State:
-    """State of a rank that holds so many dense and expert parameters before sharding."""
+def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | None = None) -> State:
+    """State of a rank that holds so many dense and expert parameters before sharding.
+
+    `adapters`: those that learn beside them, where all others are frozen.
+    """
     plan, stage = layout.plan, layout.plan.zero_stage or 0
+    if adapters is not None:
+        trained = state_bytes(layout, adapters, 0.0)
+        return replace(trained, parameters=trained.parameters + _frozen_bytes(layout, dense, expert))
     shards = {"dense": layout.shard_group, "expert": layout.group("edp").size}
     total = State(0.0, 0.0, 0.0)
     for count, shard in ((dense, shards["dense"]), (expert, shards["expert"])):
@@ -64,6 +70,21 @@ def state_bytes(layout: Layout, dense: float, expert: float) -> State:
             total.optimizer + optimizer * kept * (1.0 - plan.offload_optimizer),
         )
     return total
+
+
+def _frozen_bytes(layout: Layout, dense: float, expert: float) -> float:
+    """Parameters that do not learn: one copy in 16 bits, or in the GEMMs' format; no master, no gradient.
+
+    Of those in fp8 the transposed copy that Hopper's backward GEMMs read is made when it is read: 70 B parameters and
+    their transposes would not fit where MLPerf's runs fit.
+    """
+    stage = layout.plan.zero_stage or 0
+    held = dense / (layout.shard_group if stage >= 3 else 1)
+    held += expert / (layout.group("edp").size if stage >= 3 else 1)
+    if layout.plan.precision not in CAST_BYTES:
+        return (4.0 if layout.plan.precision == "fp32" else 2.0) * held
+    low = KEPT_BYTES[layout.plan.precision]
+    return low * held if _holds_low_precision_only(layout) else (2.0 + low) * held
 
 
 def low_precision_bytes(layout: Layout) -> float:

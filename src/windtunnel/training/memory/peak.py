@@ -145,9 +145,14 @@ def _exact(layout: Layout) -> bool:
 
 
 def _state(layout: Layout, held: list[Piece]) -> State:
-    state = state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
+    state = _held_state(layout, held)
     # Sharded gradients take the place of whole ones when the step is nearly over.
     return replace(state, gradients=0.0) if layout.shares_once else state
+
+
+def _held_state(layout: Layout, held: list[Piece]) -> State:
+    adapters = sum(piece.adapters or 0.0 for piece in held) if layout.plan.lora_rank else None
+    return state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held), adapters)
 
 
 def _loads(pieces: tuple[Piece, ...], schedule: Schedule) -> _Loads:
@@ -305,8 +310,7 @@ def _pools(layout: Layout, held: list[Piece]) -> list[int]:
     """
     if not layout.shares_once:
         return []
-    shards = state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held))
-    found = [int(shards.gradients)]
+    found = [int(_held_state(layout, held).gradients)]
     if layout.schedule in LAYER_BY_LAYER and keeping(layout.plan.framework).fsdp2:
         sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
         whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
@@ -319,7 +323,7 @@ def _buckets(layout: Layout, held: list[Piece]) -> list[int]:
     if not keeping(layout.plan.framework).buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
         return []
     width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"] if layout.habits.pure_precision else 2
-    size = width * sum(p.dense_parameters + p.expert_parameters for p in held)
+    size = width * sum(sum(p.learning) for p in held)
     return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
 
 
@@ -337,7 +341,7 @@ def _updated(layout: Layout, held: list[Piece]) -> list[int]:
         return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))
     if not keeping(layout.plan.framework).updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
         return []
-    size = int(2 * sum(p.dense_parameters + p.expert_parameters for p in held))
+    size = int(2 * sum(sum(p.learning) for p in held))
     part = max(1, size // layout.shard_group)
     return [part] * (1 + layout.shard_group) + [size]
 

@@ -233,11 +233,10 @@ def _loss(run: Autograd, op: Operation) -> Backward:
     return back
 
 
-_NAMED: dict[str, Rule] = {"choose": choose, "weigh": weigh, "index": _nothing}
+_NAMED: dict[str, Rule] = {"choose": choose, "weigh": weigh, "index": _nothing, "rope": _rope}
 _TIMED: dict[str, Rule] = {
     "rms_norm": _rms_norm,
     "layer_norm": _one_kernel_norm,
-    "rope": _rope,
     "add": _add,
     "swiglu": _gated,
     "gelu": _ungated,

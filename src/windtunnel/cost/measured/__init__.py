@@ -1,0 +1,1 @@
+"""Measured tables: compacted once, interpolated in log space."""

@@ -1,0 +1,142 @@
+"""What real ranks truly send each other: a real process group behind each virtual one that has several of them.
+
+gloo for tensors on the host, NCCL for those on a GPU (**not yet run on a GPU**). The groups are made when the script
+makes its own, which all members do in the same order; they find each other through a file of the run's folder. Their
+methods are asked directly: the ops of `c10d` are the virtual world's. They are kept until the process ends: gloo waits,
+when it is let go of, for what other ranks may never come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windtunnel.capture.torch_private import distributed as compat
+from windtunnel.capture.virtual_world.groups import Group
+from windtunnel.capture.virtual_world.proxies import Proxies, proxies_among
+
+PATIENCE = timedelta(hours=24)  # a real rank may compute for long; who is gone is found by its parent
+
+
+class Among:
+    """The real members of one group."""
+
+    def __init__(self, group: Group, proxies: Proxies, backends: dict[str, Any]) -> None:
+        self.group, self.proxies = group, proxies
+        self.me = proxies.real.index(group.position)
+        self._backends = backends
+
+    def number_of(self, place: int) -> int | None:
+        """Which real member has this place of the group; None: a virtual one."""
+        return self.proxies.real.index(place) if place in self.proxies.real else None
+
+    def backend(self, tensors: Sequence[Any]) -> Any:
+        """For these tensors."""
+        device = tensors[0].device.type if tensors else "cpu"
+        return self._backends.get(device) or self._backends["cpu"]
+
+    def all_reduce(self, tensor: Any, op: str = "sum") -> Any:
+        """In place, over the real members; the work."""
+        options = compat.c10d().AllreduceOptions()
+        options.reduceOp = _OPS[op]
+        return self.backend((tensor,)).allreduce([tensor], options)
+
+    def reduce(self, tensor: Any, to: int, op: str = "sum") -> Any:
+        """To one of them; elsewhere the tensor is used up."""
+        options = compat.c10d().ReduceOptions()
+        options.reduceOp, options.rootRank = _OPS[op], to
+        return self.backend((tensor,)).reduce([tensor], options)
+
+    def broadcast(self, tensor: Any, source: int) -> Any:
+        """From one of them."""
+        options = compat.c10d().BroadcastOptions()
+        options.rootRank = source
+        return self.backend((tensor,)).broadcast([tensor], options)
+
+    def exchange(self, received: Any, sent: Any, receive_rows: list[int], send_rows: list[int]) -> Any:
+        """All to all, in rows of two flat tensors."""
+        options = compat.c10d().AllToAllOptions()
+        return self.backend((sent,)).alltoall_base(received, sent, receive_rows, send_rows, options)
+
+    def gather(self, parts: list[Any], own: Any, to: int) -> Any:
+        """Parts of all on one of them."""
+        options = compat.c10d().GatherOptions()
+        options.rootRank = to
+        return self.backend((own,)).gather([parts] if self.me == to else [], [own], options)
+
+    def scatter(self, own: Any, parts: list[Any], source: int) -> Any:
+        """Parts from one of them."""
+        options = compat.c10d().ScatterOptions()
+        options.rootRank = source
+        return self.backend((own,)).scatter([own], [parts] if self.me == source else [], options)
+
+    def barrier(self) -> Any:
+        """No data."""
+        return self._backends["cpu"].barrier(compat.c10d().BarrierOptions())
+
+    def send(self, tensors: Sequence[Any], to: int, tag: int) -> Any:
+        """To one of them."""
+        return self.backend(tensors).send(list(tensors), to, tag)
+
+    def receive(self, tensors: Sequence[Any], source: int, tag: int) -> Any:
+        """From one of them; -1: from whoever sends."""
+        backend = self.backend(tensors)
+        return backend.recv_anysource(list(tensors), tag) if source < 0 else backend.recv(list(tensors), source, tag)
+
+
+class RealGroups:
+    """Of one real rank."""
+
+    def __init__(self, rank: int, real: Sequence[int], folder: Path) -> None:
+        self.rank, self.real = rank, tuple(sorted(real))
+        self._folder = folder
+        self._store: Any = None
+        self._among: dict[str, Among] = {}
+
+    def join(self, group: Group) -> None:
+        """The script made a group: meet the other real members."""
+        proxies = proxies_among(group.members, self.real)
+        if len(proxies.real) < 2:
+            return
+        if self._store is None:
+            self._store = dist.FileStore(str(self._folder / "meet"), len(self.real))
+        number = proxies.real.index(group.position)
+        count = len(proxies.real)
+        backends = {"cpu": self._gloo(f"{group.key}/cpu", number, count)}
+        if torch.cuda.is_available():
+            backends["cuda"] = self._nccl(f"{group.key}/cuda", number, count)
+        self._among[group.name] = Among(group, proxies, backends)
+
+    def of(self, group: Group) -> Among | None:
+        """The real members of a group that has several."""
+        return self._among.get(group.name)
+
+    def _gloo(self, name: str, number: int, count: int) -> Any:
+        c10d = compat.c10d()
+        options = c10d.ProcessGroupGloo._Options()
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = PATIENCE
+        return c10d.ProcessGroupGloo(dist.PrefixStore(name, self._store), number, count, options)
+
+    def _nccl(self, name: str, number: int, count: int) -> Any:
+        """Not yet run on a GPU."""
+        c10d = compat.c10d()
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = PATIENCE
+        return c10d.ProcessGroupNCCL(dist.PrefixStore(name, self._store), number, count, options)
+
+
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}

@@ -1,0 +1,1 @@
+"""What real peers said in a real job, kept and given again."""

@@ -1,0 +1,121 @@
+"""A Comparison on one screen: the numbers side by side, the cause of the difference, and what was asked differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.table import Table
+from rich.text import Text
+
+from windtunnel.report import figures
+from windtunnel.report.comparison.compare import Comparison, Difference, Side
+from windtunnel.report.figures import plain
+from windtunnel.report.prediction.categories import Category, memory_categories, time_categories
+from windtunnel.report.prediction.console import NARROW, WIDE, heading
+from windtunnel.report.prediction.spec_words import difference_words
+from windtunnel.report.printing import print_trimmed
+from windtunnel.units import format_bytes, format_percent
+
+_SHOWN_FIELDS = 16
+_LABEL_CELLS = 28
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print on `console`, in its width and in characters that it can show."""
+    print_trimmed(render_comparison(comparison, console.width), console)
+
+
+def render_comparison(comparison: Comparison, width: int | None = None) -> RenderableType:
+    """The screen as a rich renderable, at most `width` (default 80) columns wide."""
+    columns = min(max(width or 80, NARROW), WIDE)
+    parts: list[RenderableType] = [Text(), _names(comparison), Text(), _headline(comparison)]
+    parts += [Text(), Text(comparison.explanation)]
+    causes = {key: ns for key, ns in comparison.causes_ns.items() if ns}
+    if causes:
+        categories = time_categories(causes)
+        amounts = figures.times([causes[key] for key in categories], signed=True)
+        title = "Where the time differs (B minus A, mean over all GPUs)"
+        parts += [*heading(title), _diverging(causes, categories, amounts, "step", columns)]
+    memory = {key: n for key, n in comparison.memory_causes_bytes.items() if n}
+    if memory:
+        categories = memory_categories(memory)
+        amounts = figures.gib_column([memory[key] for key in categories], signed=True)
+        title = "Where the memory differs (B minus A, fullest GPUs)"
+        parts += [*heading(title), _diverging(memory, categories, amounts, "on the device", columns)]
+    if comparison.spec:
+        parts += [*heading("What was asked differently"), _fields(comparison.spec)]
+    return Constrain(Group(*parts, Text()), columns)
+
+
+def _names(comparison: Comparison) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        grid.add_row(Text(name, style="bold"), Text(side.content_hash, style="dim"), Text(side.title))
+    return grid
+
+
+def _headline(comparison: Comparison) -> Table:
+    a, b = comparison.a, comparison.b
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    for _ in range(3):
+        grid.add_column(justify="right", no_wrap=True)
+    grid.add_row("", Text("A", style="bold"), Text("B", style="bold"), Text("change", style="dim"))
+    if comparison.timed:
+        grid.add_row("step time", *_pair(figures.duration, a.step_time_ns, b.step_time_ns))
+        grid.add_row("p5–p95", _band(a), _band(b), "")
+        grid.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
+        grid.add_row("MFU", *_pair(format_percent, a.mfu, b.mfu))
+    if a.peak_memory_bytes and b.peak_memory_bytes:
+        grid.add_row("peak memory", *_pair(format_bytes, a.peak_memory_bytes, b.peak_memory_bytes))
+        if a.fullest_stage != b.fullest_stage:
+            grid.add_row("on stage", f"{a.fullest_stage}", f"{b.fullest_stage}", "")
+    if "infeasible" in (a.status, b.status):
+        grid.add_row("fits", *("no" if side.status == "infeasible" else "yes" for side in (a, b)), "")
+    return grid
+
+
+def _pair(write: Callable[[float], str], a: float, b: float) -> tuple[str, str, Text]:
+    change = Text(figures.signed(f"{abs(b - a) / a * 100:.1f} %", b - a), style="bold") if a else Text("")
+    return write(a), write(b), change
+
+
+def _band(side: Side) -> str:
+    low, high = figures.duration(side.step_time_p5_ns), figures.duration(side.step_time_p95_ns)
+    return f"{low} – {high}"
+
+
+def _diverging(
+    values: Mapping[str, int], categories: Mapping[str, Category], amounts: Sequence[str], total: str, columns: int
+) -> Table:
+    labels = [plain(category.label) for category in categories.values()]
+    fixed = min(_LABEL_CELLS, max(map(cell_len, [*labels, total]))) + max(map(len, amounts)) + 8
+    cells = max(3, min((columns - fixed) // 2, 20))
+    longest = max(abs(value) for value in values.values())
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=_LABEL_CELLS, overflow="ellipsis", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for key, label, amount in zip(categories, labels, amounts, strict=False):
+        value = values[key]
+        # Both halves in whole cells: a block that fills from the right exists for halves only.
+        # What shows as zero gets no block.
+        blocks = "█" * max(any(digit in "123456789" for digit in amount), round(abs(value) / longest * cells))
+        drawn = f"{blocks if value < 0 else '':>{cells}}│{blocks if value > 0 else ''}"
+        table.add_row(Text(label), amount, Text(drawn, style="green" if value < 0 else "yellow"))
+    table.add_row(Text(total, style="bold"), Text(amounts[-1], style="bold"), "")
+    return table
+
+
+def _fields(differences: Sequence[Difference]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    for pair in differences[:_SHOWN_FIELDS]:
+        field, change = difference_words(pair.field, pair.a, pair.b)
+        grid.add_row(Text(field), Text(change))
+    if len(differences) > _SHOWN_FIELDS:
+        grid.add_row(Text(f"... and {len(differences) - _SHOWN_FIELDS} more"), "")
+    return grid

@@ -1,0 +1,1 @@
+"""Why a traced job is slow."""

@@ -1,0 +1,1 @@
+"""Many jobs on one cluster: console and page."""

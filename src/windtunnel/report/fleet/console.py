@@ -1,0 +1,75 @@
+"""Policies side by side on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from windtunnel.report.figures import plain
+
+ROWS = (
+    ("mean JCT", "jct_mean_s", "s"),
+    ("p50 JCT", "jct_p50_s", "s"),
+    ("p99 JCT", "jct_p99_s", "s"),
+    ("mean queueing delay", "queueing_delay_mean_s", "s"),
+    ("makespan", "makespan_s", "s"),
+    ("utilisation", "utilisation", "%"),
+    ("restarts", "restarts", ""),
+    ("deadlines met, by log", "deadline_met_by_log", "%"),
+    ("deadlines met, scored", "deadline_met_scored", "%"),
+    ("worst finish-time fairness", "finish_time_fairness_max", "x"),
+    ("preempted GPU-hours", "preempted_gpu_hours", "x"),
+    ("use of own GPUs", "use_of_own", "%"),
+    ("use of all GPUs", "use_of_all", "%"),
+    ("requests late, with loans", "loan_violations", "fine"),
+    ("requests late, without", "loan_violations_alone", "fine"),
+    ("cost", "cost", "x"),
+    ("GB moved", "moved_gb", "x"),
+    ("GB of secrets moved", "secret_gb", "x"),
+    ("jobs outside", "outside_jobs", ""),
+    ("completed", "completed_jobs", ""),
+    ("rejected", "rejected_jobs", ""),
+    ("unfinished", "unfinished_jobs", ""),
+    ("left out: impossible", "impossible_jobs", ""),
+    ("left out: incomplete", "dropped_jobs", ""),
+    ("allocated at full arrival", "allocated_pct", "pct"),
+    ("fragments of capacity", "fragment_pct", "pct"),
+    ("fragments of what is free", "fragment_of_free_pct", "pct"),
+)
+
+
+def print_fleet(document: Mapping[str, Any], figures: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """One column per policy."""
+    console.print(
+        f"{figures[0]['jobs']:,} jobs of {plain(document['trace'])} on {plain(document['cluster'])}", markup=False
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for each in figures:
+        table.add_column(str(each["policy"]), justify="right")
+    for label, key, unit in ROWS:
+        values = [each.get(key) for each in figures]
+        if all(value is None for value in values) or (unit == "" and not any(values)):
+            continue
+        table.add_row(label, *(shown(value, unit) for value in values))
+    console.print(table)
+
+
+def shown(value: Any, unit: str) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{value:,.0f} s" if value < 10_000 else f"{value / 3600:,.1f} h"
+    if unit == "%":
+        return f"{value:.1%}"
+    if unit == "fine":
+        return f"{value:.3%}"
+    if unit == "pct":
+        return f"{value:.2f} %"
+    if unit == "x":
+        return f"{value:,.2f}"
+    return f"{value:,}"

@@ -1,0 +1,1 @@
+"""Ranked plans and sweeps."""

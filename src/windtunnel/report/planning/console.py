@@ -1,0 +1,118 @@
+"""Ranked plans at the terminal. Reads the plain data of `planning` and computes no physics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GIB = 2**30
+CHOICES_SHOWN = 4
+HIDDEN = ("global_batch", "seq_len", "framework")
+
+
+def print_plans(document: Mapping[str, Any], console: Console) -> None:
+    """`document`: as `Plans.to_dict` gives it."""
+    from rich.table import Table
+
+    space = document["space"]
+    if document["status"] == "infeasible":
+        _print_infeasible(document, console)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "plan", "GPUs", "step", "p5 to p95", "memory", "tokens/s", "MFU"):
+        table.add_column(name, justify="left" if name in ("", "plan") else "right", overflow="fold")
+    priced = any(one["cost_per_million_tokens"] is not None for one in document["plans"])
+    troubled = any(one["effective_step_time_s"] is not None for one in document["plans"])
+    if priced:
+        table.add_column("cost/M tokens", justify="right")
+    if troubled:
+        table.add_column("under trouble", justify="right")
+    for number, one in enumerate(document["plans"], 1):
+        cells = [
+            str(number),
+            words(one["plan"]),
+            f"{one['n_gpus']:,}",
+            f"{one['step_time_s']:.4g} s",
+            f"{one['p5_s']:.4g} to {one['p95_s']:.4g}",
+            f"{one['peak_memory_bytes'] / GIB:.1f} GiB",
+            f"{one['tokens_per_s']:,.0f}",
+            f"{one['mfu']:.1%}",
+        ]
+        cells += [f"{one['cost_per_million_tokens']:.4g}"] if priced else []
+        cells += [f"{one['effective_step_time_s']:.4g} s"] if troubled else []
+        table.add_row(*cells)
+    console.print(table)
+    console.print()
+    if document["decides"]:
+        console.print(f"What decides: {document['decides']}.", soft_wrap=True)
+    thumb = document["rule_of_thumb"]
+    if thumb is not None:
+        console.print(f"Rule of thumb: {words(thumb['plan'])}: {document['rule_of_thumb_loses']}.", soft_wrap=True)
+    console.print(
+        f"{space['legal']:,} legal plans of {space['structures']:,} structures; {space['replayed']:,} replayed event by"
+        f" event, {space['excluded_by_memory']:,} excluded by memory,"
+        f" {space['bounded'] - space['excluded_by_memory']:,} by a bound on time.",
+        soft_wrap=True,
+    )
+    gap = document["gap"]
+    proof = "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
+    console.print(f"{proof} {document['seconds']:.1f} s.", soft_wrap=True)
+    _print_choices(document, console)
+    if document["front"]:
+        console.print("\nNo plan is better in time, cost and memory at once than one of these:")
+        for one in document["front"]:
+            console.print(
+                f"  {one['n_gpus']:>7,} GPUs  {one['step_time_s']:8.4g} s"
+                f"  {one['gpu_hours_per_million_tokens']:8.4g} GPU-h/M tokens"
+                f"  {one['peak_memory_bytes'] / GIB:6.1f} GiB  {words(one['plan'])}",
+                soft_wrap=True,
+            )
+    for name, text in document["launch"].items():
+        console.print(f"\n{name}:")
+        console.print(text.rstrip(), soft_wrap=True, markup=False)
+    console.print(f"\n{document['plans'][0]['reproduce']}", soft_wrap=True, markup=False)
+
+
+def _print_choices(document: Mapping[str, Any], console: Console) -> None:
+    """By field, the next best values; then which prices decide."""
+    told: dict[str, list[str]] = {}
+    for one in document["choices"]:
+        mark = "" if one["exact"] else "at least "
+        told.setdefault(one["field"], []).append(f"{_said(one['value'])} costs {mark}{one['regret_at_least']:.2%}")
+    if told:
+        console.print("\nOther choices, with all else chosen again:")
+    for name, costs in told.items():
+        console.print(f"  {name}: {', '.join(costs[:CHOICES_SHOWN])}", soft_wrap=True)
+    if document["sensitivity"]:
+        console.print("\nAnother plan wins, of those above, with")
+    for one in document["sensitivity"]:
+        console.print(f"  {one['price']}: {one['winner']}", soft_wrap=True)
+
+
+def words(plan: Mapping[str, Any]) -> str:
+    """A plan in short."""
+    return " ".join(f"{name} {_said(value)}" for name, value in plan.items() if name not in HIDDEN) or "data-parallel"
+
+
+def _said(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _print_infeasible(document: Mapping[str, Any], console: Console) -> None:
+    legal = document["space"]["legal"]
+    console.print(f"Nothing fits: none of {legal:,} legal plans. The nearest:")
+    for one in document["nearest"]:
+        over = (one["needed_bytes"] - one["capacity_bytes"]) / GIB
+        needed = one["needed_bytes"] / GIB
+        console.print(f"  {words(one['plan'])}: needs {needed:.1f} GiB, {over:.1f} GiB too much", soft_wrap=True)
+    if document["remedies"]:
+        console.print("What makes one fit, each predicted:")
+    for one in document["remedies"]:
+        console.print(
+            f"  {one['change']}: {words(one['plan'])}: {one['step_time_s']:.4g} s,"
+            f" {one['peak_memory_bytes'] / GIB:.1f} GiB",
+            soft_wrap=True,
+        )

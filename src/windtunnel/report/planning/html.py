@@ -1,0 +1,43 @@
+"""Ranked plans as one offline page: the table, what decides, and time against memory. Computes no physics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from windtunnel.report.files import write_atomically
+from windtunnel.report.pages import page_template
+from windtunnel.report.planning.console import GIB, words
+
+WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
+
+
+def write_plans_html(document: Mapping[str, Any], path: Path | str, *, title: str) -> None:
+    """Write the page of a document of `Plans.to_dict`. Raises InputFileError when it cannot be written."""
+    shown = {one["reproduce"]: one for one in [*document["front"], *document["plans"]]}
+    plot = _scatter(list(shown.values()), {one["reproduce"] for one in document["front"] or document["plans"][:1]})
+    rows = [{**one, "words": words(one["plan"]), "gib": one["peak_memory_bytes"] / GIB} for one in document["plans"]]
+    shown_by = {"title": title, "document": document, "rows": rows, "plot": plot, "words": words, "gib": GIB}
+    page = page_template("plans.html.j2").render(shown_by)
+    write_atomically(Path(path), page.encode())
+
+
+def _scatter(plans: list[Mapping[str, Any]], front: set[str]) -> list[dict[str, Any]]:
+    """Step time across, memory up; those on the front are filled."""
+    if not plans:
+        return []
+    times = [one["step_time_s"] for one in plans]
+    sizes = [one["peak_memory_bytes"] / GIB for one in plans]
+    low, high = min(times), max(times)
+    most = max(sizes)
+    return [
+        {
+            "x": f"{MARGIN + (one['step_time_s'] - low) / ((high - low) or 1.0) * (WIDTH - 2 * MARGIN):.1f}",
+            "y": f"{HEIGHT - MARGIN - one['peak_memory_bytes'] / GIB / most * (HEIGHT - 2 * MARGIN):.1f}",
+            "front": one["reproduce"] in front,
+            "label": f"{words(one['plan'])}: {one['step_time_s']:.4g} s, {one['peak_memory_bytes'] / GIB:.1f} GiB,"
+            f" {one['n_gpus']:,} GPUs",
+        }
+        for one in plans
+    ]

@@ -1,0 +1,1 @@
+"""A Result: on one screen, as a page, as JSON, as a trace."""

@@ -1,0 +1,249 @@
+"""Geometry of the report's pictures: every width in percent and every path, so that the page only has to paint."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from windtunnel.report import figures
+from windtunnel.report.figures import plain
+from windtunnel.report.prediction.categories import Category, label_on_lane
+from windtunnel.report.prediction.memory_parts import memory_parts
+from windtunnel.report.prediction.trace import streams_of
+from windtunnel.result import Interval, Result, StageMemory
+from windtunnel.units import format_bytes, format_percent
+
+_PATH_W, _PATH_H = 1000, 100
+# Passes of a pipeline are told apart by shade: all are compute.
+PASSES = {
+    "forward": Category("forward", "forward", "compute-1"),
+    "backward": Category("backward", "backward", "compute-0"),
+    "weight": Category("weight", "weight gradient", "compute-2"),
+}
+
+
+def band(p5: int, middle: int, p95: int) -> dict[str, str]:
+    """Where the p5-p95 band and the prediction lie on a track that shows as much again around the band."""
+    margin = max((p95 - p5) * 0.4, 1.0)
+    low, span = p5 - margin, p95 - p5 + 2 * margin
+    return {
+        "left": f"{(p5 - low) / span * 100:.2f}",
+        "width": f"{(p95 - p5) / span * 100:.2f}",
+        "middle": f"{min(max((middle - low) / span, 0.0), 1.0) * 100:.2f}",
+    }
+
+
+def breakdown(result: Result, categories: Mapping[str, Category]) -> dict[str, Any]:
+    """The whole step as one stacked bar and its legend; printed times and shares add up exactly."""
+    keys = [key for key in categories if result.breakdown_ns.get(key)]
+    parts = [result.breakdown_ns[key] for key in keys]
+    total = sum(parts) or 1
+    amounts, shares = figures.times(parts), figures.shares(parts)
+    rows = [
+        {
+            "label": plain(categories[key].label),
+            "slot": categories[key].slot,
+            "amount": amount,
+            "share": share,
+            "width": f"{part / total * 100:.3f}",
+        }
+        for key, part, amount, share in zip(keys, parts, amounts, shares, strict=False)
+    ]
+    return {"rows": rows, "total": amounts[-1]}
+
+
+def classes(result: Result) -> dict[str, Any]:
+    """What rank classes are, in words, and the room in pixels that the longest of their names needs."""
+    numbers = {one.stage for one in result.stages} | {one.stage for one in result.memory}
+    names = list(map(result.class_name, numbers))
+    word = "class of ranks" if any("rank" in name for name in names) else "pipeline stage"
+    return {"word": word, "name_width": max(66, 7 * max(map(len, names), default=0))}
+
+
+def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[dict[str, Any]]:
+    """One stacked bar per stage, in the colours of the whole."""
+    rows = []
+    for stage in sorted(result.stages, key=lambda stage: stage.stage):
+        total = sum(stage.breakdown_ns.values()) or 1
+        segments = [
+            {
+                "slot": category.slot,
+                "width": f"{stage.breakdown_ns[key] / total * 100:.3f}",
+                "tip": f"{plain(category.label)}\n{figures.duration(stage.breakdown_ns[key])}, "
+                f"{format_percent(stage.breakdown_ns[key] / total)} of the step on {result.class_name(stage.stage)}",
+            }
+            for key, category in categories.items()
+            if stage.breakdown_ns.get(key)
+        ]
+        layers = f"{stage.layers} layer{'' if stage.layers == 1 else 's'}"
+        rows.append(
+            {"name": result.class_name(stage.stage), "note": f"{layers}, {stage.ranks:,} GPUs", "segments": segments}
+        )
+    return rows
+
+
+def memory_bars(result: Result) -> dict[str, Any]:
+    """One stacked bar per stage, on a scale that holds capacity and fullest stage, and the fullest stage as a table."""
+    if not result.memory:
+        return {"rows": [], "legend": [], "capacity_at": "0", "ticks": []}
+    capacity = result.memory_capacity_bytes
+    scale = max(capacity, max(stage.device_bytes for stage in result.memory)) * 1.04 or 1
+    rows = []
+    for stage in sorted(result.memory, key=lambda stage: stage.stage):
+        segments = [
+            {
+                "slot": category.slot,
+                "width": f"{n_bytes / scale * 100:.3f}",
+                "tip": f"{plain(category.label)}\n{format_bytes(n_bytes)} on {result.class_name(stage.stage)}",
+            }
+            for category, n_bytes in memory_parts(stage)
+            if n_bytes > 0
+        ]
+        rows.append(
+            {
+                "name": result.class_name(stage.stage),
+                "total": format_bytes(stage.device_bytes),
+                "over": stage.device_bytes > capacity,
+                "segments": segments,
+            }
+        )
+    return {
+        "rows": rows,
+        "legend": _memory_legend(result.peak_memory, capacity),
+        "fullest": result.class_name(result.peak_memory.stage),
+        "capacity": format_bytes(capacity),
+        "capacity_at": f"{capacity / scale * 100:.3f}",
+        "ticks": [
+            {"at": f"{n * figures.GIB / scale * 100:.3f}", "label": f"{n}"}
+            for n in _nice_steps(scale / figures.GIB, wanted=6)
+        ],
+    }
+
+
+def _memory_legend(peak: StageMemory, capacity: int) -> dict[str, Any]:
+    parts = [(category, n_bytes) for category, n_bytes in memory_parts(peak) if n_bytes]
+    amounts = figures.gib_column([n_bytes for _, n_bytes in parts])
+    return {
+        "rows": [
+            {
+                "label": plain(category.label),
+                "slot": category.slot,
+                "amount": amount,
+                "share": format_percent(n_bytes / max(capacity, 1)),
+            }
+            for (category, n_bytes), amount in zip(parts, amounts, strict=False)
+        ],
+        "total": amounts[-1],
+        "share": format_percent(peak.device_bytes / max(capacity, 1)),
+    }
+
+
+def memory_curves(result: Result) -> list[dict[str, Any]]:
+    """Allocated memory over the step: one small picture per stage, all on one scale, step curves over 1000 x 100."""
+    stages = [stage for stage in sorted(result.memory, key=lambda stage: stage.stage) if stage.timeline]
+    if not stages:
+        return []
+    top = _top_bytes(result)
+    end = _end_ns(result)
+    curves = []
+    for stage in stages:
+        points = sorted(stage.timeline)
+        line = "".join(
+            f"{'M' if i == 0 else 'H'}{_x(t, end)}{f' {_y(b, top)}' if i == 0 else f'V{_y(b, top)}'}"
+            for i, (t, b) in enumerate(points)
+        )
+        line += f"H{_PATH_W}"
+        curves.append(
+            {
+                "name": result.class_name(stage.stage),
+                "line": line,
+                "area": f"{line}V{_PATH_H}H{_x(points[0][0], end)}Z",
+                "capacity_y": _y(result.memory_capacity_bytes, top),
+                "peak_left": f"{min(stage.peak_time_ns / end, 1.0) * 100:.2f}",
+                "peak_top": f"{(1 - stage.peak_allocated_bytes / top) * 100:.2f}",
+                "peak": format_bytes(stage.peak_allocated_bytes),
+                "over": stage.device_bytes > result.memory_capacity_bytes,
+            }
+        )
+    return curves
+
+
+def curve_data(result: Result) -> dict[str, Any]:
+    """The same curves as numbers, for the read-out under the pointer."""
+    stages = [stage for stage in sorted(result.memory, key=lambda stage: stage.stage) if stage.timeline]
+    return {
+        "end": _end_ns(result),
+        "times": [[t for t, _ in sorted(stage.timeline)] for stage in stages],
+        "bytes": [[b for _, b in sorted(stage.timeline)] for stage in stages],
+    }
+
+
+def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[str, Any]:
+    """The excerpt as columns, ops grouped by lane (stage, stream) in order of time; starts count from the first op."""
+    streams = streams_of(result)
+    lanes = [(stage, stream) for stage, names in streams.items() for stream in names]
+    lane_of = {lane: i for i, lane in enumerate(lanes)}
+    ops = sorted(
+        result.excerpt, key=lambda op: (lane_of[op.stage, op.stream], op.start_ns, -op.end_ns, op.label, op.category)
+    )
+    first = min((op.start_ns for op in ops), default=0)
+    painted = [_painted(op, categories) for op in ops]
+    reading_order = [*PASSES, *categories]
+    used = sorted(set(painted), key=lambda category: reading_order.index(category.key))
+    colour_at = {category: i for i, category in enumerate(used)}
+    labels = sorted({op.label for op in ops})
+    label_at = {label: i for i, label in enumerate(labels)}
+    counts = [0] * len(lanes)
+    for op in ops:
+        counts[lane_of[op.stage, op.stream]] += 1
+    return {
+        "first": first,
+        "span": max((op.end_ns for op in ops), default=0) - first,
+        "categories": [{"label": plain(category.label), "slot": category.slot} for category in used],
+        "labels": [plain(label) for label in labels],
+        "lanes": [
+            {"stage": stage, "name": result.class_name(stage), "stream": plain(stream), "count": count}
+            for (stage, stream), count in zip(lanes, counts, strict=True)
+        ],
+        "start": [op.start_ns - first for op in ops],
+        "length": [op.end_ns - op.start_ns for op in ops],
+        "category": [colour_at[category] for category in painted],
+        "label": [label_at[op.label] for op in ops],
+    }
+
+
+def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
+    category = categories.get(f"exposed {op.category}", categories[op.category])  # the breakdown's colour
+    if category.family != "compute":
+        return replace(category, label=label_on_lane(category.key))
+    words = re.findall(r"[a-z]+", op.label.lower())
+    if not words or words[0] not in ("forward", "backward", "weight"):
+        return category
+    return PASSES["weight" if "weight" in words else words[0]]
+
+
+def _nice_steps(top: float, wanted: int) -> list[int]:
+    """0, s, 2s ... up to `top`, s of the form 1, 2, 5 x 10^k and at least 1."""
+    rough = max(top / wanted, 1.0)
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    return list(range(0, math.floor(top) + 1, step))
+
+
+def _end_ns(result: Result) -> int:
+    return max(result.step_time_ns, max((t for stage in result.memory for t, _ in stage.timeline), default=0), 1)
+
+
+def _top_bytes(result: Result) -> float:
+    return max(result.memory_capacity_bytes, max(stage.peak_allocated_bytes for stage in result.memory), 1) * 1.05
+
+
+def _x(time_ns: int, end_ns: int) -> str:
+    return f"{time_ns / end_ns * _PATH_W:.1f}".removesuffix(".0")
+
+
+def _y(n_bytes: float, top: float) -> str:
+    return f"{(1 - n_bytes / top) * _PATH_H:.2f}".rstrip("0").rstrip(".")

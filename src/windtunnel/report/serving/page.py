@@ -1,0 +1,119 @@
+"""One offline HTML page of a serving result: latencies, latency-rate curves, use of time and memory, sources."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from windtunnel.report.files import write_atomically
+from windtunnel.report.pages import page_template
+from windtunnel.report.serving.console import COLUMNS, ROWS, duration
+
+WIDTH, HEIGHT = 460.0, 220.0
+CHARTS = (
+    ("TTFT", "ttft_mean_s", "ttft_p99_s", "ttft_s"),
+    ("TPOT", "tpot_mean_s", "tpot_p99_s", "tpot_s"),
+    ("end to end", "e2e_mean_s", None, None),
+)
+
+
+def write_page(result: Mapping[str, Any], curve: Any, path: Path) -> None:
+    """Write the page. `result`: `ServingResult.to_dict()`; `curve`: what has `to_dict()` with its points, or None."""
+    write_atomically(path, render_page(result, None if curve is None else curve.to_dict()["points"]).encode())
+
+
+def render_page(result: Mapping[str, Any], points: Sequence[Mapping[str, Any]] | None) -> str:
+    """The whole page; the same result gives the same text."""
+    spec = result["spec"]
+    view = {
+        "model": spec["model"],
+        "where": f"{result['gpus']} × {spec['gpu']}",
+        "engine": spec["engine"],
+        "feasible": result["feasible"],
+        "reason": result["reason"],
+        "regime": result["regime"],
+        "promised": result.get("ttft_is_promised", False),
+        "columns": COLUMNS,
+        "rows": [
+            {"name": label, "values": [duration(result[key][name]) for name in COLUMNS]}
+            for key, label in ROWS
+            if result.get(key) is not None
+        ],
+        "tiles": _tiles(result),
+        "charts": _charts(points, result) if points else [],
+        "width": WIDTH,
+        "height": HEIGHT,
+        "memory": [
+            (name.replace("_", " "), f"{value / 2**30:.1f} GiB")
+            for name, value in result["memory_bytes_per_gpu"].items()
+            if name in ("weights", "activations", "reserved", "kv_cache")
+        ],
+        "sources": result["sources"],
+        "spec": json.dumps(spec, indent=1, sort_keys=True, default=str),
+    }
+    return page_template("serving.html.j2").render(**view).encode("utf-8", "replace").decode()
+
+
+def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tiles = [
+        (f"{result['output_tokens_per_s']:,.0f}", "output tokens per second"),
+        (f"{result['requests_per_s']:,.3g}", "requests per second"),
+        (f"{result['utilisation']:.0%}", "of the time at work"),
+        (f"{result['batch_mean']:,.1f}", "sequences in a step"),
+        (f"{result['kv_use_mean']:.0%}", "of the KV cache used"),
+        (f"{result['preemptions']:,}", "preemptions"),
+    ]
+    if result["slo_attainment"] is not None:
+        tiles.insert(0, (f"{result['slo_attainment']:.1%}", "of requests meet the limits"))
+    if result["search"] is not None and result["goodput_requests_per_s"] is not None:
+        tiles.insert(0, (f"{result['goodput_requests_per_s']:.3g}", "requests per second of goodput"))
+    return tiles
+
+
+def _charts(points: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    charts = []
+    most = max(float(point["rate_per_s"]) for point in points)
+    for name, mean, tail, limit in CHARTS:
+        keys = [key for key in (mean, tail) if key is not None]
+        values = [float(point[key]) for point in points for key in keys if point[key]]
+        if not values:
+            continue
+        bound = result["slo"].get(limit) if limit else None
+        top = min(max(values), 20.0 * bound) if bound else max(values)
+        low, high = math.log(min([*values, bound or math.inf])) - 0.1, math.log(max(top, bound or 0.0)) + 0.1
+
+        def at(value: float, low: float = low, high: float = high) -> float:
+            return HEIGHT - min(max((math.log(value) - low) / (high - low), 0.0), 1.0) * HEIGHT
+
+        lines = []
+        for kind, key in zip(("mean", "p99"), keys, strict=False):
+            dots = [
+                {
+                    "x": f"{float(point['rate_per_s']) / most * WIDTH:.1f}",
+                    "y": f"{at(float(point[key])):.1f}",
+                    "tip": f"{point['rate_per_s']:.3g} requests/s: {kind} {duration(float(point[key]))},"
+                    f" {point['regime']}",
+                    "over": point["regime"] != "stable",
+                }
+                for point in points
+                if point[key]
+            ]
+            lines.append({"kind": kind, "dots": dots, "path": "M" + "L".join(f"{d['x']},{d['y']}" for d in dots)})
+        ticks = [
+            {"y": f"{HEIGHT * (1 - share):.1f}", "label": duration(math.exp(low + share * (high - low)))}
+            for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+        ]
+        rates = [{"x": f"{share * WIDTH:.1f}", "label": f"{share * most:.3g}"} for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        charts.append(
+            {
+                "name": name,
+                "lines": lines,
+                "ticks": ticks,
+                "rates": rates,
+                "limit": None if bound is None else {"y": f"{at(float(bound)):.1f}", "label": duration(float(bound))},
+            }
+        )
+    return charts

@@ -1,0 +1,163 @@
+"""Megatron-Core arguments for a plan; names of `megatron/training/arguments.py`, core 0.14 to 0.16.
+
+What a plan says and Megatron-Core has no argument for stands in a comment, so nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from windtunnel.training.launch.found import with_left_out
+
+MODULES = {
+    "core_attention": "core_attn",
+    "mla_up_proj": "mla_up_proj",
+    "mlp": "mlp",
+    "norms": "layernorm",
+    "moe_activation": "moe_act",
+}
+RECIPES = {"fp8": "delayed", "fp8-current": "tensorwise", "mxfp8": "mxfp8"}
+STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+PARTS_LEFT_OUT = ("attention", "activation", "ops")
+# Always as Megatron-Core has it, whatever is asked.
+USUAL = {
+    "framework": "megatron", "overlap_tp_backward": True, "attention_impl": "flash", "offload_activations": 0,
+    "fp8_activation_input": False, "lora_rank": 0, "schedule": "1f1b",
+}  # fmt: skip
+WRITTEN = {
+    "framework", "tp", "pp", "cp", "cp_kind", "virtual_stages", "layers_per_stage", "account_for_embedding", "ep",
+    "etp", "dp", "sequence_parallel", "micro_batch", "global_batch", "seq_len", "zero_stage", "shard_group",
+    "overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p", "overlap_ep", "recompute",
+    "offload_optimizer", "gradient_dtype", "precision", "fp8_parameters", "cuda_graphs", "compile", "optimizer",
+    "optimizer_dtype", "bucket_parameters", "release", "lora_targets",
+}  # fmt: skip
+
+
+def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
+    """The arguments, one or two a line, and the plan fields that have none."""
+    left = left_out(plan)
+    lines = list(_arguments(plan, dp))
+    text = " \\\n  ".join(lines) + "\n"
+    if left:
+        text += f"# no argument for: {'; '.join(left)}\n"
+    return text, tuple(left)
+
+
+def left_out(plan: Mapping[str, Any]) -> list[str]:
+    """Plan fields that have no argument."""
+    usual: dict[str, Any] = dict(USUAL)
+    if (plan.get("tp") or 1) == 1:
+        usual["overlap_tp_backward"] = plan.get("overlap_tp_backward")
+    if plan.get("schedule") == "interleaved":
+        usual["schedule"] = "interleaved"
+    written = set(WRITTEN)
+    if plan.get("attention_impl") == "unfused":
+        written.add("attention_impl")
+    found = with_left_out(plan, written, usual)
+    if plan.get("precision") == "fp32" and plan.get("gradient_dtype") == "bf16":
+        found.append("gradient_dtype bf16")
+    kind, _, detail = str(plan.get("recompute") or "none").partition(":")
+    parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
+    return found + ([f"recompute of {', '.join(parts)}"] if parts else [])
+
+
+def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
+    tp, pp, cp = (plan.get(name) or 1 for name in ("tp", "pp", "cp"))
+    yield f"--tensor-model-parallel-size {tp}"
+    yield f"--pipeline-model-parallel-size {pp}"
+    yield f"--context-parallel-size {cp}"
+    if cp > 1:
+        yield f"--cp-comm-type {'a2a' if plan.get('cp_kind') == 'ulysses' else 'p2p'}"
+    chunks = plan.get("virtual_stages") or 1
+    layers = plan.get("layers_per_stage")
+    if layers:
+        yield f"--pipeline-model-parallel-layout {_layout(layers)}"
+    elif chunks > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {chunks}"
+    if plan.get("account_for_embedding"):
+        yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    if (plan.get("ep") or 1) > 1:
+        yield f"--expert-model-parallel-size {plan['ep']}"
+    if plan.get("etp") is not None:
+        yield f"--expert-tensor-parallel-size {plan['etp']}"
+    if tp > 1 and plan.get("sequence_parallel") is not False:
+        yield "--sequence-parallel"
+    yield f"--micro-batch-size {plan.get('micro_batch') or 1}"
+    yield f"--global-batch-size {plan['global_batch']}"
+    yield f"--seq-length {plan['seq_len']}"
+    yield from _data_parallel(plan, dp * cp)
+    if tp > 1 and plan.get("overlap_tp") is not False:
+        yield "--tp-comm-overlap"
+    if chunks > 1 and plan.get("overlap_p2p") is False:
+        yield "--no-overlap-p2p-communication"
+    if plan.get("overlap_ep"):
+        yield "--overlap-moe-expert-parallel-comm"
+    yield from _recomputation(plan.get("recompute") or "none")
+    if plan.get("offload_optimizer"):
+        yield f"--optimizer-cpu-offload --optimizer-offload-fraction {plan['offload_optimizer']!r}"
+    if plan.get("cuda_graphs"):
+        yield "--cuda-graph-impl local"
+    if plan.get("compile") is False:
+        yield "--transformer-impl local"
+    if plan.get("attention_impl") == "unfused":
+        yield "--attention-backend unfused"
+    yield from _formats(plan)
+
+
+def _layout(layers: tuple[int, ...]) -> str:
+    stages = [f"t*{count}" if count else "" for count in layers]
+    stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+    return '"' + "|".join(stages) + '"'
+
+
+def _data_parallel(plan: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    zero = plan.get("zero_stage")
+    zero = 1 if zero is None else zero
+    if zero:
+        yield "--use-distributed-optimizer"
+    if zero in STRATEGIES:
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[zero]}"
+    group = plan.get("shard_group")
+    if zero and group and group < ranks:
+        yield f"--num-distributed-optimizer-instances {ranks // group}"
+    if plan.get("overlap_grad_reduce") is not False:
+        yield "--overlap-grad-reduce"
+    if zero and plan.get("overlap_param_gather") is not False:
+        yield "--overlap-param-gather"
+    if plan.get("bucket_parameters"):
+        yield f"--ddp-bucket-size {plan['bucket_parameters']}"
+
+
+def _recomputation(text: str) -> Iterator[str]:
+    kind, _, detail = text.partition(":")
+    if kind == "full":
+        method = f"block --recompute-num-layers {detail}" if detail else "uniform --recompute-num-layers 1"
+        yield f"--recompute-granularity full --recompute-method {method}"
+    elif kind == "selective":
+        modules = [MODULES[part] for part in sorted(set(detail.split(","))) if part in MODULES]
+        if modules:
+            yield "--recompute-granularity selective --recompute-modules " + " ".join(modules)
+
+
+def _formats(plan: Mapping[str, Any]) -> Iterator[str]:
+    precision, gradients = plan.get("precision") or "bf16", plan.get("gradient_dtype") or "bf16"
+    if precision == "fp16":
+        yield "--fp16"
+    elif precision != "fp32":
+        yield "--bf16"
+    if precision in RECIPES:
+        yield f"--fp8-format hybrid --fp8-recipe {RECIPES[precision]}"
+    elif precision == "nvfp4":
+        yield "--fp4-format e2m1"
+    if plan.get("fp8_parameters"):
+        yield "--fp8-param-gather"
+    if gradients == "fp32" and precision != "fp32":
+        yield "--accumulate-allreduce-grads-in-fp32"
+    elif precision not in ("fp16", "fp32"):  # those reduce in the format that they have
+        yield "--grad-reduce-in-bf16"
+    optimizer = plan.get("optimizer") or "adam"
+    if optimizer != "adam":
+        yield f"--optimizer {optimizer}"
+    if plan.get("optimizer_dtype") == "bf16":
+        yield "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"

@@ -1,0 +1,96 @@
+"""Every option of `plan`, as a user gives it, on spaces small enough to look through."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import windtunnel
+from windtunnel.cli.app import main
+from windtunnel.planning.robust import Trouble, progress
+
+FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str, cluster: str = "h100-sxm:8", status: int = 0) -> Any:
+    assert (
+        main(["plan", "llama-3-8b", "--cluster", cluster, *FIXED, "--set", "model.layers=4", *words, "--json"])
+        == status
+    )
+    return json.loads(capsys.readouterr().out)
+
+
+def test_trouble_ranks_by_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    calm = asked(capsys)
+    document = asked(capsys, "--slow", "gpu=3:1.3", "--mtbf", "6h")
+    effective = [one["effective_step_time_s"] for one in document["plans"]]
+    assert document["gap"] == 0.0
+    assert effective == sorted(effective)
+    assert all(one["effective_step_time_s"] > one["step_time_s"] for one in document["plans"])
+    # All wait for the slow GPU, and failures cost at least their restarts.
+    assert effective[0] > calm["plans"][0]["step_time_s"] * 1.1 * (1.0 + 300.0 / 21600.0)
+    assert calm["plans"][0]["effective_step_time_s"] is None
+
+
+def test_progress_is_the_best_interval_of_any() -> None:
+    mtbf, write, restart = 21600.0, 20.0, 300.0
+    tried = [interval / ((mtbf + restart) * math.expm1((interval + write) / mtbf)) for interval in range(60, 6000, 10)]
+    assert progress(write, mtbf) == pytest.approx(max(tried), rel=1e-4)
+    assert progress(write, mtbf) < progress(0.0, mtbf) == Trouble(mtbf_s=mtbf).most_progress == mtbf / (mtbf + restart)
+    assert progress(write, None) == 1.0
+
+
+def test_numbers_of_gpus_fronts_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpus", "4..8", "--objective", "cost", "--price", "2.5", "--pareto")
+    document = asked(capsys, *words)
+    costs = [one["cost_per_million_tokens"] for one in document["plans"]]
+    assert costs == sorted(costs)
+    assert costs[0] == pytest.approx(2.5 * document["plans"][0]["gpu_hours_per_million_tokens"])
+    parts = [
+        (one["step_time_s"], one["gpu_hours_per_million_tokens"], one["peak_memory_bytes"]) for one in document["front"]
+    ]
+    assert {one["n_gpus"] for one in document["front"]} == {4, 8}
+    for mine in parts:
+        assert not any(other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for other in parts)
+    # Each line predicts what it says.
+    best = document["plans"][0]
+    assert main([*best["reproduce"].split()[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_ns"] == round(best["step_time_s"] * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("objective", "part", "sign"), [("memory", "peak_memory_bytes", 1), ("energy", "tokens_per_joule", -1)]
+)
+def test_other_objectives(capsys: pytest.CaptureFixture[str], objective: str, part: str, sign: int) -> None:
+    plans = asked(capsys, "--objective", objective, "--pareto")["plans"]
+    values = [sign * one[part] for one in plans]
+    assert values == sorted(values)
+
+
+def test_stopped_early_says_what_may_be_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    proven, early = asked(capsys, "--top", "1"), asked(capsys, "--top", "1", "--within", "0s")
+    best, found = proven["plans"][0]["step_time_s"], early["plans"][0]["step_time_s"]
+    assert proven["gap"] == 0.0 <= early["gap"] < 1.0
+    assert found * (1.0 - early["gap"]) <= best <= found
+
+
+def test_choices_are_what_a_search_with_them_finds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none"}
+    model = windtunnel.load_model("llama-3-8b").with_changes(layers=4)
+    best = windtunnel.plan(model, "h100-sxm:8", words, choices_within_s=60.0)
+    told = {(one.field, one.value): one for one in best.choices}
+    assert ("micro_batch", 1) in told or best[0].plan.get("micro_batch", 1) == 1
+    for (name, value), one in told.items():
+        again = windtunnel.plan(model, "h100-sxm:8", {**words, name: value}, top=1, choices_within_s=0.0)
+        regret = again[0].step_time_s / best[0].step_time_s - 1.0
+        assert one.regret == pytest.approx(regret, abs=1e-6) if one.exact else one.regret <= regret + 1e-9
+    assert any(one.exact for one in told.values())
+    bounded = windtunnel.plan(model, "h100-sxm:8", words, choices_within_s=0.0)
+    assert all(one.regret <= told[one.field, one.value].regret + 1e-9 for one in bounded.choices)
+    page = tmp_path / "plans.html"
+    asked(capsys, "--report", str(page))
+    assert "What each choice is worth" in page.read_text()

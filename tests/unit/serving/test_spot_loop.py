@@ -1,0 +1,73 @@
+"""Spot machines played: every request ends once, nothing changes where nothing happens, and less is computed again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.serving.spot.costs import Machine, SpotModel, choices_of
+from windtunnel.serving.spot.loop import Change, Policy, play
+
+MODEL = SpotModel(name="GPT-20B", parameters=20e9, layers=44, hidden=6144)
+POLICIES: tuple[Policy, ...] = ("spotserve", "reroute", "restart")
+SENT = [20.0 * i for i in range(20)]
+
+
+def test_layouts_fit_and_more_tensor_ranks_are_faster_inside_a_machine() -> None:
+    machine = Machine()
+    found = list(choices_of(MODEL, machine, 24))
+    assert found
+    for one in found:
+        data, pipeline, tensor = one.layout
+        assert data * pipeline * tensor <= 24
+        assert MODEL.weight_bytes / (pipeline * tensor) < machine.memory_bytes
+    assert MODEL.latency_s(machine, 4, 1) < MODEL.latency_s(machine, 2, 1) < MODEL.latency_s(machine, 1, 1)
+    assert MODEL.latency_s(machine, 4, 8) < 8 * MODEL.latency_s(machine, 4, 1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_changes_a_lone_request_takes_what_its_layout_takes(policy: Policy) -> None:
+    found = play(MODEL, Machine(), policy, [200.0 * i for i in range(5)], [], 6)
+    assert len({round(x, 6) for x in found.latency_s}) == 1
+    assert found.recomputed_tokens == found.reconfigurations == 0
+    alone = [MODEL.latency_s(Machine(), tensor, 1) for tensor in (1, 2, 4, 8)]
+    assert any(found.latency_s[0] == pytest.approx(one) for one in alone)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.floats(1.0, 400.0), st.booleans()), max_size=8), st.sampled_from(POLICIES))
+def test_every_request_ends_once_and_the_same_question_has_the_same_answer(
+    moves: list[tuple[float, bool]], policy: Policy
+) -> None:
+    here, known, changes = [0, 1, 2, 3, 4], 5, []
+    for at, comes in sorted(moves):
+        if comes:
+            changes.append(Change(at, known, True))
+            here.append(known)
+            known += 1
+        elif len(here) > 3:
+            changes.append(Change(at, here.pop(0), False))
+    one = play(MODEL, Machine(), policy, SENT, changes, 5)
+    assert all(math.isfinite(x) and x > 0.0 for x in one.latency_s)
+    assert one == play(MODEL, Machine(), policy, SENT, changes, 5)
+
+
+def test_a_notice_costs_spotserve_a_pause_and_the_others_their_work() -> None:
+    sent = [3.0 * i for i in range(60)]
+    changes = [Change(60.0, 0, False)]
+    found = {policy: play(MODEL, Machine(), policy, sent, changes, 6) for policy in POLICIES}
+    assert 0.0 < found["spotserve"].paused_s < found["restart"].paused_s
+    assert found["spotserve"].recomputed_tokens < found["restart"].recomputed_tokens
+    worst = {policy: max(one.latency_s) for policy, one in found.items()}
+    assert worst["spotserve"] < worst["restart"]
+
+
+def test_where_all_machines_go_requests_wait_for_the_next() -> None:
+    changes = [*(Change(10.0, m, False) for m in range(3)), *(Change(500.0, m, True) for m in (3, 4, 5))]
+    for policy in POLICIES:
+        found = play(MODEL, Machine(), policy, [0.0, 30.0, 100.0], changes, 3)
+        assert all(map(math.isfinite, found.latency_s)), policy
+        assert found.latency_s[2] > 400.0
