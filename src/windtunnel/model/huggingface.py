@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.model import readers_gpt, readers_rotary
+from windtunnel.model import readers_gpt, readers_recent, readers_rotary
 from windtunnel.model.architecture import Model, checked
 from windtunnel.model.config_fields import Fields
 from windtunnel.model.config_file import read_json
@@ -24,10 +24,15 @@ READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
         "bloom": readers_gpt.bloom,
         "deepseek_v2": readers_rotary.deepseek,
         "deepseek_v3": readers_rotary.deepseek,
+        "gemma2": readers_recent.gemma2,
+        "gemma3": readers_recent.gemma3,
+        "gemma3_text": readers_recent.gemma3_text,
+        "glm4_moe": readers_recent.glm4_moe,
         "gpt2": readers_gpt.gpt2,
         "gpt_neox": readers_gpt.gpt_neox,
         "gpt_oss": readers_rotary.gpt_oss,
         "grok-1": readers_rotary.grok,
+        "kimi_k2": readers_rotary.deepseek,
         "llama": readers_rotary.llama,
         "llama4": readers_rotary.llama4,
         "llama4_text": readers_rotary.llama4_text,
@@ -35,6 +40,7 @@ READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
         "mixtral": readers_rotary.mixtral,
         "mpt": readers_gpt.mpt,
         "nemotron": readers_rotary.nemotron,
+        "phi3": readers_recent.phi3,
         "qwen2": readers_rotary.qwen2,
         "qwen2_moe": readers_rotary.qwen2_moe,
         "qwen3": readers_rotary.qwen3,
