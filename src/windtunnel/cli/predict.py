@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -21,7 +21,13 @@ def predict(
     /,
     *,
     cluster: Annotated[str, Parameter(help="GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")],
-    plan: Annotated[Path | None, Parameter(help="Plan file in YAML; flags override it.")] = None,
+    plan: Annotated[
+        Path | None,
+        Parameter(
+            help="Plan file in YAML, or the framework's own: torchtitan TOML, Megatron-Core arguments (.sh, .args),"
+            " DeepSpeed JSON, Accelerate YAML; flags override it."
+        ),
+    ] = None,
     flags: PlanFlags = PlanFlags(),
     set: Annotated[
         tuple[str, ...],
@@ -75,6 +81,10 @@ def predict(
     price: Annotated[float | None, Parameter(help="Of one GPU for an hour, e.g. 2.5.")] = None,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
+    launch_flags: Annotated[
+        Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
+        Parameter(help="Print the plan as that framework is launched with it, too."),
+    ] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
@@ -117,17 +127,22 @@ def predict(
             advice=advice,
         )
     whole = None if tokens is None else training_run(result, tokens, price)
+    files = {} if launch_flags is None else launched(launch_flags, result)
     # Printed first: a finished answer is not lost where it cannot be written.
     if json:
         from windtunnel.report.prediction.document import TRAINING_RUN, to_document
 
-        print_json(to_document(result) | ({} if whole is None else {TRAINING_RUN: whole}))
+        beside: dict[str, Any] = {} if whole is None else {TRAINING_RUN: whole}
+        beside |= {"launch": files} if launch_flags is not None else {}
+        print_json(to_document(result) | beside)
     else:
         from windtunnel.report.prediction.console import print_result
 
         print_result(result, stdout())
         if whole is not None:
             print(told_run(whole))
+        for name, text in files.items():
+            stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
     written = []
     if report is not None:
         from windtunnel.report.prediction.html import write_html
@@ -184,6 +199,20 @@ def told_run(whole: Mapping[str, float]) -> str:
     )
     steps = f"{whole['steps']:,.0f} steps of {format_count(whole['tokens'])} tokens in all"
     return f"Whole training: {', '.join(parts)}; {steps}, without failures"
+
+
+def launched(kind: str, result: Result) -> dict[str, str]:
+    """File name -> text: the predicted plan as a framework is launched with it."""
+    from windtunnel.errors import SpecError
+    from windtunnel.training.launch import launch_flags
+
+    plan = dict(result.spec.get("plan") or {})
+    if "global_batch" not in plan:
+        raise SpecError("--launch-flags", kind, "a captured script has its own flags: name a model instead")
+    if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
+        plan["etp"] = None
+    name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
+    return {name: text}
 
 
 def answered(
