@@ -21,10 +21,10 @@ import numpy as np
 from windtunnel.errors import UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import Model, transformer
+from windtunnel.planning.alpa.shardings import best_by_trying_all, best_sharding
+from windtunnel.planning.alpa.stages import best_stages, every_staging, submeshes
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.oracle import Plan, block_parameters, kept_bytes, laid_out
-from windtunnel.planning.shardings import best_by_trying_all, best_sharding
-from windtunnel.planning.stages import best_stages, every_staging, submeshes
 
 # hidden, layers, heads: alpa-projects/alpa, benchmark/alpa/suite_manual_gpt.py (facts)
 GPT = {
