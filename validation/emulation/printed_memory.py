@@ -22,7 +22,17 @@ def main() -> None:
     for kind in sys.argv[1:] or ("ddp", "fsdp2", "tp", "pp"):
         world = 2 if kind == "pp" else 8
         with tempfile.TemporaryDirectory() as folder:
-            line = [sys.executable, "-m", "windtunnel", "run", "--json", "--cluster", f"h100-sxm:{world}", "--ranks", "0,1"]
+            line = [
+                sys.executable,
+                "-m",
+                "windtunnel",
+                "run",
+                "--json",
+                "--cluster",
+                f"h100-sxm:{world}",
+                "--ranks",
+                "0,1",
+            ]
             done = subprocess.run(
                 [*line, str(JOB), kind, f"{folder}/{{rank}}.json"],
                 stdout=subprocess.PIPE,
