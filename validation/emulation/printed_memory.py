@@ -46,8 +46,8 @@ def main() -> None:
             for rank in (0, 1):
                 printed = found[str(rank)]["memory"]["allocated_bytes"]
                 tracked = max(json.loads(Path(folder, f"{rank}.json").read_text()))
-                print(f"{kind} rank {rank} of {world}: printed {printed:,}, tracked {tracked:,}, {printed / tracked - 1:+.3%}",
-                      flush=True)  # fmt: skip
+                apart = f"{printed / tracked - 1:+.3%}"
+                print(f"{kind} rank {rank} of {world}: printed {printed:,}, tracked {tracked:,}, {apart}", flush=True)
 
 
 if __name__ == "__main__":
