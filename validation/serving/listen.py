@@ -76,7 +76,7 @@ async def one(line: Line, seen: Counted, draw: random.Random, untidy: bool) -> b
             if tokens >= leave:
                 seen.hung_up += 1
                 return False
-            ended = text.endswith(b"\r\n0\r\n\r\n")  # the last chunk
+            ended = text.endswith(b"0\r\n\r\n")  # the last chunk
         if tokens != output:
             seen.broken += 1
             return False
