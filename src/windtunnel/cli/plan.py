@@ -18,7 +18,10 @@ def plan(
     /,
     *,
     cluster: Annotated[str, Parameter(help="GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")],
-    plan: Annotated[Path | None, Parameter(help="Plan file in YAML: its fields are fixed; flags override it.")] = None,
+    plan: Annotated[
+        Path | None,
+        Parameter(help="Plan file, in YAML or the framework's own: its fields are fixed; flags override it."),
+    ] = None,
     flags: PlanFlags = PlanFlags(),
     set: Annotated[
         tuple[str, ...],
@@ -35,6 +38,10 @@ def plan(
     ] = (),
     mtbf: Annotated[str | None, Parameter(help="Mean time between failures of the whole job, e.g. 6h.")] = None,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    launch_flags: Annotated[
+        Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
+        Parameter(help="Print the best plan as that framework is launched with it (that of the plan)."),
+    ] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
 ) -> int:
     """Find the best plan for a model on a cluster, and prove it.
@@ -71,6 +78,14 @@ def plan(
             named=" ".join([shlex.quote(model), *map(shlex.quote, sets), "--cluster", spec]),
         )
     document = found.to_dict()
+    if launch_flags is not None and document["plans"]:
+        from windtunnel.training.launch import launch_flags as written
+
+        best = document["plans"][0]
+        name, text, _ = written(launch_flags, best["plan"], best["n_gpus"], asked.model.name)
+        document["launch"] = {name: text}
+    for line in asked.notes:
+        note(line)
     if report is not None:
         from windtunnel.report.planning.html import write_plans_html
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -21,7 +21,13 @@ def predict(
     /,
     *,
     cluster: Annotated[str, Parameter(help="GPU and count, e.g. h100-sxm:8192, or a cluster file in YAML.")],
-    plan: Annotated[Path | None, Parameter(help="Plan file in YAML; flags override it.")] = None,
+    plan: Annotated[
+        Path | None,
+        Parameter(
+            help="Plan file in YAML, or the framework's own: torchtitan TOML, Megatron-Core arguments (.sh, .args),"
+            " DeepSpeed JSON, Accelerate YAML; flags override it."
+        ),
+    ] = None,
     flags: PlanFlags = PlanFlags(),
     set: Annotated[
         tuple[str, ...],
@@ -65,8 +71,15 @@ def predict(
     jitter: Annotated[str, Parameter(help="Relative standard deviation of each pass, e.g. 2% (0).")] = "0",
     samples: Annotated[int, Parameter(help="Steps to sample where something is random (default 200).")] = 0,
     seed: Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] = 0,
+    advice: Annotated[
+        bool, Parameter(negative="--no-advice", help="Predict what would make it faster, or make it fit, as well.")
+    ] = True,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
+    launch_flags: Annotated[
+        Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
+        Parameter(help="Print the plan as that framework is launched with it, too."),
+    ] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
@@ -102,6 +115,7 @@ def predict(
             jitter=jitter,
             samples=samples,
             seed=seed,
+            advice=advice,
         )
     written = []
     if report is not None:
@@ -121,16 +135,32 @@ def predict(
     if json:
         from windtunnel.report.prediction.document import to_document
 
-        print_json(to_document(result))
+        print_json(to_document(result) | ({} if launch_flags is None else {"launch": launched(launch_flags, result)}))
     else:
         from windtunnel.report.prediction.console import print_result
 
         print_result(result, stdout())
+        for name, text in ({} if launch_flags is None else launched(launch_flags, result)).items():
+            stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
     if samples and (result.disturbed is None or result.disturbed.samples is None):
         note("--samples changes nothing: nothing is random; add --jitter, --lengths, or --slow with noise or a pause")
     for path in written:
         note(f"wrote {path}")
     return INFEASIBLE if result.status == "infeasible" else 0
+
+
+def launched(kind: str, result: Result) -> dict[str, str]:
+    """File name -> text: the predicted plan as a framework is launched with it."""
+    from windtunnel.errors import SpecError
+    from windtunnel.training.launch import launch_flags
+
+    plan = dict(result.spec.get("plan") or {})
+    if "global_batch" not in plan:
+        raise SpecError("--launch-flags", kind, "a captured script has its own flags: name a model instead")
+    if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
+        plan["etp"] = None
+    name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
+    return {name: text}
 
 
 def answered(
@@ -143,9 +173,14 @@ def answered(
     set: Sequence[str] = (),
     technique: Sequence[str] = (),
     allocator: str | None = None,
+    advice: bool = True,
     **others: Any,
 ) -> Result:
-    """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
+    """The answer to `predict` with these arguments; `others`: keywords of `training.predict`.
+
+    `advice`: with the changes of the plan that were predicted to help. Of a captured script none is: what would have
+    to change there is its code.
+    """
     from windtunnel.cli.captured import answered_captured, is_captured_word
     from windtunnel.training.question import Question
 
@@ -163,8 +198,18 @@ def answered(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
     question = Question.asked(model, cluster, plan, flags.given(), set)
-    if not technique:
-        return question.answer(**others)
-    from windtunnel.techniques import predict_with
 
-    return question.as_named(predict_with(question.model, question.cluster, question.plan, technique, **others))
+    if not technique:
+        result, with_them = question.answer(**others), None
+    else:
+        from windtunnel.techniques import predict_with
+
+        def with_them(asked: Question) -> Result:
+            return asked.as_named(predict_with(asked.model, asked.cluster, asked.plan, technique, **others))
+
+        result = with_them(question)
+    if not advice:
+        return result
+    from windtunnel.planning.advice import advised
+
+    return advised(result, question, others, with_them)

@@ -25,12 +25,12 @@ from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.choices import Choice, choices
 from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
-from windtunnel.training.launch import launch_files
 from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
 from windtunnel.planning.robust import Trouble, scored
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
 from windtunnel.planning.thumb import rule_of_thumb
+from windtunnel.training.launch import launch_files
 
 OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0

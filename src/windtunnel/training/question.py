@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
+from windtunnel.training.launch.native import ARGUMENTS, is_native, read_native
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Cluster
     from windtunnel.model import Model
     from windtunnel.result import Result
     from windtunnel.training import Plan
+    from windtunnel.training.launch.found import Native
 
 PARTS = ("cluster", "model", "plan")
 MODEL_KEYS = ("layers", "max_sequence_length", "mtp_layers", "tied_embeddings", "vocab_size")
@@ -28,6 +30,7 @@ class Question:
     cluster: Cluster
     plan: Plan
     named: str  # `MODEL --cluster SPEC [--set ...]` as it was given
+    notes: tuple[str, ...] = ()  # what a framework's own file says that was not understood
 
     @classmethod
     def asked(
@@ -39,11 +42,25 @@ class Question:
         from windtunnel.training.plan import read_mapping
 
         changes = settings_of(sets)
+        machine = None
+        native = None
+        if plan is not None and is_native(plan):
+            machine = changed_cluster(cluster, changes["cluster"])
+            native = read_native(plan, machine.n_gpus)
+        stated = _states_model(model)
+        if stated:
+            machine = machine or changed_cluster(cluster, changes["cluster"])
+            found = read_native(model, machine.n_gpus)
+            native = native or (found if plan is None else None)
         if Path(model).is_dir() and not (Path(model) / "config.json").exists():
             remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
             raise InputFileError(model, "holds neither config.json nor captured.yaml", remedy)
-        built = load_model(model)
-        written = dict(read_mapping(plan)) if plan is not None else {}
+        built = _built(found) if stated else load_model(model)
+        written: dict[str, Any] = {}
+        if native is not None:
+            written = dict(native.fields)
+        elif plan is not None:
+            written = dict(read_mapping(plan))
         fields = {**written, **flags, **changes["plan"]}
         for name in ("global_batch", "seq_len"):
             if fields.get(name) is None:
@@ -57,16 +74,21 @@ class Question:
                 built = built.with_changes(**changes["model"])
             except SpecError as error:
                 raise SpecError(f"model.{error.field}", error.value, error.remedy, "--set") from None
-        machine = changed_cluster(cluster, changes["cluster"])
+        machine = machine or changed_cluster(cluster, changes["cluster"])
         try:
             settled = read_plan(fields)
         except (SpecError, UnknownNameError) as error:
             named = error.field if isinstance(error, SpecError) else error.name
             if named in written and fields[named] is written[named]:  # the file is where it has to be put right
-                raise UserError(f"{plan}: {error}") from None
+                raise UserError(f"{plan or model}: {error}") from None
             raise
         words = [model, "--cluster", cluster, *(word for text in sets for word in ("--set", text))]
-        return cls(built, machine, settled, shlex.join(words))
+        notes = (
+            ()
+            if native is None or not native.unknown
+            else (f"{native.where}: not understood: {', '.join(native.unknown)}",)
+        )
+        return cls(built, machine, settled, shlex.join(words), notes)
 
     def answer(self, **disturbances: Any) -> Result:
         """Predict, and name model and cluster in `reproduce` as they were named here.
@@ -83,7 +105,30 @@ class Question:
         if words[:2] != ["windtunnel", "predict"] or "--cluster" not in words:
             return result
         flags = words[words.index("--cluster") + 2 :]
+        result = replace(result, warnings=(*result.warnings, *self.notes))
         return replace(result, reproduce=" ".join(["windtunnel predict", self.named, *map(shlex.quote, flags)]))
+
+
+def _states_model(word: str) -> bool:
+    """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
+    path = Path(word)
+    return path.suffix.lower() in (".toml", *ARGUMENTS) and path.is_file()
+
+
+def _built(native: Native) -> Model:
+    """The model that a framework's own file states. Raises SpecError where it states none, or not all of one."""
+    from windtunnel.model import load_model, transformer
+
+    if isinstance(native.model, str):
+        return load_model(native.model)
+    if native.model is None:
+        raise SpecError(
+            "model", None, "this file states none that is known: name one, and give it as --plan", native.where
+        )
+    sizes = dict(native.model)
+    if sizes.get("vocab") is None:
+        raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
+    return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
 
 
 def changed_cluster(cluster: str, settings: Mapping[str, Any]) -> Cluster:

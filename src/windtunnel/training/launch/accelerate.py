@@ -19,7 +19,8 @@ NO_EFFECT = (
     "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
     "same_network", "tpu_", "use_cpu", "num_machines", "num_processes", "gpu_ids", "command_file", "commands",
     "fsdp_config.fsdp_version", "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
-    "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_use_orig_params",
+    "fsdp_config.fsdp_state_dict_type", "fsdp_config.fsdp_cpu_ram_efficient_loading",
+    "fsdp_config.fsdp_use_orig_params",
     "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_forward_prefetch", "fsdp_config.fsdp_min_num_params",
     "fsdp_config.fsdp_backward_prefetch", "dynamo_config.dynamo_mode", "dynamo_config.dynamo_use",
     "deepspeed_config.zero3_", "deepspeed_config.gradient_clipping", "deepspeed_config.deepspeed_multinode_launcher",
@@ -33,8 +34,8 @@ USUAL = {
     "sequence_parallel": False, "cp_kind": "ring", "gradient_dtype": "bf16",
 }  # fmt: skip
 WRITTEN = {
-    "framework", "tp", "cp", "dp", "zero_stage", "shard_group", "precision", "recompute", "offload_optimizer", "compile",
-    "release", "etp", "lora_targets",
+    "framework", "tp", "cp", "dp", "zero_stage", "shard_group", "precision", "recompute", "offload_optimizer",
+    "compile", "release", "etp", "lora_targets",
 }  # fmt: skip
 
 
@@ -65,7 +66,10 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
     if offload not in ((0.0, 1.0) if zero >= 2 else (0.0,)):
         left.append(f"offload_optimizer {offload:g}")
     micro = plan.get("micro_batch") or 1
-    group = plan.get("shard_group") or dp * cp
+    group = (plan.get("shard_group") if zero >= 2 else None) or dp * cp
+    if group % cp or (dp * cp) % group:
+        left.append(f"shard_group {group}")
+        group = dp * cp
     lines = [
         f"distributed_type: {'FSDP' if zero >= 2 else 'MULTI_GPU'}",
         f"num_processes: {n_gpus}",
@@ -91,7 +95,9 @@ def write(plan: Mapping[str, Any], dp: int, n_gpus: int) -> tuple[str, tuple[str
             f"  parallelism_config_cp_size: {cp}",
         ]
     steps = max(1, plan["global_batch"] // (micro * dp))
-    lines.append(f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan['seq_len']}")
+    lines.append(
+        f"# of the script: per-device batch {micro}, gradient accumulation {steps}, sequence {plan['seq_len']}"
+    )
     left = [one for one in left if not one.startswith(("micro_batch ", "global_batch ", "seq_len "))]
     if left:
         lines.append(f"# no key for: {'; '.join(left)}")

@@ -154,7 +154,9 @@ def _zero(options: Options) -> dict[str, Any]:
     stage = options.count("zero_optimization.stage", 0, least=0)
     fields: dict[str, Any] = {"zero_stage": stage}
     fields["overlap_grad_reduce"] = options.flag("zero_optimization.overlap_comm", stage == 3)
-    fields["bucket_parameters"] = options.count("zero_optimization.reduce_bucket_size", BUCKET)
+    bucket = options.count("zero_optimization.reduce_bucket_size", BUCKET)
+    if bucket != BUCKET:
+        fields["bucket_parameters"] = bucket
     for name in ("stage3_prefetch_bucket_size", "allgather_bucket_size"):
         options.take(f"zero_optimization.{name}")  # parameters come in messages of layers
     shard = options.take("zero_optimization.mics_shard_size", -1)

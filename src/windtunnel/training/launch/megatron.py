@@ -26,8 +26,8 @@ USUAL = {
     "fp8_activation_input": False, "lora_rank": 0, "schedule": "1f1b",
 }  # fmt: skip
 WRITTEN = {
-    "framework", "tp", "pp", "cp", "cp_kind", "virtual_stages", "layers_per_stage", "account_for_embedding", "ep", "etp",
-    "dp", "sequence_parallel", "micro_batch", "global_batch", "seq_len", "zero_stage", "shard_group",
+    "framework", "tp", "pp", "cp", "cp_kind", "virtual_stages", "layers_per_stage", "account_for_embedding", "ep",
+    "etp", "dp", "sequence_parallel", "micro_batch", "global_batch", "seq_len", "zero_stage", "shard_group",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p", "overlap_ep", "recompute",
     "offload_optimizer", "gradient_dtype", "precision", "fp8_parameters", "cuda_graphs", "compile", "optimizer",
     "optimizer_dtype", "bucket_parameters", "release", "lora_targets",
@@ -55,6 +55,8 @@ def left_out(plan: Mapping[str, Any]) -> list[str]:
     if plan.get("attention_impl") == "unfused":
         written.add("attention_impl")
     found = with_left_out(plan, written, usual)
+    if plan.get("precision") == "fp32" and plan.get("gradient_dtype") == "bf16":
+        found.append("gradient_dtype bf16")
     kind, _, detail = str(plan.get("recompute") or "none").partition(":")
     parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
     return found + ([f"recompute of {', '.join(parts)}"] if parts else [])
@@ -150,9 +152,9 @@ def _formats(plan: Mapping[str, Any]) -> Iterator[str]:
         yield "--fp4-format e2m1"
     if plan.get("fp8_parameters"):
         yield "--fp8-param-gather"
-    if gradients == "fp32":
+    if gradients == "fp32" and precision != "fp32":
         yield "--accumulate-allreduce-grads-in-fp32"
-    else:
+    elif precision not in ("fp16", "fp32"):  # those reduce in the format that they have
         yield "--grad-reduce-in-bf16"
     optimizer = plan.get("optimizer") or "adam"
     if optimizer != "adam":

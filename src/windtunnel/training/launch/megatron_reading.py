@@ -245,7 +245,9 @@ def _shards(found: _Arguments, ranks: int) -> dict[str, Any]:
     if found.on("--use-torch-fsdp2"):
         zero = 3
     fields: dict[str, Any] = {"zero_stage": zero, "overlap_grad_reduce": found.on("--overlap-grad-reduce")}
-    fields["overlap_param_gather"] = found.on("--overlap-param-gather")
+    gathers = found.on("--overlap-param-gather")
+    if zero:
+        fields["overlap_param_gather"] = gathers
     instances = found.count("--num-distributed-optimizer-instances", 1)
     if instances > 1 and zero:
         fields["shard_group"] = max(1, ranks // instances)

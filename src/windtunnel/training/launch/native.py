@@ -24,7 +24,15 @@ SUFFIXES = (".toml", ".json", *ARGUMENTS)
 def is_native(path: str | Path) -> bool:
     """Whether a file is a framework's own; YAML only if it is Accelerate's. InputFileError where it cannot be read."""
     suffix = Path(path).suffix.lower()
+    if suffix == ".json":  # a plan may be written in JSON, which is YAML too
+        return not _is_plan(_yaml(path))
     return suffix in SUFFIXES or (suffix in (".yaml", ".yml") and accelerate.is_accelerate(_yaml(path)))
+
+
+def _is_plan(document: Mapping[str, Any]) -> bool:
+    from windtunnel.training.plan import Plan
+
+    return bool(document) and set(document) <= set(Plan.model_fields)
 
 
 def read_native(path: str | Path, n_gpus: int) -> Native:

@@ -1,7 +1,7 @@
 """torchtitan's job config (`torchtitan/config/job_config.py`, 2025-09 to 2026-05) for a plan, and back.
 
-Older names that are read as well: `[float8]`, `[training] batch_size`, `compile` and the degrees of 2024, which stood in
-`[training]` and `[experimental]`.
+Older names that are read as well: `[float8]`, `[training] batch_size`, `compile` and the degrees of 2024, which stood
+in `[training]` and `[experimental]`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ SCHEDULES = {
 CONVERTERS = {"fp8-current": "quantize.linear.float8", "mxfp8": "quantize.linear.mx"}
 OLDER_CONVERTERS = {"float8": "fp8-current", "mx": "mxfp8"}
 CHUNKS = 2  # of a schedule with several stages a rank, where the config does not say
-NAMES = {"llama3": "llama-3.1", "llama3_ft": "llama-3.1", "llama4": "llama-4", "qwen3": "qwen3", "deepseek_v3": "deepseek"}
+NAMES = {
+    "llama3": "llama-3.1",
+    "llama3_ft": "llama-3.1",
+    "llama4": "llama-4",
+    "qwen3": "qwen3",
+    "deepseek_v3": "deepseek",
+}
 FLAVOURS = {"deepseek-671b": "deepseek-v3", "deepseek-16b": "deepseek-v2-lite", "llama-4-17bx16e": "llama-4-scout",
             "llama-4-17bx128e": "llama-4-maverick", "qwen3-30b-a3b": "qwen3-30b-a3b"}  # fmt: skip
 NO_EFFECT = (
@@ -40,7 +46,8 @@ USUAL = {
     "framework": "torchtitan", "gradient_dtype": "fp32", "overlap_grad_reduce": True, "overlap_param_gather": True,
     "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False, "optimizer": "adam",
     "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_activation_input": False, "lora_rank": 0, "sequence_parallel": True, "fp8_parameters": False, "cp_kind": "ring",
+    "fp8_activation_input": False, "lora_rank": 0, "sequence_parallel": True, "fp8_parameters": False,
+    "cp_kind": "ring",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages", "schedule", "zero_stage", "shard_group",
@@ -119,8 +126,9 @@ def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
         found.append("fp8_parameters on")
     if recompute not in ("none", "full", "selective:ops"):
         found.append(f"recompute {recompute}")
-    if plan.get("zero_stage") == 1:
-        found.append("zero_stage 1")
+    zero = plan.get("zero_stage")
+    if zero == 1 or (zero == 0 and (plan.get("cp") or 1) > 1):  # context-parallel ranks share parameters
+        found.append(f"zero_stage {zero}")
     schedule, chunks = plan.get("schedule"), plan.get("virtual_stages") or 1
     if (plan.get("pp") or 1) > 1:
         if schedule is not None and schedule not in SCHEDULES:
@@ -141,7 +149,9 @@ def read(document: Mapping[str, Any], n_gpus: int, where: str) -> Native:
     options.ignore(*NO_EFFECT)
     old = "training." if options.leaves.get("training.tensor_parallel_degree") is not None else "parallelism."
     tp = options.count(f"{old}tensor_parallel_degree", 1)
-    pp = options.count("parallelism.pipeline_parallel_degree", options.count("experimental.pipeline_parallel_degree", 1))
+    pp = options.count(
+        "parallelism.pipeline_parallel_degree", options.count("experimental.pipeline_parallel_degree", 1)
+    )
     cp = options.count("parallelism.context_parallel_degree", options.count("experimental.context_parallel_degree", 1))
     dp = max(1, n_gpus // (tp * pp * cp))
     fields: dict[str, Any] = {"framework": "torchtitan", "tp": tp, "pp": pp, "cp": cp}
@@ -194,7 +204,9 @@ def _shards(options: Options, old: str, dp: int, cp: int) -> dict[str, Any]:
 
 
 def _pipeline(options: Options, pp: int) -> dict[str, Any]:
-    name = options.take("parallelism.pipeline_parallel_schedule", options.take("experimental.pipeline_parallel_schedule"))
+    name = options.take(
+        "parallelism.pipeline_parallel_schedule", options.take("experimental.pipeline_parallel_schedule")
+    )
     micro = options.whole("parallelism.pipeline_parallel_microbatch_size")
     if pp == 1:
         return {}
@@ -224,7 +236,10 @@ def _precision(options: Options) -> dict[str, Any]:
     gathered = options.flag(
         "quantize.linear.float8.enable_fsdp_float8_all_gather", options.flag("float8.enable_fsdp_float8_all_gather")
     )
-    for name in ("quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp", "quantize.linear.float8.recipe_name"):
+    for name in (
+        "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+        "quantize.linear.float8.recipe_name",
+    ):
         if str(options.leaves.get(name, "")).lower() in ("", "true", "false", "tensorwise", "rowwise"):
             options.take(name)  # the scale's own kernels are a few parts in a thousand
     options.take("float8.precompute_float8_dynamic_scale_for_fsdp")
