@@ -15,12 +15,13 @@ from windtunnel import LayoutError, Result
 from windtunnel.result import Infeasible
 
 GPUS = 256
+MODEL, CLUSTER = "llama-3.1-70b", f"h100-sxm:{GPUS}"
 SHARED = {"global_batch": 256, "seq_len": 8192, "recompute": "selective:core_attention"}
 
 
 def layouts() -> list[tuple[str, Result]]:
     """Name and prediction of every layout that can be laid out at all."""
-    model, cluster = windtunnel.load_model("llama-3.1-70b"), windtunnel.parse_cluster(f"h100-sxm:{GPUS}")
+    model, cluster = windtunnel.load_model(MODEL), windtunnel.parse_cluster(CLUSTER)
     found = []
     for tp, pp, virtual in product((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 5)):
         plan = {**SHARED, "tp": tp, "pp": pp, "virtual_stages": virtual}
@@ -62,8 +63,11 @@ def main() -> None:
     gain = worst[1].step_time_ns / best[1].step_time_ns
     print(f"\ntake {' '.join(best[0].split())}: {gain:.1f} times as fast as the slowest that fits")
     if crowded:
-        name, trouble = min(((name, trouble_of(result)) for name, result in crowded), key=lambda one: missing(one[1]))
-        print(f"{' '.join(name.split())} lacks {missing(trouble):.1f} GiB; cheapest way out: {trouble.fixes[0]}")
+        name, result = min(crowded, key=lambda one: missing(trouble_of(one[1])))
+        plan = {**SHARED, **{field: result.spec["plan"][field] for field in ("tp", "pp", "virtual_stages")}}
+        ways_out = windtunnel.advise(MODEL, CLUSTER, plan)
+        told = f"; quickest single way out: {ways_out[0].flags}" if ways_out else ""
+        print(f"{' '.join(name.split())} lacks {missing(trouble_of(result)):.1f} GiB{told}")
 
 
 if __name__ == "__main__":

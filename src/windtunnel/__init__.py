@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from windtunnel.hardware import Cluster, parse_cluster
     from windtunnel.model import Model, load_model
     from windtunnel.planning import plan
+    from windtunnel.planning.advice import advise
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
@@ -57,6 +58,7 @@ _HOME = {
     "UserError": ("errors", "UserError"),
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("serving", "Workload"),
+    "advise": ("planning.advice", "advise"),
     "fleet": ("fleet.study", "fleet"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
@@ -86,6 +88,7 @@ __all__ = [
     "UserError",
     "WindtunnelError",
     "Workload",
+    "advise",
     "fleet",
     "load_model",
     "load_result",

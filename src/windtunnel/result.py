@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 SCHEMA = "windtunnel.result/1"
+ADVICE = ("advice", "advice_tried")  # fields beside the answer
 
 
 @lru_cache(maxsize=1)
@@ -58,19 +59,34 @@ class Limit:
 
     what: str  # e.g. "pipeline bubble"
     share: float  # of the step
-    change: str  # what would change it, in words a user can act on
     step_time_s_without: float  # the step if it cost nothing
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """A change of the plan that was predicted: it fits, and makes the step shorter or makes a plan fit that did not."""
+
+    changes: Mapping[str, Any]  # fields of the plan, or `n_gpus`
+    flags: str  # the same for the command line
+    kind: str  # plan: the framework has it; numbers: other formats of numbers; others: the framework may not have it
+    step_time_ns: int
+    gain: float  # of the step that was asked about; negative: it takes longer, but fits
+    peak_memory_bytes: int
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted step time in seconds."""
+        return self.step_time_ns / 1e9
+
+
+@dataclass(frozen=True, slots=True)
 class Infeasible:
-    """Why the job cannot run, by how much, and the cheapest ways out."""
+    """Why the job cannot run, and by how much. Ways out that were predicted: `Result.advice`."""
 
     reason: str
     stage: int
     needed_bytes: int
     capacity_bytes: int
-    fixes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +226,8 @@ class Result:
     traffic_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes sent per GPU and step, by kind and tier
     class_names: tuple[str, ...] = ()  # of rank classes that are no stages of a pipeline, by their number
     technique: TechniqueGain | None = None
+    advice: tuple[Advice, ...] = ()  # of each kind best first
+    advice_tried: int = 0  # changes that the advice was chosen from; 0: none was asked for
     schema: str = SCHEMA
 
     def __repr__(self) -> str:
@@ -235,8 +253,9 @@ class Result:
         return asdict(self)
 
     def to_json(self) -> str:
-        """Canonical JSON: same result, same bytes."""
-        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        """Canonical JSON of the answer: same result, same bytes. Advice is not the answer, and may not be asked for."""
+        answer = {name: value for name, value in self.to_dict().items() if name not in ADVICE}
+        return json.dumps(answer, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property
     def content_hash(self) -> str:
@@ -252,7 +271,9 @@ class Result:
             StageMemory(**{**stage, "timeline": tuple((int(t), int(b)) for t, b in stage["timeline"])})
             for stage in parts["memory"]
         )
-        parts["limits"] = tuple(Limit(**limit) for limit in parts["limits"])
+        # Up to 0.1 a limit and an infeasibility had words that nobody had tried.
+        parts["limits"] = tuple(Limit(**_without(limit, "change")) for limit in parts["limits"])
+        parts["advice"] = tuple(Advice(**one) for one in parts.get("advice", ()))
         parts["excerpt"] = tuple(Interval(**interval) for interval in parts["excerpt"])
         for name in ("defaults", "warnings", "class_names"):
             parts[name] = tuple(parts.get(name, ()))
@@ -276,8 +297,12 @@ class Result:
         gained = parts.get("technique")
         parts["technique"] = TechniqueGain(**{**gained, "notes": tuple(gained["notes"])}) if gained else None
         trouble = parts.get("infeasible")
-        parts["infeasible"] = Infeasible(**{**trouble, "fixes": tuple(trouble["fixes"])}) if trouble else None
+        parts["infeasible"] = Infeasible(**_without(trouble, "fixes")) if trouble else None
         return cls(**parts)
+
+
+def _without(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key != name}
 
 
 def _blame(data: Mapping[str, Any]) -> Blame:

@@ -37,7 +37,6 @@ def assert_sound(result: Result) -> None:
     assert (result.status == "infeasible") == (full > result.memory_capacity_bytes) == (result.infeasible is not None)
     if result.infeasible:
         assert result.infeasible.needed_bytes == full
-        assert result.infeasible.fixes
     for limit in result.limits:
         assert 0 < limit.share <= 1
         assert limit.step_time_s_without == pytest.approx(result.step_time_s * (1 - limit.share))

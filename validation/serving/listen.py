@@ -34,9 +34,12 @@ class Counted:
         self.tokens = self.hung_up = self.refused = self.broken = 0
 
 
-async def one(port: int, seen: Counted, draw: random.Random, untidy: bool) -> None:
-    """One request over a connection of its own; counts what comes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def one(line: Line, seen: Counted, draw: random.Random, untidy: bool) -> bool:
+    """One request; counts what comes. True: the connection can be used again."""
+    reader, writer = line
     output = draw.randint(OUTPUT // 2, OUTPUT)
     body = json.dumps(
         {
@@ -51,7 +54,7 @@ async def one(port: int, seen: Counted, draw: random.Random, untidy: bool) -> No
         body = body[: len(body) // 2]
     leave = output // 2 if untidy and draw.random() < 0.2 else output + 1
     try:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write((head + body).encode())
         sent = time.perf_counter()
         first = last = 0.0
@@ -59,28 +62,29 @@ async def one(port: int, seen: Counted, draw: random.Random, untidy: bool) -> No
         status = (await reader.readline()).split()
         if bad:
             assert status[1] == b"400", status
-            assert b'"error"' in await reader.read()
+            assert b'"error"' in await reader.read(4096)
             seen.refused += 1
-            return
+            return False
         assert status[1] == b"200", status
-        async for line in reader:
-            if line.startswith(b"data: {"):
+        async for text in reader:
+            if text.startswith(b"data: {"):
                 last = time.perf_counter()
                 first = first or last
                 tokens += 1
                 if tokens >= leave:
                     seen.hung_up += 1
-                    return
-            elif line.startswith(b"data: [DONE]"):
+                    return False
+            elif text == b"0\r\n":  # the last chunk
+                await reader.readline()
                 break
         if tokens != output:
             seen.broken += 1
-            return
+            return False
         seen.ttft.append(first - sent)
         seen.tpot.append((last - first) / (tokens - 1))
+        return True
     finally:
         seen.tokens += tokens if not bad else 0
-        writer.close()
 
 
 async def closed_loop(port: int, streams: int, seconds: float, untidy: bool, watch: object) -> Counted:
@@ -91,8 +95,14 @@ async def closed_loop(port: int, streams: int, seconds: float, untidy: bool, wat
     async def slot(number: int) -> None:
         draw = random.Random(number)
         await asyncio.sleep(RAMP_S * number / streams)
+        line: Line | None = None
         while time.perf_counter() < end:
-            await one(port, seen, draw, untidy)
+            line = line or await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+            if not await one(line, seen, draw, untidy):
+                line[1].close()
+                line = None
+        if line is not None:
+            line[1].close()
 
     async def watcher() -> None:
         while time.perf_counter() < end:
@@ -156,6 +166,8 @@ def main() -> None:
                 f"law: {asked.streams} streams, {len(seen.ttft)} requests, {seen.broken} broken, {seen.tokens} tokens;"
             )
             print(f"     server {share:.0%} of a core, lag of a token {1e3 * mean_lag(lag):.2f} ms on average")
+            own = lag["vllm:time_to_first_token_seconds_sum"] / lag["vllm:time_to_first_token_seconds_count"]
+            print(f"     the server's own mean TTFT {1e3 * own:.2f} ms")
             for name, values in (("ttft_s", seen.ttft), ("tpot_s", seen.tpot)):
                 clients, simulated = sum(values) / len(values), replay[name]["mean"]
                 print(

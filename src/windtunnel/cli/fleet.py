@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +44,8 @@ def run(
     seeds: Annotated[int, Parameter(help="Packing: how many shuffles are averaged (10).")] = 10,
     slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
     restart: Annotated[float | None, Parameter(help="Seconds without progress after each new allocation.")] = None,
+    serving: Annotated[Path | None, Parameter(help="Lyra: the serving pool that lends servers, a YAML file.")] = None,
+    elastic: Annotated[float, Parameter(help="Lyra: share of jobs that can use twice their GPUs (0.05).")] = 0.05,
     json: Annotated[bool, Parameter(negative="", help="Print the figures as JSON.")] = False,
     report: Annotated[Path | None, Parameter(help="Write an HTML report.")] = None,
     live: Annotated[Path | None, Parameter(help="Run the commands of this YAML here, beside their simulation.")] = None,
@@ -95,6 +98,11 @@ def run(
         pool=placement == "pool",
         restart_s=restart,
     )
+    if any(name.startswith("lyra") for name in names):
+        from windtunnel.cli.fleet_loans import loans_of
+
+        with working("serving"):
+            options = replace(options, loans=loans_of(serving, elastic, seed))
     outcomes = []
     for name in names:
         with working(f"running {name}"):
@@ -109,7 +117,13 @@ def run(
         from windtunnel.report.fleet.page import write_fleet_page
 
         document = _document(trace, where, cluster, site.gpus, figures, outcomes[0])
-        write_fleet_page(report, document, [_occupancy(outcome) for outcome in outcomes])
+        points = None
+        if serving is not None and "lyra" in names:
+            from windtunnel.fleet.loans.frontier import frontier
+
+            with working("drawing the frontier"):
+                points = frontier(jobs, site, options)
+        write_fleet_page(report, document, [_occupancy(outcome) for outcome in outcomes], points)
         note(f"wrote {report}")
 
 

@@ -71,6 +71,9 @@ def predict(
     jitter: Annotated[str, Parameter(help="Relative standard deviation of each pass, e.g. 2% (0).")] = "0",
     samples: Annotated[int, Parameter(help="Steps to sample where something is random (default 200).")] = 0,
     seed: Annotated[int, Parameter(help="Seed of what is drawn at random (0).")] = 0,
+    advice: Annotated[
+        bool, Parameter(negative="--no-advice", help="Predict what would make it faster, or make it fit, as well.")
+    ] = True,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
     launch_flags: Annotated[
@@ -112,6 +115,7 @@ def predict(
             jitter=jitter,
             samples=samples,
             seed=seed,
+            advice=advice,
         )
     written = []
     if report is not None:
@@ -169,9 +173,14 @@ def answered(
     set: Sequence[str] = (),
     technique: Sequence[str] = (),
     allocator: str | None = None,
+    advice: bool = True,
     **others: Any,
 ) -> Result:
-    """The answer to `predict` with these arguments; `others`: keywords of `training.predict`."""
+    """The answer to `predict` with these arguments; `others`: keywords of `training.predict`.
+
+    `advice`: with the changes of the plan that were predicted to help. Of a captured script none is: what would have
+    to change there is its code.
+    """
     from windtunnel.cli.captured import answered_captured, is_captured_word
     from windtunnel.training.question import Question
 
@@ -189,8 +198,18 @@ def answered(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
     question = Question.asked(model, cluster, plan, flags.given(), set)
-    if not technique:
-        return question.answer(**others)
-    from windtunnel.techniques import predict_with
 
-    return question.as_named(predict_with(question.model, question.cluster, question.plan, technique, **others))
+    if not technique:
+        result, with_them = question.answer(**others), None
+    else:
+        from windtunnel.techniques import predict_with
+
+        def with_them(asked: Question) -> Result:
+            return asked.as_named(predict_with(asked.model, asked.cluster, asked.plan, technique, **others))
+
+        result = with_them(question)
+    if not advice:
+        return result
+    from windtunnel.planning.advice import advised
+
+    return advised(result, question, others, with_them)

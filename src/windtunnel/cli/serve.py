@@ -76,6 +76,10 @@ def serve(
     record: Annotated[
         Path | None, Parameter(help="With --listen: write requests as they come here, for --requests.")
     ] = None,
+    real: Annotated[
+        Literal["tiny-llama"] | None,
+        Parameter(help="Serve a small real model on this machine under each policy: tiny-llama."),
+    ] = None,
     page: Annotated[Path | None, Parameter(help="Write an HTML page with latency-rate curves here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write the timeline of one replica for Perfetto here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
@@ -115,6 +119,11 @@ def serve(
         speculative_tokens=speculative_tokens,
         acceptance=acceptance,
     )
+    if real is not None:
+        from windtunnel.cli.serve_real import answer_real
+
+        answer_real(count, rate, cv, seed, json)
+        return None
     if cluster is None:
         raise UserError("no machine is named: add --cluster h100-sxm:8")
     if listen is not None:

@@ -57,7 +57,7 @@ def whatif(
     arguments = arguments_of(before, run)
     after_words = changed(arguments, set, slow)
     with working("predicting"):
-        after = answered(after_words.pop("model"), **after_words)
+        after = answered(after_words.pop("model"), **{**after_words, "advice": False})
     comparison = compare(before, after)
     made_by = before.spec.get("version")
     if made_by != after.spec["version"]:

@@ -23,6 +23,8 @@ from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
 from windtunnel.fleet.tables import Tables
 
+HYBRID = ("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot")
+LYRA = ("lyra-none", "lyra-loan", "lyra-elastic", "lyra")
 CLOCKS = ("exact", "adaptdl", "elasticflow")
 ADAPTDL = ("tiresias", "optimus", "pollux")
 ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
@@ -42,6 +44,7 @@ class Options:
     until_s: float | None = None
     restart_s: float | None = None
     iteration_s: Runtime | None = None  # the training predictor
+    loans: Any = None  # `loans.run.Loans`, for lyra
 
 
 def policies_of(clock: str) -> tuple[str, ...]:
@@ -52,7 +55,7 @@ def policies_of(clock: str) -> tuple[str, ...]:
         return ELASTICFLOW
     from windtunnel.fleet.exact.policies import NAMES
 
-    return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva")
+    return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID)
 
 
 def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -76,6 +79,14 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
         part = _queue(kept, site, policy, options)
     elif policy == "current":
         part = _current(kept, options)
+    elif policy in LYRA:
+        from windtunnel.fleet.loans.run import run_lyra
+
+        part = run_lyra(kept, site, policy, options)
+    elif policy in HYBRID:
+        from windtunnel.fleet.hybrid.run import run_hybrid
+
+        part = run_hybrid(kept, site, policy, options)
     else:
         from windtunnel.fleet.exact.run import run_exact
 
@@ -96,7 +107,7 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
         why[int(at)] = "asks no GPU"
     if options.clock == "exact" and (policy in queues.NAMES) and np.isnan(jobs.duration_s).all() and options.tables:
         pass  # durations come from the tables
-    elif options.clock == "exact" and policy in (*queues.NAMES, "current"):
+    elif options.clock == "exact" and policy in (*queues.NAMES, "current", *LYRA, *HYBRID):
         for at in np.flatnonzero(np.isnan(jobs.duration_s)):
             why.setdefault(int(at), "does not say how long it runs")
     if policy == "current":

@@ -3,13 +3,13 @@
 t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
-site.yaml          gpu, gpus, gpus_per_node
+site.yaml          gpu, gpus, gpus_per_node; and clouds beside them (`hybrid/clouds.py`)
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
@@ -17,6 +17,7 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
 NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8}  # cloud nodes: g4dn.12xlarge, g5.12xlarge, p2, DGX-1
 MOST_GPUS = 2**22
+CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth")  # of `hybrid/clouds.py`
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Site:
     nodes: int
     per_node: int
     text: str
+    file: Path | None = None  # where the site came from
 
     @property
     def gpus(self) -> int:
@@ -76,11 +78,11 @@ def _from_yaml(path: Path) -> Site:
         data = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         raise InputFileError(path, "cannot be read as YAML", "give gpu, gpus and gpus_per_node") from None
-    known = {"gpu", "gpus", "gpus_per_node"}
+    known = {"gpu", "gpus", "gpus_per_node", *CLOUDS}
     if not isinstance(data, dict) or not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
     other = next((key for key in data if key not in known), None)
     if other is not None:
         raise SpecError(str(other), data[other], f"known are {', '.join(sorted(known))}", str(path))
     gpu = str(data.get("gpu", "gpu"))
-    return parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node"))
+    return replace(parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node")), file=path)

@@ -1,6 +1,6 @@
 """Reads a Hugging Face `config.json` into a Model, and refuses what it does not understand.
 
-Each `model_type` has one short function in `readers_rotary` or `readers_gpt`: the fields it asks for are the ones that
+Each `model_type` has one short function in `readers/`: the fields it asks for are the ones that
 decide shapes. Any other field must be known to change none (`config_fields.IRRELEVANT`), or it is an error.
 """
 
@@ -13,38 +13,38 @@ from types import MappingProxyType
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.model import readers_gpt, readers_recent, readers_rotary
 from windtunnel.model.architecture import Model, checked
 from windtunnel.model.config_fields import Fields
 from windtunnel.model.config_file import read_json
 from windtunnel.model.limits import showable
+from windtunnel.model.readers import gpt, recent, rotary
 
 READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
     {
-        "bloom": readers_gpt.bloom,
-        "deepseek_v2": readers_rotary.deepseek,
-        "deepseek_v3": readers_rotary.deepseek,
-        "gemma2": readers_recent.gemma2,
-        "gemma3": readers_recent.gemma3,
-        "gemma3_text": readers_recent.gemma3_text,
-        "glm4_moe": readers_recent.glm4_moe,
-        "gpt2": readers_gpt.gpt2,
-        "gpt_neox": readers_gpt.gpt_neox,
-        "gpt_oss": readers_rotary.gpt_oss,
-        "grok-1": readers_rotary.grok,
-        "kimi_k2": readers_rotary.deepseek,
-        "llama": readers_rotary.llama,
-        "llama4": readers_rotary.llama4,
-        "llama4_text": readers_rotary.llama4_text,
-        "mistral": readers_rotary.mistral,
-        "mixtral": readers_rotary.mixtral,
-        "mpt": readers_gpt.mpt,
-        "nemotron": readers_rotary.nemotron,
-        "phi3": readers_recent.phi3,
-        "qwen2": readers_rotary.qwen2,
-        "qwen2_moe": readers_rotary.qwen2_moe,
-        "qwen3": readers_rotary.qwen3,
-        "qwen3_moe": readers_rotary.qwen3_moe,
+        "bloom": gpt.bloom,
+        "deepseek_v2": rotary.deepseek,
+        "deepseek_v3": rotary.deepseek,
+        "gemma2": recent.gemma2,
+        "gemma3": recent.gemma3,
+        "gemma3_text": recent.gemma3_text,
+        "glm4_moe": recent.glm4_moe,
+        "gpt2": gpt.gpt2,
+        "gpt_neox": gpt.gpt_neox,
+        "gpt_oss": rotary.gpt_oss,
+        "grok-1": rotary.grok,
+        "kimi_k2": rotary.deepseek,
+        "llama": rotary.llama,
+        "llama4": rotary.llama4,
+        "llama4_text": rotary.llama4_text,
+        "mistral": rotary.mistral,
+        "mixtral": rotary.mixtral,
+        "mpt": gpt.mpt,
+        "nemotron": rotary.nemotron,
+        "phi3": recent.phi3,
+        "qwen2": rotary.qwen2,
+        "qwen2_moe": rotary.qwen2_moe,
+        "qwen3": rotary.qwen3,
+        "qwen3_moe": rotary.qwen3_moe,
     }
 )
 

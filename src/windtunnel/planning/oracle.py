@@ -39,7 +39,7 @@ from windtunnel.model import Model
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training import Plan, predict, read_plan
-from windtunnel.training.layout import DUAL_PIPES, Layout, resolve
+from windtunnel.training.layout import DUAL_PIPES, PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
@@ -48,10 +48,24 @@ from windtunnel.training.lowering.step_shards import BUCKETS_MOST, gathers_first
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
 from windtunnel.training.memory.saved_tensors import keeping
+from windtunnel.training.plan import RECOMPUTE_PARTS
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
+from windtunnel.training.question import Question
+from windtunnel.training.schedules import NAMES as SCHEDULES
 from windtunnel.training.schedules import SPLIT, Schedule, check, legal, schedule
 
-__all__ = ["DUAL_PIPES", "Block", "Layout", "Plan", "predict"]  # with what is defined below
+__all__ = [
+    "DUAL_PIPES",
+    "PEAK_DTYPE",
+    "RECOMPUTE_PARTS",
+    "SCHEDULES",
+    "Block",
+    "Layout",
+    "Plan",
+    "Question",
+    "predict",
+    "read_plan",
+]  # with what is defined below
 
 Key = TypeVar("Key")
 EMBEDDING, HEAD = -1, -2  # kinds of block beside the kinds of layer, which count from 0

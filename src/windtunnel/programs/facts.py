@@ -1,4 +1,4 @@
-"""What is read off a captured step: how its ranks spend it, FLOPs, tokens, traffic, prices, and what would shrink it.
+"""What is read off a captured step: how its ranks spend it, FLOPs, tokens, traffic, prices, and what holds it back.
 
 Model FLOPs are the captured ones without what is recomputed: ops of a recomputation, and of attention's backward one of
 the five products, which makes the scores again. What ranks of one group compute alike counts on each of them.
@@ -22,7 +22,7 @@ from windtunnel.programs.op_shapes import attention_of, plain_name, product_of, 
 from windtunnel.programs.program import RankProgram
 from windtunnel.result import Limit
 from windtunnel.step.disturbances.disturbed_step import Replayed
-from windtunnel.step.result_of import BUBBLE, PLAIN, STRAGGLING, ClassTime, Kernels, Work, roofline_warning
+from windtunnel.step.result_of import BUBBLE, PLAIN, ClassTime, Kernels, Work, roofline_warning
 
 WAITING = "waiting for peers"
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "grouped_mm", "scaled_grouped_mm")
@@ -147,32 +147,10 @@ def _looked_up(program: RankProgram) -> int:
 
 
 def limits_of(breakdown: Mapping[str, int], total_ns: int) -> tuple[Limit, ...]:
-    """The largest parts of the step and what would shrink them in a script: overheads first, then the work itself."""
+    """The largest parts of the step, overheads first. What would shrink them in a script was not tried: not said."""
     named = [(name, ns) for name, ns in breakdown.items() if ns >= WORTH_NAMING * total_ns]
-    limits = []
-    for name, ns in sorted(named, key=lambda item: (item[0] in PLAIN, -item[1], item[0])):
-        change = _change(name)
-        if change:
-            limits.append(Limit(name, ns / total_ns, change, (total_ns - ns) / 1e9))
-    return tuple(limits[:LIMITS_MOST])
-
-
-def _change(name: str) -> str:
-    if name == "exposed host copy":
-        return "pinned memory and non_blocking copies on a stream of their own"
-    if name.startswith("exposed"):
-        group = name.removeprefix("exposed ").partition(" (")[0]
-        return f"issue collectives of {group} earlier and wait later (async_op, prefetch), or make the group smaller"
-    return {
-        BUBBLE: "more micro-batches, or a schedule with a smaller bubble (interleaved, zero bubble)",
-        WAITING: "even work between ranks, and fewer points at which all of them meet",
-        "host": "torch.compile or CUDA graphs, larger micro-batches, fewer reads of tensors (.item())",
-        "memory-bound": "torch.compile, fused kernels",
-        "optimizer": "fused=True, or shard the optimizer further",
-        "attention": "a faster attention kernel, or shorter sequences",
-        "gemm": "a lower precision, or larger shapes per kernel",
-        STRAGGLING: "fewer ranks, or removal of slow nodes",
-    }.get(name, "")
+    ordered = sorted(named, key=lambda item: (item[0] in PLAIN, -item[1], item[0]))
+    return tuple(Limit(name, ns / total_ns, (total_ns - ns) / 1e9) for name, ns in ordered[:LIMITS_MOST])
 
 
 def warnings_of(priced: PricedJob, provenance: Mapping[str, float]) -> Iterator[str]:

@@ -48,11 +48,6 @@ from windtunnel.step.result_of import read, result_of
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
 POINTS = 400  # of the drawn timeline
-FIXES = (
-    "activation checkpointing (torch.utils.checkpoint): recomputes activations instead of keeping them",
-    "a smaller micro-batch, with gradient accumulation",
-    "shard parameters, gradients and optimizer further (FSDP over more ranks, tensor parallelism)",
-)
 
 
 def predict_captured(
@@ -273,7 +268,6 @@ def _infeasible(
         stage=number,
         needed_bytes=stage.device_bytes,
         capacity_bytes=capacity,
-        fixes=FIXES,
     )
 
 

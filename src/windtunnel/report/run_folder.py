@@ -10,6 +10,7 @@ runs/3f9c02d1ab47/
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
@@ -29,6 +30,7 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
 
     Saving the same result again writes the same bytes. Raises InputFileError when `root` cannot be written.
     """
+    result = replace(result, advice=(), advice_tried=0)  # kept is the answer, however it was asked for
     folder = Path(root) / result.content_hash
     if html:
         from windtunnel.report.prediction.html import write_html

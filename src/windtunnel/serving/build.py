@@ -64,7 +64,7 @@ def engine_of(
     """
     check(deployment, model, cluster)
     used = load_engine(deployment.engine) if profile is None else profile
-    kv = deployment.kv or used.kv
+    kv = kv_format(deployment, used, cluster)
     memory = memory_of(model, deployment, used, cluster, kv)
     size = deployment.block_size or used.block_size
     of_rank = memory.tokens // size if deployment.num_gpu_blocks is None else deployment.num_gpu_blocks
@@ -83,6 +83,14 @@ def engine_of(
     return Engine(
         model, cluster, deployment, used, memory, times, rules_of(used, deployment, blocks), blocks, kernels.measured
     )
+
+
+def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str:
+    """The number format of the cache: what is given, else the engine's choice for these weights on this GPU."""
+    if deployment.kv is not None:
+        return deployment.kv
+    quantised = deployment.weights not in ("bf16", "fp16")
+    return profile.kv_blackwell_quantised if quantised and cluster.gpu.generation == "blackwell" else profile.kv
 
 
 def _speculation(model: Model, deployment: Deployment, profile: Profile) -> tuple[int, float]:

@@ -21,8 +21,7 @@ def answered(
         memory = tuple(_held(stage, device_bytes, result.peak_memory.device_bytes) for stage in memory)
         fits = device_bytes <= result.memory_capacity_bytes
         status = "ok" if fits else "infeasible"
-        fixes = ("a smaller window: --technique offload:window=1",)
-        lacks = Infeasible("out of memory", 0, device_bytes, result.memory_capacity_bytes, fixes)
+        lacks = Infeasible("out of memory", 0, device_bytes, result.memory_capacity_bytes)
         trouble = None if fits else lacks
     return replace(
         result,

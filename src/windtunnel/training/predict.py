@@ -32,7 +32,7 @@ from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import fixes_for, limits_of, recomputed_flops, unmeasured_of
+from windtunnel.training.reading import limits_of, recomputed_flops, unmeasured_of
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
@@ -141,7 +141,6 @@ def _result(
             stage=most.stage,
             needed_bytes=most.device_bytes,
             capacity_bytes=cluster.gpu.usable_memory_bytes,
-            fixes=fixes_for(layout, most),
         )
     return result_of(
         reading,

@@ -129,12 +129,15 @@ class Asked:
     slow: tuple[str, ...]
     others: Mapping[str, Any]  # keywords of `predict`: router_load, jitter, samples
 
-    def answer(self) -> Result:
-        """Predict. Raises UserError."""
+    def answer(self, advice: bool = False) -> Result:
+        """Predict; `advice`: with the changes of the plan that help. Raises UserError."""
+        from windtunnel.planning.advice import advised
         from windtunnel.training.question import Question
 
         asked = Question.asked(self.model, self.cluster, None, self.plan, self.sets)
-        return asked.answer(slow=self.slow, **self.others)
+        others = {"slow": self.slow, **self.others}
+        result = asked.answer(**others)
+        return advised(result, asked, others) if advice else result
 
     def as_python(self) -> str:
         """The question as a call of the library."""

@@ -2,6 +2,7 @@
 
     /                    ask: a form, and the answer to it
     /answer              the answer as a part of the page, at every key stroke
+    /advice              what would make it better, behind the answer
     /vary  /points       one field over its values
     /runs ...            saved answers: list, search, tag, show, compare, delete, download
     /studies ...         long questions: plan, sweep, serve, fleet, survive, explain
@@ -89,12 +90,22 @@ class Page:
         resolved["gpus"] = str(result.n_gpus)
         return self.draw(
             "answer.html.j2",
-            **view_of(result),
+            **(view_of(result) | {"advice_later": True}),
             saved=(self.root / result.content_hash).is_dir(),
             resolved=resolved,
             python=asked.as_python(),
             yaml=asked.as_yaml(),
         )
+
+    def advice(self, values: Mapping[str, str]) -> str:
+        """What would make a filled form's step shorter, or make it fit; nothing where the form is wrong."""
+        try:
+            asked = asked_of(values, self.jobs.uploads)
+            with self.lock:
+                result = asked.answer(advice=True)
+        except UserError:
+            return ""  # the answer beside it says what is wrong
+        return page_template("advice.html.j2").render(advice=view_of(result)["advice"])
 
     def keep(self, values: Mapping[str, str]) -> str:
         """Save the answer to a filled form as a run folder; its name."""
@@ -465,6 +476,7 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "") -> Any:
     routes = [
         Route("/", shows(lambda request: page.ask(values_of(request)))),
         Route("/answer", shows(lambda request: page.answer(values_of(request)))),
+        Route("/advice", shows(lambda request: page.advice(values_of(request)))),
         Route("/keep", does(keep), methods=["POST"]),
         Route("/vary", shows(lambda request: page.vary(values_of(request)))),
         Route("/points", shows(lambda request: page.points(values_of(request)))),

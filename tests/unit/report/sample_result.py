@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from windtunnel.report.figures import split_exactly
 from windtunnel.result import (
+    Advice,
     Blame,
     Disturbed,
     Infeasible,
@@ -185,15 +186,16 @@ def sample() -> Result:
         memory_capacity_bytes=CAPACITY,
         provenance={"measured": 0.312, "interpolated": 0.401, "fitted": 0.223, "roofline": 0.064},
         limits=(
-            Limit("pipeline bubble", 0.262, "interleave: --virtual-stages 4, or a larger global batch", step_s * 0.74),
-            Limit(
-                "exposed NVLink",
-                0.09,
-                "--overlap-tp splits GEMMs so that TP collectives hide behind them",
-                step_s * 0.91,
-            ),
-            Limit("memory-bound ops", 0.08, "fuse norms and activations: --compile", step_s * 0.93),
+            Limit("pipeline bubble", 0.262, step_s * 0.74),
+            Limit("exposed NVLink", 0.09, step_s * 0.91),
+            Limit("memory-bound ops", 0.08, step_s * 0.93),
         ),
+        advice=(
+            Advice({"virtual_stages": 4}, "--virtual-stages 4", "plan", int(step_s * 0.875e9), 0.125, 68 * GIB),
+            Advice({"overlap_tp": True}, "--overlap-tp true", "plan", int(step_s * 0.97e9), 0.03, 66 * GIB),
+            Advice({"precision": "fp8"}, "--precision fp8", "numbers", int(step_s * 0.7e9), 0.3, 60 * GIB),
+        ),
+        advice_tried=41,
         defaults=(
             "zero_stage = 1 (megatron)",
             "sequence_parallel = yes (megatron, tp > 1)",
@@ -337,11 +339,10 @@ def infeasible() -> Result:
             stage=0,
             needed_bytes=memory[0].device_bytes,
             capacity_bytes=CAPACITY,
-            fixes=(
-                "--micro-batch 1: 30.9 GiB less, step about 3 % longer",
-                "--recompute selective:core_attention: 6.1 GiB less, step about 1 % longer",
-                "--cp 4: half the activations, step about 5 % longer",
-            ),
+        ),
+        advice=(
+            Advice({"micro_batch": 1}, "--micro-batch 1", "plan", int(base.step_time_ns * 1.03), -0.03, 70 * GIB),
+            Advice({"cp": 4}, "--cp 4", "plan", int(base.step_time_ns * 1.05), -0.05, 71 * GIB),
         ),
     )
 
@@ -365,7 +366,9 @@ def bare() -> Result:
         limits=(),
         excerpt=(),
         traffic_bytes={},
-        infeasible=Infeasible("parameters alone do not fit", 3, 200 * GIB, CAPACITY, ()),
+        infeasible=Infeasible("parameters alone do not fit", 3, 200 * GIB, CAPACITY),
+        advice=(),
+        advice_tried=0,
     )
 
 
@@ -395,7 +398,7 @@ def hostile() -> Result:
         defaults=(HOSTILE,),
         mfu_convention=HOSTILE,
         reproduce=f"windtunnel predict '{HOSTILE}",
-        limits=(replace(base.limits[0], what=HOSTILE, change=HOSTILE),),
+        limits=(replace(base.limits[0], what=HOSTILE),),
         excerpt=(replace(base.excerpt[0], label=HOSTILE, stream=HOSTILE), *base.excerpt[1:]),
         provenance={**base.provenance, HOSTILE: 0.0},
         traffic_bytes={HOSTILE: 5},

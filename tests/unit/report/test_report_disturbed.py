@@ -150,7 +150,7 @@ def test_a_hundred_thousand_ranks_stay_small(disturbed: Result) -> None:
 
 
 def test_limits_read_largest_first_in_two_groups() -> None:
-    limits = [Limit(what, share, "", 1.0) for what, share in (("pipeline bubble", 0.2), ("exposed dp (scale-out)", 0.3),
+    limits = [Limit(what, share, 1.0) for what, share in (("pipeline bubble", 0.2), ("exposed dp (scale-out)", 0.3),
               ("recomputation", 0.25), ("gemm", 0.5), ("attention", 0.6))]  # fmt: skip
     groups = [(title, [limit.what for limit in group]) for title, group in limit_groups(limits)]
     assert groups == [

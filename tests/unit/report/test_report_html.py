@@ -125,7 +125,7 @@ def test_infeasible_comes_first(infeasible: Result, bare: Result) -> None:
 
 def test_same_result_same_bytes(result: Result, tmp_path: Path) -> None:
     write_html(result, tmp_path / "a.html")
-    write_html(Result.from_dict(json.loads(result.to_json())), tmp_path / "b.html")
+    write_html(Result.from_dict(json.loads(json.dumps(result.to_dict()))), tmp_path / "b.html")
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 

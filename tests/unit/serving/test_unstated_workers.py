@@ -41,3 +41,21 @@ def test_drafting_that_is_not_stated_lies_inside_the_band() -> None:
     assert stated.status == "predicted"
     assert one.tpot_p5_s < one.tpot_s < stated.tpot_s == pytest.approx(one.tpot_p95_s, rel=0.4)
     assert stated.tpot_s < one.tpot_p95_s
+
+
+def test_a_model_that_barely_fits_had_the_room_it_ran_with() -> None:
+    """DeepSeek-V3 in 8 bits on four B200: no room at the usual share of memory, and it was really run so."""
+    row = {
+        **{key: value for key, value in OPEN.items() if not key.startswith(("prefill", "decode"))},
+        "mode": "agg",
+        "gpu": "b200_sxm",
+        "engine": "sglang",
+        "engine_version": "0.5.9",
+        "tp": "4",
+        "moe_tp": "4",
+        "isl": "8192",
+        "concurrency": "16",
+    }
+    one = predicted(ServingRow(row))
+    assert "98% of memory" in one.reason
+    assert one.ttft_s < 5.0  # all sixteen run together: none waits for a place

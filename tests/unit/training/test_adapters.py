@@ -66,7 +66,9 @@ def test_higher_rank_takes_no_less(targets: str) -> None:
 
 def test_fewer_inputs_are_kept_for_fewer_targets() -> None:
     kept = [
-        predict(MODEL, "h100-sxm:8", {**JOB, "lora_rank": 8, "lora_targets": name}).peak_memory.categories["activations"]
+        predict(MODEL, "h100-sxm:8", {**JOB, "lora_rank": 8, "lora_targets": name}).peak_memory.categories[
+            "activations"
+        ]
         for name in ("qkv", "attention", "all")
     ]
     assert kept[0] <= kept[1] < kept[2]

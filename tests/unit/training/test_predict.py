@@ -1,4 +1,4 @@
-"""What a prediction says: numbers by their definitions, limits and fixes as flags, the excerpt, how to ask again."""
+"""What a prediction says: numbers by their definitions, what limits it, the excerpt, how to ask again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from windtunnel.cli.plan_flags import PlanFlags
-from windtunnel.errors import UserError
 from windtunnel.hardware import cluster_with, parse_cluster, with_settings
 from windtunnel.model import load_model
 from windtunnel.result import Result
@@ -60,29 +59,13 @@ def test_the_spec_is_enough_to_ask_again() -> None:
     assert Result.from_dict(json.loads(result.to_json())).to_json() == result.to_json()
 
 
-def test_a_job_that_does_not_fit_is_an_answer_with_ways_out() -> None:
+def test_a_job_that_does_not_fit_is_an_answer() -> None:
     result = predict("llama-3-70b", "h100-sxm:8", {"tp": 4, "micro_batch": 4, "global_batch": 8, "seq_len": 4096})
     trouble = result.infeasible
     assert result.status == "infeasible"
     assert trouble is not None
     assert trouble.needed_bytes > trouble.capacity_bytes == result.memory_capacity_bytes
     assert result.step_time_ns > 0
-    for fix in trouble.fixes:
-        assert fix.split()[0].rstrip(":") in FLAGS, fix
-        changed = _changed(fix.partition(":")[0] if "--recompute" not in fix else "--recompute full")
-        other = predict(
-            "llama-3-70b", "h100-sxm:8", {"tp": 4, "micro_batch": 4, "global_batch": 8, "seq_len": 4096, **changed}
-        )
-        assert max(m.device_bytes for m in other.memory) < trouble.needed_bytes, fix
-
-
-def _changed(fix: str) -> dict[str, Any]:
-    """`--micro-batch 2` as a field."""
-    name, _, value = fix.removeprefix("--").partition(" ")
-    number: Any = {"": True}.get(value, value)
-    if isinstance(number, str) and number.isdigit():
-        number = int(number)
-    return {name.replace("-", "_"): number}
 
 
 JOBS: list[dict[str, Any]] = [
@@ -97,34 +80,10 @@ JOBS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("plan", JOBS, ids=str)
-def test_limits_name_overheads_first_and_change_them_by_flags(plan: dict[str, Any]) -> None:
-    result = ask(**plan)
-    plain = [limit.what in ("gemm", "attention", "memory-bound", "optimizer") for limit in result.limits]
+def test_limits_name_overheads_first(plan: dict[str, Any]) -> None:
+    plain = [limit.what in ("gemm", "attention", "memory-bound", "optimizer") for limit in ask(**plan).limits]
+    assert plain
     assert plain == sorted(plain)
-    for limit in result.limits:
-        named = set(re.findall(r"--[a-z0-9-]+", limit.change))
-        assert named <= FLAGS, limit.change
-        assert not re.search(r"[a-z]_[a-z]", limit.change.replace("core_attention", "")), limit.change
-
-
-@pytest.mark.parametrize("plan", JOBS, ids=str)
-def test_what_a_limit_advises_can_be_asked(plan: dict[str, Any]) -> None:
-    result = ask(**plan)
-    whole = {"global_batch": 32, "seq_len": 2048, **plan}
-    for limit in result.limits:
-        for flag, value in re.findall(r"--([a-z0-9-]+)(?: (\d+|[a-z0-9-]+\d|ulysses|flash))?", limit.change):
-            if flag in ("global-batch", "seq-len", "recompute", "offload-activations"):
-                continue  # advice without a value
-            name = flag.replace("-", "_")
-            number: Any = int(value) if value.isdigit() else value or True
-            try:
-                predict(
-                    MODEL,
-                    "h100-sxm:16",
-                    whole | {name: number} | ({"schedule": None} if name == "virtual_stages" else {}),
-                )
-            except UserError as error:
-                pytest.fail(f"{limit.change}: {error}")
 
 
 def test_recomputation_is_a_limit_of_its_own() -> None:

@@ -33,6 +33,7 @@ USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
 MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
 DRAFTED = (3, 0.7)  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
+MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -163,10 +164,20 @@ def _engine(model: Model, cluster: Cluster, deployment: Deployment, profile: Pro
 
 
 def _roomy(engine: Engine, load: Workload, assumed: list[str]) -> Engine:
-    """An engine that really ran has had room for a few requests, whatever our account of its memory says."""
+    """An engine that really ran has had room: what memory leaves at most, and for a few requests in any case."""
     longest = int(load.input_tokens.max() + load.output_tokens.max())
     least = -(-2 * longest // engine.rules.block_size) * engine.deployment.attn_dp
     if engine.blocks >= least:
         return engine
+    if engine.deployment.gpu_memory_utilization is None:
+        fuller = _engine(
+            engine.model,
+            engine.cluster,
+            replace(engine.deployment, gpu_memory_utilization=MOST_MEMORY, max_num_batched_tokens=FEW_TOKENS),
+            engine.profile,
+        )
+        if fuller.blocks >= least:
+            assumed.append(f"started with {MOST_MEMORY:.0%} of memory, since the usual share leaves no room")
+            return replace(fuller, rules=replace(engine.rules, watermark_blocks=fuller.rules.watermark_blocks))
     assumed.append("room for two requests in a cache that seems to have none")
     return replace(engine, blocks=least)

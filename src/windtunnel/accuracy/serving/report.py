@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from windtunnel.accuracy.serving.naive import naive_times
 from windtunnel.accuracy.serving.predict import Predicted
 from windtunnel.accuracy.serving.rows import ServingRow
 
@@ -34,6 +35,9 @@ class Score:
     tokens_median: float | None
     ttft_median: float | None
     in_band: float | None
+    naive_tpot_mean: float | None  # of a formula without scheduling, `naive.py`, on the rows that it can answer
+    naive_tokens_mean: float | None
+    naive_rows: int
 
     def to_dict(self) -> dict[str, Any]:
         """By name."""
@@ -110,6 +114,7 @@ class ServingReport:
             _median(errors["output_tokens_per_s"]),
             _median(errors["ttft_s"]),
             sum(inside) / len(inside) if inside else None,
+            *_naive([row for row, _ in pairs]),
         )
 
 
@@ -120,6 +125,21 @@ def _ratios(pairs: Iterable[tuple[ServingRow, Predicted]], key: str, column: str
         if measured is not None and measured > 0.0 and not math.isnan(value):
             found.append(value / (measured * scale))
     return found
+
+
+def _naive(rows: Sequence[ServingRow]) -> tuple[float | None, float | None, int]:
+    """(mean error of TPOT, of tokens/s, rows) of the formula without scheduling."""
+    tpots, tokens = [], []
+    for row in rows:
+        found, measured = naive_times(row), row.number("tpot_ms")
+        if found is None or not measured:
+            continue
+        ttft, tpot = found
+        tpots.append(abs(tpot / (measured * 1e-3) - 1.0))
+        rate, osl = row.number("d_output_tokens_per_s"), row.whole("osl", 1)
+        if rate:
+            tokens.append(abs(row.whole("concurrency", 1) * osl / (ttft + (osl - 1) * tpot) / rate - 1.0))
+    return _mean(tpots), _mean(tokens), len(tpots)
 
 
 def _key(row: ServingRow) -> tuple[str, ...]:

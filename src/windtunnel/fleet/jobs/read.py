@@ -29,6 +29,7 @@ ALIASES = {
     "user": ("user", "vc", "account"),
 }
 SELECTORS = ("workload", "load", "setting", "cluster", "list")  # columns by which one file holds several traces
+FURTHER = ("command", "max_gpus", "privacy", "data_gb", "data_at")  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
 
 
@@ -103,7 +104,7 @@ def jobs_of(table: Table) -> Jobs:
         start_s=numbers("start_s"),
         model=texts("model"),
         user=texts("user"),
-        columns={key: table.texts(key) for key in (*PODS, "command") if table.has(key)},
+        columns={key: table.texts(key) for key in (*PODS, *FURTHER) if table.has(key)},
     )
 
 

@@ -21,6 +21,15 @@ ROWS = (
     ("deadlines met, by log", "deadline_met_by_log", "%"),
     ("deadlines met, scored", "deadline_met_scored", "%"),
     ("worst finish-time fairness", "finish_time_fairness_max", "x"),
+    ("preempted GPU-hours", "preempted_gpu_hours", "x"),
+    ("use of own GPUs", "use_of_own", "%"),
+    ("use of all GPUs", "use_of_all", "%"),
+    ("requests late, with loans", "loan_violations", "fine"),
+    ("requests late, without", "loan_violations_alone", "fine"),
+    ("cost", "cost", "x"),
+    ("GB moved", "moved_gb", "x"),
+    ("GB of secrets moved", "secret_gb", "x"),
+    ("jobs outside", "outside_jobs", ""),
     ("completed", "completed_jobs", ""),
     ("rejected", "rejected_jobs", ""),
     ("unfinished", "unfinished_jobs", ""),
@@ -57,6 +66,8 @@ def shown(value: Any, unit: str) -> str:
         return f"{value:,.0f} s" if value < 10_000 else f"{value / 3600:,.1f} h"
     if unit == "%":
         return f"{value:.1%}"
+    if unit == "fine":
+        return f"{value:.3%}"
     if unit == "pct":
         return f"{value:.2f} %"
     if unit == "x":

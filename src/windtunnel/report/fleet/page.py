@@ -13,6 +13,7 @@ from typing import Any
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.fleet.console import ROWS, shown
+from windtunnel.report.fleet.frontier import frontier_picture
 from windtunnel.report.pages import page_template
 
 WIDTH, HEIGHT = 900.0, 160.0
@@ -32,8 +33,13 @@ class Occupancy:
     waited_s: Sequence[float]
 
 
-def write_fleet_page(path: Path, document: Mapping[str, Any], runs: Sequence[Occupancy]) -> None:
-    """Write the page. Raises OSError where it cannot."""
+def write_fleet_page(
+    path: Path,
+    document: Mapping[str, Any],
+    runs: Sequence[Occupancy],
+    frontier: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Write the page. `frontier`: points of `fleet/loans/frontier.py`. Raises OSError where it cannot."""
     figures = list(document["policies"].values())
     rows = []
     for label, key, unit in ROWS:
@@ -55,6 +61,7 @@ def write_fleet_page(path: Path, document: Mapping[str, Any], runs: Sequence[Occ
         left_out_count=len(document["left_out"]),
         width=WIDTH,
         height=HEIGHT,
+        frontier=frontier_picture(frontier) if frontier else None,
     )
     write_atomically(path, text.encode())
 

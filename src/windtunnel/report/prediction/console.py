@@ -19,6 +19,7 @@ from rich.text import Text
 
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
+from windtunnel.report.prediction.advice_rows import advice_view
 from windtunnel.report.prediction.categories import SOURCES, label_of, source_categories, time_categories
 from windtunnel.report.prediction.disturbed_lines import disturbed_lines
 from windtunnel.report.prediction.limit_groups import limit_groups
@@ -63,6 +64,7 @@ def render_console(result: Result, width: int | None = None) -> RenderableType:
     parts: list[RenderableType] = [Text(), *_head(result, columns)]
     if result.infeasible is not None:
         parts += _infeasible(result.infeasible, result.class_name(result.infeasible.stage))
+        parts += advice_lines(result)
     if result.step_time_ns > 0:
         parts += _headline(result)
         parts += _breakdown(result, columns)
@@ -72,6 +74,8 @@ def render_console(result: Result, width: int | None = None) -> RenderableType:
         parts += disturbed_lines(result.disturbed, result.n_gpus, result.step_time_ns)
     parts += _memory(result, columns)
     parts += _limits(result)
+    if result.infeasible is None:
+        parts += advice_lines(result)
     parts += _provenance(result, columns)
     parts += _defaults(result.defaults)
     parts += _warnings(result.warnings)
@@ -162,12 +166,6 @@ def _infeasible(trouble: Infeasible, where: str) -> list[RenderableType]:
             f"{format_bytes(trouble.capacity_bytes)}: {format_bytes(over)} too much"
         ),
     ]
-    if trouble.fixes:
-        lines += heading("Cheapest ways out")
-        grid = Table.grid(padding=(0, 2))
-        for i, fix in enumerate(trouble.fixes, 1):
-            grid.add_row(Text(f"{i}", style="dim"), Text(plain(fix)))
-        lines.append(grid)
     return lines
 
 
@@ -236,9 +234,26 @@ def _limits(result: Result) -> list[RenderableType]:
         grid.add_row("", Text(group, style="dim italic"))
         for limit in limits:
             without = figures.duration(limit.step_time_s_without * 1e9)
-            first = Text.assemble((plain(label_of(limit.what)), "bold"), (f", without it {without}", "dim"))
-            grid.add_row(format_percent(limit.share), Text("\n").join([first, Text(plain(limit.change))]))
-    return [*heading("What limits it, and what would change that"), grid]
+            what = Text.assemble((plain(label_of(limit.what)), "bold"), (f", without it {without}", "dim"))
+            grid.add_row(format_percent(limit.share), what)
+    return [*heading("What limits it"), grid]
+
+
+def advice_lines(result: Result) -> list[RenderableType]:
+    """What would change that, each predicted: step, gain, memory and flags."""
+    title, note, groups = advice_view(result)
+    if not title:
+        return []
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(ratio=1)
+    for name, rows in groups:
+        if name:
+            grid.add_row("", "", "", Text(name, style="dim italic"))
+        for row in rows:
+            grid.add_row(Text(row.gain, style="bold"), row.step, Text(row.memory, style="dim"), Text(row.flags))
+    return [*heading(title), *([Text(note, style="dim")] if note else []), grid]
 
 
 def _provenance(result: Result, columns: int) -> list[RenderableType]:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from windtunnel.result import SCHEMA, Result
+from windtunnel.result import ADVICE, SCHEMA, Result
 
 DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes")
 
@@ -25,7 +25,7 @@ class DocumentError(ValueError):
 
 
 def to_document(result: Result) -> dict[str, Any]:
-    """What `--json` prints and `result.json` holds."""
+    """What `--json` prints, and, without advice, what `result.json` holds."""
     return {
         **result.to_dict(),
         "content_hash": result.content_hash,
@@ -58,8 +58,8 @@ def from_bytes(data: bytes) -> Result:
     promised = parsed.get("content_hash")
     body = {key: value for key, value in parsed.items() if key not in DERIVED}
     try:
-        text = _canonical(body)
-        result = TypeAdapter(Result).validate_json(text, strict=True)
+        text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
+        result = TypeAdapter(Result).validate_json(_canonical(body), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"

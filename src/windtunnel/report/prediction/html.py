@@ -16,6 +16,7 @@ from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction import charts
+from windtunnel.report.prediction.advice_rows import advice_view
 from windtunnel.report.prediction.categories import SOURCES, label_of, source_categories, time_categories
 from windtunnel.report.prediction.console import command_lines
 from windtunnel.report.prediction.disturbed_page import disturbed_view
@@ -53,6 +54,8 @@ def view_of(result: Result) -> dict[str, Any]:
         "band": charts.band(result.step_time_p5_ns, result.step_time_ns, result.step_time_p95_ns),
         "warnings": [plain(text) for text in result.warnings],
         "limits": _limits(result),
+        "advice_later": False,  # a page that asks for it on its own says True
+        "advice": dict(zip(("title", "note", "groups"), advice_view(result), strict=True)),
         "breakdown": charts.breakdown(result, categories),
         "classes": charts.classes(result),
         "stage_rows": charts.stage_rows(result, categories),
@@ -92,7 +95,6 @@ def _infeasible(result: Result) -> dict[str, Any] | None:
         "needed": format_bytes(trouble.needed_bytes),
         "capacity": format_bytes(trouble.capacity_bytes),
         "over": format_bytes(trouble.needed_bytes - trouble.capacity_bytes),
-        "fixes": [plain(fix) for fix in trouble.fixes],
     }
 
 
@@ -145,7 +147,6 @@ def _limits(result: Result) -> list[dict[str, Any]]:
                     "what": plain(label_of(limit.what)),
                     "share": format_percent(limit.share),
                     "width": f"{max(limit.share, 0.0) / longest * 100:.2f}",
-                    "change": plain(limit.change),
                     "without": figures.duration(limit.step_time_s_without * 1e9),
                 }
                 for limit in limits

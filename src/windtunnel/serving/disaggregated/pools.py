@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
-from windtunnel.serving.build import Engine, engine_of
+from windtunnel.serving.build import Engine, engine_of, kv_format
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.disaggregated.server import Disaggregated
 from windtunnel.serving.kv.capacity import kv_bytes_per_token
@@ -48,7 +48,7 @@ class Pools:
     def copy_ns(self, cluster: Cluster) -> Callable[[int], int]:
         """Nanoseconds to move the cache of a prompt of so many tokens."""
         engine = self.prefill
-        kv = engine.deployment.kv or engine.profile.kv
+        kv = kv_format(engine.deployment, engine.profile, engine.cluster)
         whole = replace(engine.deployment, tp=1, pp=1)
         per_token = kv_bytes_per_token(engine.model, whole, kv)
         narrow = min(engine.deployment.tp * engine.deployment.pp, self.decode.deployment.tp * self.decode.deployment.pp)

@@ -129,7 +129,9 @@ class Engine:
                         self.fleet.restore(place, now_ns)
                     else:
                         self.metrics.lost += self.fleet.lose(place, now_ns)
-                for output in self.fleet.advance(now_ns):
+                news = self.fleet.advance(now_ns)
+                news.sort(key=self._begun)  # writing takes time too, and a first token is waited for most
+                for output in news:
                     self._hand_out(output, now_ns)
                 coming = self.fleet.next_ns(now_ns)
                 if self._plans:
@@ -150,6 +152,10 @@ class Engine:
                 answer.done = True
                 answer.ready.set()
             raise
+
+    def _begun(self, output: Output) -> bool:
+        answer = self.answers.get(output.index)
+        return answer is None or answer.tokens > 0
 
     def _hand_out(self, output: Output, now_ns: int) -> None:
         answer = self.answers.get(output.index)

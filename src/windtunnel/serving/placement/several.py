@@ -24,7 +24,7 @@ import numpy as np
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
-from windtunnel.serving.build import Engine, engine_of
+from windtunnel.serving.build import Engine, engine_of, kv_format
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.disaggregated.pools import ALONE
 from windtunnel.serving.goodput import at_rate
@@ -256,6 +256,6 @@ def _shared(asked: Several, model: Model, rate: float, prompt: int, output: int)
         spent = one.times.mixed(0, 0, [(prompt, 0)] * batch, batch) / TICKS_PER_S
         return spent * (1.0 + PREFILL_SLOPE * (100.0 / PREFILL_SHARE - 1.0))
 
-    kv = least.deployment.kv or least.profile.kv
+    kv = kv_format(least.deployment, least.profile, asked.cluster)
     token = kv_bytes_per_token(model, replace(least.deployment, tp=1, pp=1), kv)
     return Shared(model.name, rate, _weights(least), token, prompt, output, decode_s, prefill_s, fitting[0])

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windtunnel.model import readers_rotary as rotary
 from windtunnel.model.architecture import FeedForward, Layer, Model, QkNorm
 from windtunnel.model.config_fields import Fields
 from windtunnel.model.limits import HEADS_MAX, LAYERS_MAX
-from windtunnel.model.readers_rotary import FULL, GATED, SLIDING
+from windtunnel.model.readers import rotary
+from windtunnel.model.readers.rotary import FULL, GATED, SLIDING
 
 
 def glm4_moe(f: Fields) -> Model:

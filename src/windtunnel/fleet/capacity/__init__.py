@@ -1,0 +1,1 @@
+"""What is held, by whom and for how long: a tree of resources, pools that own them, and leases."""

@@ -1,0 +1,1 @@
+"""Own GPUs and clouds beside them: prices, egress, data that lies somewhere, and jobs that must not leave."""

@@ -1,0 +1,129 @@
+"""The pools of a site's YAML file: own GPUs first, then clouds.
+
+    gpu: a100
+    gpus: 176
+    price_per_gpu_hour: 1.1        of the own GPUs
+    privacy: private               the most secret label that may run there: public, internal, private
+    egress_per_gb: 0               for data that leaves it
+    bandwidth: 10 Gb/s             in and out
+    pools:
+      - {name: east, price_per_gpu_hour: 3.4, egress_per_gb: 0.09, bandwidth: 5 Gb/s, startup: 3 min, privacy: public}
+      - {name: partner, gpus: 64, price_per_gpu_hour: 1.9, owner: partner, privacy: internal}
+      - {name: spot, price_per_gpu_hour: 1.2, spot: {up: 5 h, down: 30 min}}    drawn, means of exponentials
+    starburst: {wait: 0.5, per: runtime}
+
+A pool without `gpus` has as many as anyone asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.fleet.capacity.leases import Pool
+from windtunnel.fleet.policies.hybrid import LABELS, PER, Per
+from windtunnel.units import parse_bandwidth, parse_time
+
+OWN = {"gpu", "gpus", "gpus_per_node", "pools", "starburst"}
+TERMS = {"price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth", "startup", "owner", "spot"}
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """One pool and its terms. `gpus` None: without limit. `spot_s`: mean times up and down."""
+
+    pool: Pool
+    gpus: int | None
+    egress_per_gb: float
+    bandwidth: float  # bytes per second
+    startup_s: float
+    spot_s: tuple[float, float] | None = None
+
+    def move_s(self, gb: float, source: Cloud) -> float:
+        """Time for data that lies in another pool."""
+        return gb * 1e9 / min(self.bandwidth, source.bandwidth)
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """Own GPUs first. Starburst's waiting time: `factor` x `per`."""
+
+    pools: tuple[Cloud, ...]
+    per: Per = "runtime"
+    factor: float = 1.0
+
+    def named(self, name: str) -> int | None:
+        """Position of a pool; the own one is `own` too."""
+        return next((at for at, cloud in enumerate(self.pools) if name in (cloud.pool.name, "own" * (at == 0))), None)
+
+
+def read_clouds(path: Path, own_gpus: int) -> Clouds:
+    """Raises InputFileError or SpecError."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        raise InputFileError(path, "cannot be read as YAML", "give gpu, gpus and pools") from None
+    where = str(path)
+    listed = data.get("pools") if isinstance(data, Mapping) else None
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, Mapping) for each in listed):
+        raise SpecError("pools", listed, "list the clouds beside the own GPUs, each with name and price", where)
+    own = {key: value for key, value in data.items() if key not in OWN}
+    made = [_cloud({"privacy": "private", "startup": 0.0, **own}, "own", own_gpus, where)]
+    for number, each in enumerate(listed, 1):
+        name = each.get("name", f"pool-{number}")
+        if not isinstance(name, str) or name == "own" or name in [cloud.pool.name for cloud in made]:
+            raise SpecError("name", name, "give each pool a name of its own", where)
+        gpus = each.get("gpus")
+        if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
+            raise SpecError(f"gpus of {name}", gpus, "give a whole number, or leave it out for no limit", where)
+        made.append(
+            _cloud({key: value for key, value in each.items() if key not in ("name", "gpus")}, name, gpus, where)
+        )
+    wait = data.get("starburst", {})
+    if not isinstance(wait, Mapping) or set(wait) - {"wait", "per"} or wait.get("per", "runtime") not in PER:
+        raise SpecError("starburst", wait, f"give wait, and per: one of {', '.join(PER)}", where)
+    return Clouds(tuple(made), wait.get("per", "runtime"), _number(wait, "wait", where, 1.0))
+
+
+def label_of(text: str, field: str, where: str | None) -> int:
+    """0 public, 1 internal, 2 private; nothing said is public. Raises SpecError."""
+    word = text.strip().lower() or LABELS[0]
+    if word not in LABELS:
+        raise SpecError(field, text, f"give one of {', '.join(LABELS)}", where)
+    return LABELS.index(word)
+
+
+def _cloud(terms: Mapping[str, Any], name: str, gpus: int | None, where: str) -> Cloud:
+    other = next((key for key in terms if key not in TERMS), None)
+    if other is not None:
+        raise SpecError(str(other), terms[other], f"known are {', '.join(sorted(TERMS))}", where)
+    spot = terms.get("spot")
+    if spot is not None and not (isinstance(spot, Mapping) and set(spot) == {"up", "down"}):
+        raise SpecError(f"spot of {name}", spot, "give mean times, such as {up: 5 h, down: 30 min}", where)
+    up_down = None
+    if spot is not None:
+        up_down = (parse_time(spot["up"], "up", where), parse_time(spot["down"], "down", where))
+        if min(up_down) <= 0:
+            raise SpecError(f"spot of {name}", spot, "give mean times above zero", where)
+    owner = str(terms.get("owner", name))
+    price = _number(terms, "price_per_gpu_hour", where, 0.0) / 3600.0
+    label = label_of(str(terms.get("privacy", "public")), f"privacy of {name}", where)
+    bandwidth = parse_bandwidth(terms.get("bandwidth", "10 Gb/s"), f"bandwidth of {name}", where)
+    if bandwidth <= 0:
+        raise SpecError(f"bandwidth of {name}", terms.get("bandwidth"), "give a rate above zero", where)
+    startup_s = parse_time(terms.get("startup", 120.0), f"startup of {name}", where)
+    egress = _number(terms, "egress_per_gb", where, 0.0)
+    return Cloud(Pool(name, owner, price, label), gpus, egress, bandwidth, startup_s, up_down)
+
+
+def _number(data: Mapping[str, Any], name: str, where: str, default: float) -> float:
+    value = data.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise SpecError(name, value, "give a number that is not negative", where)
+    return float(value)

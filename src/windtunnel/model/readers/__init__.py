@@ -1,0 +1,1 @@
+"""Each family of config.json, read into a Model."""

@@ -1,0 +1,241 @@
+"""Advice that was tried: changes of one field of a plan, each predicted before it is said.
+
+    every legal change -> those that a bound rules out are dropped -> the rest replayed, most promising first
+
+A bound never exceeds the replayed step (`bounds.py`), so what is dropped cannot help, and the list ends when no change
+left could beat what was found, or after `REPLAYS_MOST` replays. What does not fit in memory, or in the host's where
+the optimizer goes there, is not said; nor is a gain below `WORTH`.
+
+Where the plan itself does not fit, the changes with which it does are told, quickest step first. Where none does, two
+or three of them together; where those do not either, more GPUs.
+
+Steps and memory are those that `predict` gives, to the nanosecond and the byte. Under disturbances, uneven experts,
+packed documents or a technique the best of the list are asked again with all of these, and told if they still help.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.hardware.cluster import cluster_with
+from windtunnel.model import Model, load_model
+from windtunnel.planning.bounds import Bounds
+from windtunnel.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
+from windtunnel.planning.oracle import Layout, Plan, Question, laid_out, memory_bytes, read_plan, replayed, straggling
+from windtunnel.result import Advice, Result
+
+WORTH = 0.005  # of the step
+TOLD = {PLAN: 6, NUMBERS: 3, OTHERS: 2}
+REPLAYS_MOST = 96
+FEW = 3  # single changes with which a plan fits: where there are fewer, two together are tried
+ASKED_AGAIN = 6  # with disturbances
+TOGETHER = 20  # changes that save most memory, tried in pairs; and pairs, tried with a third
+DOUBLINGS = 6
+HOST_SHARE = 0.9  # of a host's memory: the rest is the system's, the data loaders' and the page cache's
+
+DISTURBING = ("slow", "router_load", "lengths")  # keywords of `predict` with which a step is another
+
+Again = Callable[[Cluster, Plan], Result]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    fields: Mapping[str, Any]
+    kind: str
+    layout: Layout
+    step_ns: int
+    memory_bytes: int
+
+
+def advise(
+    model: Model | str | Path | Mapping[str, Any],
+    cluster: Cluster | str | Path | Mapping[str, Any],
+    plan: Plan | str | Path | Mapping[str, Any],
+) -> tuple[Advice, ...]:
+    """Changes of one field of a plan that make its step shorter, or that make it fit, best first; each was predicted.
+
+    Arguments as `predict` takes them. Raises UserError on a plan that cannot be.
+    """
+    model = model if isinstance(model, Model) else load_model(model)
+    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    return _advice(laid_out(model, cluster, plan if isinstance(plan, Plan) else read_plan(plan)), None)[0]
+
+
+def advised(
+    result: Result, asked: Question, others: Mapping[str, Any], with_them: Callable[[Question], Result] | None = None
+) -> Result:
+    """The answer to a question, with its advice.
+
+    `others`: keywords of `predict` that it was asked with; `with_them`: how it was answered, if not by `predict`.
+    """
+
+    def again(cluster: Cluster, plan: Plan) -> Result:
+        other = replace(asked, cluster=cluster, plan=plan)
+        return with_them(other) if with_them else other.answer(**others)
+
+    plain = with_them is None and not any(others.get(name) for name in DISTURBING)
+    plain = plain and str(others.get("jitter") or "0") in ("0", "0.0")
+    found, tried = _advice(laid_out(asked.model, asked.cluster, asked.plan), result, None if plain else again)
+    return replace(result, advice=found, advice_tried=tried)
+
+
+def _advice(base: Layout, result: Result | None, again: Again | None = None) -> tuple[tuple[Advice, ...], int]:
+    now = replayed(base)
+    changes, bounds = changes_of(base), Bounds(straggling(base.cluster))
+    fits = now.fits if result is None else result.infeasible is None
+    limit = now.step_ns * (1.0 - WORTH) if fits else float("inf")
+    found = _best(changes, bounds, limit, now.capacity_bytes)
+    tried = len(changes)
+    if not fits and sum(one.kind == PLAN for one in found) < FEW:
+        pairs, more = _together(base, changes, now.capacity_bytes)
+        found += pairs
+        tried += more
+    if not fits and not found:
+        found, more = _larger(base)
+        tried += more
+    if again is None or result is None:
+        told = [_advice_of(one, one.step_ns, one.memory_bytes, now.step_ns) for one in found]
+    else:
+        told = _asked_again(found, result, again, fits)
+    return tuple(sorted(told, key=lambda one: (_order(one.kind), one.step_time_ns, one.flags))), tried
+
+
+def _order(kind: str) -> int:
+    return (PLAN, NUMBERS, OTHERS).index(kind)
+
+
+def _advice_of(one: _Tried, step_ns: int, memory: int, before_ns: int) -> Advice:
+    gain = 1.0 - step_ns / before_ns
+    n_gpus = one.layout.cluster.n_gpus if "n_gpus" in one.fields else None
+    flags = f"--set cluster.n_gpus={n_gpus}" if n_gpus is not None else flags_of(one.fields)
+    return Advice(dict(one.fields), flags, one.kind, step_ns, gain, memory)
+
+
+def _asked_again(found: Sequence[_Tried], result: Result, again: Again, fits: bool) -> list[Advice]:
+    told = []
+    for one in found[:ASKED_AGAIN]:
+        try:
+            other = again(one.layout.cluster, one.layout.asked)
+        except UserError:  # e.g. a disturbance of a stage that is gone
+            continue
+        helps = not fits or other.step_time_ns < result.step_time_ns * (1.0 - WORTH)
+        if helps and other.infeasible is None:
+            memory = other.peak_memory.device_bytes
+            told.append(_advice_of(one, other.step_time_ns, memory, result.step_time_ns))
+    return told
+
+
+def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: int) -> list[_Tried]:
+    """The quickest changes that fit and stay below a limit, best-first by their bounds."""
+    rough, close, done = range(3)
+    heap: list[tuple[float, int, int]] = []
+    every = list(changes)
+    kept: dict[int, _Tried] = {}
+    told = dict.fromkeys(TOLD, 0)
+    for number, change in enumerate(every):
+        # Formats are priced by another cost: they are few, and replayed at once.
+        key = (bounds.work_ns(change.layout), rough, number) if change.bounded else (0.0, close, number)
+        if key[0] <= limit_ns:
+            heapq.heappush(heap, key)
+    found: list[_Tried] = []
+    replays = 0
+    while heap:
+        key_ns, level, number = heapq.heappop(heap)
+        change = every[number]
+        if told[change.kind] == TOLD[change.kind]:
+            continue
+        if level == done:
+            found.append(kept[number])
+            told[change.kind] += 1
+        elif level == rough:
+            bound = max(key_ns, bounds.step_ns(change.layout))
+            if bound <= limit_ns and bounds.memory_bytes(change.layout) <= capacity:
+                heapq.heappush(heap, (bound, close, number))
+        elif replays < REPLAYS_MOST:
+            tried = _tried(change, capacity)
+            replays += tried is not None
+            if tried is not None and tried.step_ns <= limit_ns:
+                kept[number] = tried
+                heapq.heappush(heap, (float(tried.step_ns), done, number))
+    return found
+
+
+def _tried(change: Change, capacity: int) -> _Tried | None:
+    """The change, replayed; None where it does not fit."""
+    layout = change.layout
+    if memory_bytes(layout) > capacity or not _host_holds(layout):
+        return None
+    replay = replayed(layout)
+    if not replay.fits:
+        return None
+    return _Tried(change.fields, change.kind, layout, replay.step_ns, replay.peak_bytes)
+
+
+def _host_holds(layout: Layout) -> bool:
+    """Whether what goes to the host finds room there."""
+    away = {name: 0 for name in ("offload_optimizer", "offload_activations") if getattr(layout.plan, name)}
+    if not away:
+        return True
+    cluster = layout.cluster
+    moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.model_copy(update=away))) - memory_bytes(layout)
+    return moved * cluster.gpus_per_node <= HOST_SHARE * cluster.host.memory_bytes
+
+
+def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Tried], int]:
+    """Two changes with which a plan fits, else three, quickest first; how many were tried."""
+    before = memory_bytes(base)
+    saving = sorted(
+        ((memory_bytes(one.layout), number) for number, one in enumerate(changes) if one.kind != OTHERS),
+        key=lambda pair: pair,
+    )
+    some = [changes[number] for needed, number in saving if needed < before][:TOGETHER]
+    pairs = {
+        index: pair for index, pair in enumerate(combinations(some, 2)) if not set(pair[0].fields) & set(pair[1].fields)
+    }
+    count = 0
+    joined: list[tuple[int, Change]] = []
+    for one, two in pairs.values():
+        both = changed(base, {**one.fields, **two.fields})
+        if both is not None:
+            joined.append((memory_bytes(both.layout), _as(both, one, two)))
+    count += len(joined)
+    fitting = [change for needed, change in joined if needed <= capacity]
+    if not fitting:
+        joined.sort(key=lambda pair: pair[0])
+        for _, both in joined[:TOGETHER]:
+            for third in some:
+                if set(third.fields) & set(both.fields):
+                    continue
+                all_three = changed(base, {**both.fields, **third.fields})
+                count += 1
+                if all_three is not None and memory_bytes(all_three.layout) <= capacity:
+                    fitting.append(_as(all_three, both, third))
+    return _best(fitting, Bounds(straggling(base.cluster)), float("inf"), capacity), count
+
+
+def _as(change: Change, one: Change, two: Change) -> Change:
+    return replace(change, kind=max(one.kind, two.kind, key=_order))
+
+
+def _larger(base: Layout) -> tuple[list[_Tried], int]:
+    """The same plan on more GPUs: the least doubling that fits."""
+    for doubling in range(1, DOUBLINGS + 1):
+        more = base.cluster.n_gpus * 2**doubling
+        try:
+            layout = laid_out(
+                base.model, cluster_with(base.cluster, n_gpus=more), base.asked.model_copy(update={"dp": None})
+            )
+        except UserError:
+            continue
+        fields = {"n_gpus": more} | ({} if base.asked.dp is None else {"dp": layout.dp})
+        tried = _tried(Change(fields, PLAN, layout), base.cluster.gpu.usable_memory_bytes)
+        if tried is not None:
+            return [tried], doubling
+    return [], DOUBLINGS

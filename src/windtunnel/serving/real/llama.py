@@ -1,0 +1,194 @@
+"""A Llama with a paged KV cache in plain PyTorch: RMS norms, rotary positions, grouped heads, SwiGLU.
+
+    tokens of all chunks and decodes of a step pass the matrices together
+    keys and values go to slots of blocks: cache[layer, k or v, block x size + place]
+    attention: one chunk at a time over its own blocks; all decodes together, padded to the longest
+
+Weights are random from a seed, under the names of `transformers.LlamaForCausalLM`, which gives the same tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+EPSILON = 1e-5
+THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of the model."""
+
+    vocabulary: int = 2048
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int = 4
+    feed_forward: int = 688
+
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of one sequence in a step: `ids` after `past` cached ones, kept in `blocks`."""
+
+    ids: Sequence[int]
+    past: int
+    blocks: Sequence[int]
+
+
+@final
+class Llama:
+    """Weights and cache on a device."""
+
+    def __init__(self, shape: Shape, blocks: int, block_size: int, device: str = "cpu", seed: int = 0) -> None:
+        import torch
+
+        self.shape, self.block_size, self.device = shape, block_size, device
+        draw = torch.Generator().manual_seed(seed)
+        self.weights: dict[str, Any] = {}
+        for name, rows, columns in _matrices(shape):
+            self.weights[name] = (torch.randn(rows, columns, generator=draw) / math.sqrt(columns)).to(device)
+        for name in _norms(shape):
+            self.weights[name] = torch.ones(shape.hidden, device=device)
+        self.cache = torch.zeros(shape.layers, 2, blocks * block_size, shape.kv_heads, shape.head, device=device)
+        power = torch.arange(0, shape.head, 2, dtype=torch.float32, device=device) / shape.head
+        self._frequencies = THETA**-power
+
+    def step(self, chunks: Sequence[Piece], decodes: Sequence[Piece]) -> list[int]:
+        """Compute all pieces; the next token after each, chunks first."""
+        import torch
+
+        pieces = [*chunks, *decodes]
+        shape, weights = self.shape, self.weights
+        ids = torch.tensor([one for piece in pieces for one in piece.ids], device=self.device)
+        places = torch.tensor(
+            [piece.past + place for piece in pieces for place in range(len(piece.ids))], device=self.device
+        )
+        slots = torch.tensor([slot for piece in pieces for slot in self._slots(piece)], device=self.device)
+        angles = places[:, None].float() * self._frequencies
+        turn = torch.cat((angles, angles), -1)
+        cosine, sine = turn.cos()[:, None], turn.sin()[:, None]
+        gathered = [self._gather(piece) for piece in chunks]
+        padded, mask = self._padded(decodes) if decodes else (None, None)
+        with torch.inference_mode():
+            x = weights["model.embed_tokens.weight"][ids]
+            for layer in range(shape.layers):
+                of = f"model.layers.{layer}."
+                y = _norm(x, weights[of + "input_layernorm.weight"])
+                q, k, v = (
+                    (y @ weights[f"{of}self_attn.{name}_proj.weight"].T).view(len(ids), -1, shape.head)
+                    for name in ("q", "k", "v")
+                )
+                q, k = q * cosine + _half_turn(q) * sine, k * cosine + _half_turn(k) * sine
+                cache = self.cache[layer]
+                cache[0, slots], cache[1, slots] = k, v
+                found, begin = [], 0
+                for piece, rows in zip(chunks, gathered, strict=True):
+                    n = len(piece.ids)
+                    found.append(self._attend_chunk(q[begin : begin + n], cache, rows, piece.past))
+                    begin += n
+                if decodes:
+                    found.append(self._attend_decodes(q[begin:], cache, padded, mask))
+                x = x + torch.cat(found) @ weights[of + "self_attn.o_proj.weight"].T
+                y = _norm(x, weights[of + "post_attention_layernorm.weight"])
+                gate = torch.nn.functional.silu(y @ weights[of + "mlp.gate_proj.weight"].T)
+                x = x + (gate * (y @ weights[of + "mlp.up_proj.weight"].T)) @ weights[of + "mlp.down_proj.weight"].T
+            lasts, end = [], -1
+            for piece in pieces:
+                end += len(piece.ids)
+                lasts.append(end)
+            y = _norm(x[lasts], weights["model.norm.weight"])
+            chosen: list[int] = (y @ weights["lm_head.weight"].T).argmax(-1).tolist()
+        return chosen
+
+    def copy_out(self, blocks: Sequence[int]) -> Any:
+        """A copy of blocks in host memory."""
+        return self.cache[:, :, self._rows(blocks)].to("cpu", copy=True)
+
+    def copy_in(self, blocks: Sequence[int], kept: Any) -> None:
+        """Put it back, into other blocks."""
+        self.cache[:, :, self._rows(blocks)] = kept.to(self.device)
+
+    def _rows(self, blocks: Sequence[int]) -> Any:
+        import torch
+
+        first = torch.tensor(blocks, device=self.device)[:, None] * self.block_size
+        return (first + torch.arange(self.block_size, device=self.device)).flatten()
+
+    def _slots(self, piece: Piece) -> list[int]:
+        size = self.block_size
+        return [
+            piece.blocks[place // size] * size + place % size
+            for place in range(piece.past, piece.past + len(piece.ids))
+        ]
+
+    def _gather(self, piece: Piece) -> Any:
+        total = piece.past + len(piece.ids)
+        return self._rows(piece.blocks)[:total]
+
+    def _padded(self, decodes: Sequence[Piece]) -> tuple[Any, Any]:
+        import torch
+
+        contexts = torch.tensor([piece.past + 1 for piece in decodes], device=self.device)
+        longest = max(-(-(piece.past + 1) // self.block_size) for piece in decodes)
+        rows = torch.stack([self._rows([*piece.blocks, *[0] * longest][:longest]) for piece in decodes])
+        return rows, torch.arange(rows.shape[1], device=self.device) < contexts[:, None]
+
+    def _attend_chunk(self, q: Any, cache: Any, rows: Any, past: int) -> Any:
+        import torch
+
+        n = len(q)
+        k, v = (cache[side, rows].transpose(0, 1)[None] for side in (0, 1))
+        if past == 0:
+            found = _attention(q.transpose(0, 1)[None], k, v, is_causal=True)
+        else:
+            seen = torch.ones(n, len(rows), dtype=torch.bool, device=self.device).tril(past)
+            found = _attention(q.transpose(0, 1)[None], k, v, attn_mask=seen)
+        return found[0].transpose(0, 1).reshape(n, -1)
+
+    def _attend_decodes(self, q: Any, cache: Any, rows: Any, mask: Any) -> Any:
+        k, v = (cache[side, rows].transpose(1, 2) for side in (0, 1))
+        found = _attention(q[:, :, None], k, v, attn_mask=mask[:, None, None])
+        return found.reshape(len(q), -1)
+
+
+def _attention(q: Any, k: Any, v: Any, **more: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)
+
+
+def _norm(x: Any, weight: Any) -> Any:
+    return x * (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight
+
+
+def _half_turn(x: Any) -> Any:
+    import torch
+
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def _matrices(shape: Shape) -> list[tuple[str, int, int]]:
+    h, kv = shape.hidden, shape.kv_heads * shape.head
+    found = [("model.embed_tokens.weight", shape.vocabulary, h), ("lm_head.weight", shape.vocabulary, h)]
+    for layer in range(shape.layers):
+        of = f"model.layers.{layer}."
+        found += [(f"{of}self_attn.{name}_proj.weight", rows, h) for name, rows in (("q", h), ("k", kv), ("v", kv))]
+        found += [(f"{of}self_attn.o_proj.weight", h, h), (f"{of}mlp.down_proj.weight", h, shape.feed_forward)]
+        found += [(f"{of}mlp.{name}_proj.weight", shape.feed_forward, h) for name in ("gate", "up")]
+    return found
+
+
+def _norms(shape: Shape) -> list[str]:
+    of = [f"model.layers.{layer}." for layer in range(shape.layers)]
+    both = ("input_layernorm.weight", "post_attention_layernorm.weight")
+    return ["model.norm.weight", *(one + name for one in of for name in both)]

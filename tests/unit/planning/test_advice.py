@@ -1,0 +1,103 @@
+"""Advice: what is printed was predicted, fits and helps; nothing single that is better is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import windtunnel
+from windtunnel import UserError
+from windtunnel.planning.advice import TOLD, WORTH, advise
+from windtunnel.planning.changes import PLAN, changed, changes_of, flags_of
+from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan
+
+MODEL = windtunnel.load_model("llama-3.2-1b")
+CLUSTER = windtunnel.parse_cluster("h100-sxm:16")
+SMALL = {"global_batch": 32, "seq_len": 2048}
+JOBS: list[dict[str, Any]] = [
+    {"tp": 2, "pp": 4},
+    {"pp": 4, "virtual_stages": 2, "micro_batch": 2, "dp": 4},
+    {"framework": "torchtitan", "tp": 8, "recompute": "full"},
+    {"micro_batch": 16, "global_batch": 256, "seq_len": 8192},  # does not fit
+]
+
+
+@pytest.mark.parametrize("plan", JOBS, ids=str)
+def test_what_is_told_is_what_predict_gives_and_nothing_single_is_better(plan: dict[str, Any]) -> None:
+    asked = SMALL | plan
+    now = windtunnel.predict(MODEL, CLUSTER, asked)
+    told = advise(MODEL, CLUSTER, asked)
+    assert told
+    for one in told:
+        other = windtunnel.predict(MODEL, CLUSTER, asked | dict(one.changes))
+        assert (other.step_time_ns, other.peak_memory.device_bytes) == (one.step_time_ns, one.peak_memory_bytes)
+        assert other.infeasible is None
+        assert one.gain == pytest.approx(1 - other.step_time_ns / now.step_time_ns)
+        assert now.infeasible is not None or one.gain > 0
+    best = min((one.step_time_ns for one in told), default=now.step_time_ns)
+    for name, values in {"tp": (1, 2, 4, 8), "pp": (1, 2, 4), "micro_batch": (1, 2, 4, 8), "zero_stage": (0, 1, 2, 3),
+                         "recompute": ("none", "full"), "virtual_stages": (1, 2, 4)}.items():  # fmt: skip
+        for value in values:
+            try:
+                other = windtunnel.predict(MODEL, CLUSTER, {**asked, "dp": None, name: value})
+            except UserError:
+                continue
+            slack = 1.0 if now.infeasible is not None else 1.0 + WORTH
+            assert other.infeasible is not None or best <= other.step_time_ns * slack, (name, value)
+
+
+def test_each_kind_is_sorted_and_short() -> None:
+    told = advise(MODEL, CLUSTER, SMALL | {"tp": 8, "pp": 2})
+    for kind, most in TOLD.items():
+        steps = [one.step_time_ns for one in told if one.kind == kind]
+        assert steps == sorted(steps)
+        assert len(steps) <= most
+    assert told[0].kind == PLAN
+
+
+def test_two_changes_where_no_single_one_fits() -> None:
+    model, cluster = windtunnel.load_model("llama-3.1-8b"), windtunnel.parse_cluster("a100-40gb-sxm:8")
+    plan = {"global_batch": 8, "seq_len": 32768, "tp": 1}
+    base = laid_out(model, cluster, read_plan(plan))
+    capacity = cluster.gpu.usable_memory_bytes
+    needed = [memory_bytes(one.layout) for one in changes_of(base)]
+    told = advise(model, cluster, plan)
+    assert told
+    assert all(one.peak_memory_bytes <= capacity for one in told)
+    if min(needed) > capacity:
+        assert all(len(one.changes) > 1 or "n_gpus" in one.changes for one in told)
+
+
+def test_a_degree_that_was_given_is_given_again() -> None:
+    base = laid_out(MODEL, CLUSTER, read_plan(SMALL | {"tp": 2, "dp": 8}))
+    change = changed(base, {"tp": 4})
+    assert change is not None
+    assert flags_of(change.fields) == "--tp 4 --dp 4"
+    assert changed(base, {"tp": 3}) is None
+
+
+def test_virtual_stages_bring_their_schedule() -> None:
+    base = laid_out(MODEL, CLUSTER, read_plan(SMALL | {"pp": 4, "schedule": "1f1b", "global_batch": 64}))
+    change = changed(base, {"virtual_stages": 2})
+    assert change is not None
+    assert flags_of(change.fields) == "--virtual-stages 2 --schedule interleaved"
+
+
+def test_under_disturbances_only_what_still_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from windtunnel.cli import main
+
+    words = "predict llama-3.2-1b --cluster h100-sxm:16 --tp 8 --global-batch 32 --seq 2048 --slow gpu=3:1.5 --no-save"
+    main([*words.split(), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["advice"]
+    for one in answer["advice"]:
+        plan = SMALL | {"tp": 8} | one["changes"]
+        other = windtunnel.predict(MODEL, CLUSTER, plan, slow=["gpu=3:1.5"])
+        assert other.step_time_ns == one["step_time_ns"] < answer["step_time_ns"]
+    main([*words.split(), "--json", "--no-advice"])
+    without = json.loads(capsys.readouterr().out)
+    assert without["advice_tried"] == 0
+    assert without["content_hash"] == answer["content_hash"]
