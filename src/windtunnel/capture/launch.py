@@ -93,8 +93,41 @@ def capture(launch: Launch, options: Options, out: Path, report: Report | None =
             "classes": [_class(grid, workers.outcomes[rank], counts[rank]) for rank in sorted(kept)],
         }
         assert workers.folder is not None
-        publish(out, document, {rank: workers.folder / f"program_{rank}.jsonl.gz" for rank in kept})
+        files = {rank: workers.folder / f"program_{rank}.jsonl.gz" for rank in kept}
+        told = _fits(launch, options, document, files, workers)
+        document["compared"] = told[0]
+        document["notes"] = sorted({*document["notes"], *told[1:]})
+        publish(out, document, files)
     return document
+
+
+def _fits(
+    launch: Launch, options: Options, document: Mapping[str, Any], files: Mapping[int, Path], workers: Workers
+) -> list[str]:
+    """What was compared, then notes. Raises ScriptError where ranks ask what cannot be done together."""
+    from windtunnel.programs.agreement import book_of, book_of_some, deadlock, disagreement
+    from windtunnel.programs.folder import load_job
+
+    played = len(workers.outcomes)
+    if options.ranks:
+        found = disagreement(book_of_some({rank: read_program(path) for rank, path in files.items()}))
+        compared = f"{played:,} of {launch.world_size:,} ranks with each other; nothing is known of the others"
+        late = ""
+    else:
+        assert workers.folder is not None
+        draft = workers.folder / "draft"
+        publish(draft, document, files)
+        job = load_job(draft)
+        alike = "" if played == launch.world_size else "; the others are taken to be like these"
+        compared = f"{played:,} of {launch.world_size:,} ranks with each other{alike}"
+        found, late = disagreement(book_of(job)), ""
+        if not found and (late := deadlock(job)) and (options.device == "cuda" or deadlock(job, eager_sends=True)):
+            found, late = late, ""
+    if found:
+        raise ScriptError(f"the job could not run: {found}; compared were {compared}")
+    if late:
+        late = f"on GPUs the job would hang: {late}; on CPUs it runs as long as gloo takes the messages at once"
+    return [compared, *([late] if late else [])]
 
 
 def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[str, Any]) -> tuple[Table, list[int]]:

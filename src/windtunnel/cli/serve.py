@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 
 def serve(
-    model: str,
+    model: str | None = None,
     /,
     *,
     cluster: Annotated[str | None, Parameter(help="GPU type and number, h100-sxm:8, or a cluster file.")] = None,
@@ -89,7 +89,8 @@ def serve(
     Parameters
     ----------
     model
-        A model of the catalogue, or the path of a config.json. For --search alpaserve and muxserve several, each with
+        A model of the catalogue, the path of a config.json, or a pool of several models: pool.yaml.
+        For --search alpaserve and muxserve several, each with
         its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
     from windtunnel.cli.output import note, print_json, working
@@ -119,11 +120,18 @@ def serve(
         speculative_tokens=speculative_tokens,
         acceptance=acceptance,
     )
+    if model is not None and model.endswith((".yaml", ".yml")):
+        from windtunnel.cli.serve_pool import answer_pool
+
+        answer_pool(Path(model), page, json)
+        return None
     if real is not None:
         from windtunnel.cli.serve_real import answer_real
 
         answer_real(count, rate, cv, seed, json)
         return None
+    if model is None:
+        raise UserError("no model is named: give one of the catalogue, a config.json, or a pool.yaml")
     if cluster is None:
         raise UserError("no machine is named: add --cluster h100-sxm:8")
     if listen is not None:

@@ -24,6 +24,8 @@ from windtunnel.fleet.site import Site
 from windtunnel.fleet.tables import Tables
 
 HYBRID = ("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot")
+OVERSUBSCRIBED = ("requested", "rose", "rose-qos")
+SERVICE_SHARE = 0.5  # of a machine, requested by the service on it: `oversubscribe/machines.py`
 LYRA = ("lyra-none", "lyra-loan", "lyra-elastic", "lyra")
 CLOCKS = ("exact", "adaptdl", "elasticflow")
 ADAPTDL = ("tiresias", "optimus", "pollux")
@@ -55,7 +57,7 @@ def policies_of(clock: str) -> tuple[str, ...]:
         return ELASTICFLOW
     from windtunnel.fleet.exact.policies import NAMES
 
-    return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID)
+    return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
 
 
 def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -83,6 +85,10 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
         from windtunnel.fleet.loans.run import run_lyra
 
         part = run_lyra(kept, site, policy, options)
+    elif policy in OVERSUBSCRIBED:
+        from windtunnel.fleet.oversubscribe.run import run_oversubscribed
+
+        part = run_oversubscribed(kept, site, policy, options)
     elif policy in HYBRID:
         from windtunnel.fleet.hybrid.run import run_hybrid
 
@@ -103,11 +109,14 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
     large = (jobs.gpus > site.gpus) if options.pool else (nodes > site.nodes)
     for at in np.flatnonzero(large):
         why[int(at)] = f"asks {int(jobs.gpus[at])} GPUs of {site.gpus}"
+    if policy in OVERSUBSCRIBED:
+        for at in np.flatnonzero(jobs.gpus > site.per_node * (1 - SERVICE_SHARE)):
+            why[int(at)] = f"asks {int(jobs.gpus[at])} GPUs, more than services leave of a node of {site.per_node}"
     for at in np.flatnonzero(jobs.gpus < 1):
         why[int(at)] = "asks no GPU"
     if options.clock == "exact" and (policy in queues.NAMES) and np.isnan(jobs.duration_s).all() and options.tables:
         pass  # durations come from the tables
-    elif options.clock == "exact" and policy in (*queues.NAMES, "current", *LYRA, *HYBRID):
+    elif options.clock == "exact" and policy in (*queues.NAMES, "current", *LYRA, *HYBRID, *OVERSUBSCRIBED):
         for at in np.flatnonzero(np.isnan(jobs.duration_s)):
             why.setdefault(int(at), "does not say how long it runs")
     if policy == "current":

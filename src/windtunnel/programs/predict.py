@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from windtunnel.cost.device_memory import outside_of_allocator
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, ScheduleError, UserError
 from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
 from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.programs.agreement import deadlock
 from windtunnel.programs.compiler.fused_program import fused
 from windtunnel.programs.disturbances.disturbed import disturb, disturbed_job
 from windtunnel.programs.disturbances.pace import placed_on
@@ -78,7 +79,11 @@ def predict_captured(
     priced = price_captured(job, cluster, framework=framework, cuda_graphs=cuda_graphs)
     asked = placed_on(priced, asked)
     step = disturbed_job(priced, asked.parts)
-    base = step.replayed(())
+    try:
+        base = step.replayed(())
+    except ScheduleError as error:  # of a folder that was captured for a CPU, say, where sends need nobody
+        waits = deadlock(job) or str(error)
+        raise UserError(f"the captured job hangs: {waits}; on a cluster the script would hang there too") from None
     makespan, disturbed = base.timeline.makespan_ns, None
     if asked.parts:
         makespan, disturbed = disturb(priced, step, asked)

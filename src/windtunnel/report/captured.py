@@ -67,7 +67,8 @@ def _classes(document: Mapping[str, Any], world: int) -> RenderableType:
         )
     verdict = _verdict(document, world)
     more = [Text(text) for text in _more(len(classes) - MOST_CLASSES, "classes")]
-    return Group(table, *more, Text(verdict))
+    compared = [Text(f"compared, and fit: {document['compared']}")] if document.get("compared") else []
+    return Group(table, *more, Text(verdict), *compared)
 
 
 def _verdict(document: Mapping[str, Any], world: int) -> str:

@@ -173,6 +173,8 @@ def _regime(stamps: Stamps, share: float, workload: Workload) -> Regime:
     if len(queue) == 0 or np.isnan(queue).all():
         return "over"
     third = max(1, len(queue) // 3)
+    if np.isnan(queue[-third:]).all():
+        return "over"  # none of the last was ever begun
     mean_queue, mean_ttft = float(np.nanmean(queue)), float(np.nanmean(ttft))
     early, late = float(np.nanmean(queue[:third])), float(np.nanmean(queue[-third:]))
     if workload.concurrency is not None:  # a closed loop limits itself: over where slots only wait for a place

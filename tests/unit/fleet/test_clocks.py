@@ -10,7 +10,6 @@ from windtunnel.fleet.adaptdl.clock import Running, run
 from windtunnel.fleet.adaptdl.goodput import fit
 from windtunnel.fleet.adaptdl.work import FixedBatch
 from windtunnel.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
-from windtunnel.fleet.elasticflow.plan import gpu_time, plan
 from windtunnel.fleet.elasticflow.state import EfJob, aligned, overhead_s
 from windtunnel.fleet.packing.pack import Nodes, Pods, pack, typical_kinds
 from windtunnel.fleet.policies.gittins import index
@@ -70,17 +69,6 @@ RATES = {1: 1.0, 2: 1.8, 4: 3.0}
 
 def ef_job(at, submit=0, work=60.0, deadline=math.inf, gpus=1, duration=60, rates=None):
     return EfJob(at, submit, duration, gpus, deadline, rates or RATES, 4, work)
-
-
-def test_a_plan_takes_the_least_level_that_is_in_time():
-    made = plan(ef_job(0, work=100.0, deadline=60), 0, {0: 4}, 4, 60, as_released=False)
-    assert made.allocations[0] == 2
-    assert made.in_time
-    assert made.real_end_s == math.ceil(100 / 1.8)
-    assert made.free[0] == 2
-    late = plan(ef_job(0, work=300.0, deadline=60), 0, {0: 4}, 4, 60, as_released=False)
-    assert not late.in_time
-    assert gpu_time({0: 2, 30: 4}, 60) == 180
 
 
 def test_elasticflow_admits_what_fits_and_rejects_the_rest():

@@ -1,10 +1,13 @@
 """Compiled search for Pollux's allocation: NSGA-II over matrices of GPUs by job and node.
 
-State: x[job, node] GPUs. Two objectives, both larger is better: the harmonic mean over jobs of speed-up x restart
-factor, and the sum of speed-ups over the GPUs of the nodes in use. Selection by binary tournament (domination, then
-crowding), one-point crossover over jobs, mutation that resets, clears and fills, repair that enforces one multi-node
-job per node, each job's limit and the nodes' GPUs, in that order. Survivors by front, then by crowding distance.
-Source: K. Deb et al., "NSGA-II", 2002; operators: adaptdl, simulator/pollux.py (Apache-2.0), as rules.
+State: GPUs by job and node, eight nodes to a word of 64 bits, one byte each (`pack`): a row of 16 nodes is two words,
+and is summed, counted, compared and capped as such. Two objectives, both larger is better: the harmonic mean over jobs
+of speed-up x restart factor, and the sum of speed-ups over the GPUs of the nodes in use. Parents by binary tournament
+(domination, then crowding) over random permutations, one-point crossover over jobs, mutation that resets, clears and
+fills, and repair. Survivors by front, then by crowding distance; states of equal objectives count once in it.
+Repair, as released: at most one multi-node job per node, and from the second such job on, nobody later in the order
+gets that node; then each job's limit over nodes in random order; then the nodes' GPUs.
+Source: K. Deb et al., "NSGA-II", 2002; operators: adaptdl, simulator/pollux.py (Apache-2.0) on pymoo 0.4, as rules.
 Each function's `.py_func` is the same code uncompiled.
 """
 
@@ -17,184 +20,315 @@ from numba import njit
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
+U = np.uint64
+MOST_PER_NODE = 63  # GPUs: two states' bytes must add up below the top bit
 CROSSOVER = 0.9  # of matings; pymoo's default
-RESET, CLEAR, CLEARED = 0.1, 0.1, 0.1  # of jobs that mutation resets, or clears, and of the cells of the latter
+PER_32 = 2.0**32
+# Of jobs: reset, cleared; of the cells of the latter: emptied. As chances in 2^-32.
+RESET, CLEAR, CLEARED = U(0.1 * PER_32), U(0.1 * PER_32), U(0.1 * PER_32)
 TINY = 1e-3  # added to each scaled speed-up before the mean
-ATTEMPTS = 100  # rounds of mating in a generation until enough offspring differ; pymoo's default
+ATTEMPTS = 101  # rounds of mating in a generation until enough offspring differ; pymoo's default
+ONE, SEVEN, EIGHT, HALF, TOP = U(1), U(7), U(8), U(32), U(56)
+CELL, LOW_32 = U(0xFF), U(0xFFFFFFFF)
+ONES, LOW_7, HIGH = U(0x0101010101010101), U(0x7F7F7F7F7F7F7F7F), U(0x8080808080808080)
+EVEN, LANES, LAST_LANE = U(0x00FF00FF00FF00FF), U(0x0001000100010001), U(48)
+
+
+def pack(counts: Array) -> Array:
+    """GPUs by (..., node) as words (..., ceil(nodes / 8)). Counts up to `MOST_PER_NODE`."""
+    nodes = counts.shape[-1]
+    cells = np.zeros((*counts.shape[:-1], -(-nodes // 8) * 8), np.uint8)
+    cells[..., :nodes] = counts
+    return cells.view("<u8").astype(np.uint64)
+
+
+def unpack(words: Array, nodes: int) -> Array:
+    """The reverse of `pack`: uint8[..., nodes]."""
+    cells: Array = np.ascontiguousarray(words.astype("<u8")).view(np.uint8)[..., :nodes]
+    return cells
+
+
+@njit(cache=True)
+def _next(random: Array) -> Any:
+    """64 random bits, by SplitMix64 (G. L. Steele et al., OOPSLA 2014). `random`: u64[1], its state."""
+    random[0] += U(0x9E3779B97F4A7C15)
+    z = random[0]
+    z = (z ^ (z >> U(30))) * U(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> U(27))) * U(0x94D049BB133111EB)
+    return z ^ (z >> U(31))
+
+
+@njit(cache=True)
+def _below(n: int, random: Array) -> int:
+    """A random number from 0 to n - 1."""
+    return np.int64(((_next(random) >> HALF) * U(n)) >> HALF)  # type: ignore[return-value]
+
+
+@njit(cache=True)
+def _sum(word: Any) -> int:
+    """GPUs of eight nodes."""
+    pairs = (word & EVEN) + ((word >> EIGHT) & EVEN)
+    return np.int64((pairs * LANES) >> LAST_LANE)  # type: ignore[return-value]
+
+
+@njit(cache=True)
+def _held(word: Any) -> Any:
+    """1 in each byte that is not 0."""
+    return ((word + LOW_7) & HIGH) >> SEVEN
+
+
+@njit(cache=True)
+def _count(ones: Any) -> int:
+    """Bytes that are 1 in a word of 0 and 1."""
+    return np.int64((ones * ONES) >> TOP)  # type: ignore[return-value]
 
 
 @njit(cache=True)
 def evaluate(x: Array, base: Array, speedup: Array, factor: Array, share: float, node_gpus: Array, out: Array) -> None:
     """Objectives of one state into out[2]. `speedup`: [job, on several nodes, GPUs]."""
-    jobs, nodes = x.shape
+    jobs, words = x.shape
     inverse = 0.0
     total = 0.0
+    in_use = np.zeros(words, np.uint64)
     for job in range(jobs):
         gpus, on, moved = 0, 0, False
-        for node in range(nodes):
-            held = x[job, node]
-            gpus += held
-            on += held > 0
-            moved |= held != base[job, node]
+        for at in range(words):
+            word = x[job, at]
+            gpus += _sum(word)
+            on += _count(_held(word))
+            moved |= word != base[job, at]
+            in_use[at] |= word
         gained = speedup[job, 1 if on > 1 else 0, gpus]
         total += gained
-        scaled = gained * share * (factor[job] if moved else 1.0)
-        inverse += 1.0 / (scaled + TINY)
+        inverse += 1.0 / (gained * share * (factor[job] if moved else 1.0) + TINY)
     used = 0
-    for node in range(nodes):
-        for job in range(jobs):
-            if x[job, node] > 0:
-                used += node_gpus[node]
-                break
+    for node in range(len(node_gpus)):
+        held = (in_use[node >> 3] >> U((node & 7) << 3)) & CELL
+        used += node_gpus[node] if held != U(0) else 0
     out[0] = jobs / inverse
     out[1] = total / used if used else 0.0
 
 
 @njit(cache=True)
-def mutate(x: Array, base: Array, node_gpus: Array) -> None:
-    """Reset jobs to where they are, clear cells, then fill nodes that have room."""
-    jobs, nodes = x.shape
+def chances(nodes: int) -> Array:
+    """Of a cell to be filled, in 2^-32, by nodes with room and by how many of them the job is on: u64[n + 1, n + 1].
+
+    One over the nodes with room; where the job is there already, or one over those nodes of its own.
+    """
+    table = np.zeros((nodes + 1, nodes + 1), np.uint64)
+    for roomy in range(1, nodes + 1):
+        first = 1.0 / roomy
+        table[roomy, 0] = U(first * PER_32)
+        for held in range(1, roomy + 1):
+            table[roomy, held] = U((first + 1.0 / held - first / held) * PER_32)
+    return table
+
+
+@njit(cache=True)
+def mutate(x: Array, base: Array, node_gpus: Array, chance: Array, roomy: Array, scratch: Array, random: Array) -> None:
+    """Reset jobs to where they are, clear cells, then fill nodes that have room.
+
+    Scratch: `roomy` i64[nodes], `scratch` u64[3, words]. `chance`: from `chances`.
+    """
+    jobs, words = x.shape
+    taken, with_room = scratch[0], scratch[1]
+    taken[:] = U(0)
+    with_room[:] = U(0)
     for job in range(jobs):
-        if np.random.random() < RESET:
-            for node in range(nodes):
-                x[job, node] = base[job, node]
-        if np.random.random() < CLEAR:
-            for node in range(nodes):
-                if np.random.random() < CLEARED:
-                    x[job, node] = 0
-    room = np.empty(nodes, np.int64)
-    roomy = 0
-    for node in range(nodes):
-        left = node_gpus[node]
-        for job in range(jobs):
-            left -= x[job, node]
-        room[node] = left
-        roomy += left >= 1
-    if roomy == 0:
-        return
-    first = 1.0 / roomy
+        bits = _next(random)
+        if bits & LOW_32 < RESET:
+            for at in range(words):
+                x[job, at] = base[job, at]
+        if bits >> HALF < CLEAR:
+            for at in range(words):
+                for cell in range(8):
+                    here = CELL << U(cell << 3)
+                    if x[job, at] & here != U(0) and _next(random) >> HALF < CLEARED:
+                        x[job, at] &= ~here
+        for at in range(words):
+            taken[at] += x[job, at]
+    count = 0
+    for node in range(len(node_gpus)):
+        shift = U((node & 7) << 3)
+        if np.int64((taken[node >> 3] >> shift) & CELL) < node_gpus[node]:
+            with_room[node >> 3] |= CELL << shift
+            roomy[count] = node
+            count += 1
     for job in range(jobs):
         held = 0
-        for node in range(nodes):
-            held += x[job, node] > 0 and room[node] >= 1
-        second = 1.0 / max(held, 1)
-        for node in range(nodes):
-            if room[node] < 1:
-                continue
-            chance = first + second - first * second if x[job, node] > 0 else first
-            if np.random.random() < chance:
-                x[job, node] = np.random.randint(x[job, node], node_gpus[node] + 1)
+        for at in range(words):
+            held += _count(_held(x[job, at] & with_room[at]))
+        empty, full = chance[count, 0], chance[count, held]
+        for at in range(count):
+            node = roomy[at]
+            shift = U((node & 7) << 3)
+            word = x[job, node >> 3]
+            now = (word >> shift) & CELL
+            bits = _next(random)
+            taken_up = U(bits & LOW_32 < (full if now != U(0) else empty))
+            more = ((bits >> HALF) * (U(node_gpus[node] + 1) - now)) >> HALF
+            x[job, node >> 3] = word + ((more * taken_up) << shift)
 
 
 @njit(cache=True)
-def repair(x: Array, most: Array, node_gpus: Array, order: Array) -> None:
-    """Make a state possible. `order` is scratch, i64[nodes]."""
-    jobs, nodes = x.shape
-    taken = np.zeros(nodes, np.bool_)
-    left = node_gpus.copy()
+def repair(x: Array, most: Array, all_gpus: Array, order: Array, scratch: Array, random: Array) -> None:
+    """Make a state possible. `all_gpus`: packed, of the nodes. Scratch: `order` i64[nodes], `scratch` u64[3, words]."""
+    jobs, words = x.shape
+    wide, closed, left = scratch[0], scratch[1], scratch[2]
+    wide[:] = U(0)
+    closed[:] = U(0)
+    left[:] = all_gpus
     for job in range(jobs):
         on = 0
+        for at in range(words):
+            on += _count(_held(x[job, at]))
+        if on == 0:
+            continue
         gpus = 0
-        for node in range(nodes):
-            on += x[job, node] > 0
-        if on > 1:
-            for node in range(nodes):
-                if x[job, node] > 0:
-                    if taken[node]:
-                        x[job, node] = 0
-                    taken[node] = True
-        for node in range(nodes):
-            gpus += x[job, node]
+        for at in range(words):
+            if on > 1:
+                here = _held(x[job, at]) * CELL
+                closed[at] |= wide[at] & here
+                wide[at] |= here
+            x[job, at] &= ~closed[at]
+            gpus += _sum(x[job, at])
         if gpus > most[job]:
-            for node in range(nodes):
-                order[node] = node
-            rest = most[job]
-            for at in range(nodes):
-                pick = np.random.randint(at, nodes)
-                node = order[pick]
-                order[pick] = order[at]
-                if x[job, node] > rest:
-                    x[job, node] = rest
-                rest -= x[job, node]
-        for node in range(nodes):
-            if x[job, node] > left[node]:
-                x[job, node] = left[node]
-            left[node] -= x[job, node]
+            _cut(x[job], most[job], order, random)
+        for at in range(words):
+            word = x[job, at]
+            fits = ((((left[at] | HIGH) - word) & HIGH) >> SEVEN) * CELL
+            word = (word & fits) | (left[at] & ~fits)
+            x[job, at] = word
+            left[at] -= word
 
 
 @njit(cache=True)
-def _hash(x: Array) -> int:
-    code = np.uint64(14695981039346656037)
-    for value in x.flat:
-        code = (code ^ np.uint64(value + 1)) * np.uint64(1099511628211)
-    positive: int = np.int64(code >> np.uint64(1))  # type: ignore[assignment]
-    return positive
+def _cut(row: Array, most: int, order: Array, random: Array) -> None:
+    """Limit a job's GPUs, over its nodes in random order."""
+    count = 0
+    for node in range(len(order)):
+        if (row[node >> 3] >> U((node & 7) << 3)) & CELL != U(0):
+            order[count] = node
+            count += 1
+    rest = most
+    for at in range(count):
+        pick = at + _below(count - at, random)
+        node = order[pick]
+        order[pick] = order[at]
+        shift = U((node & 7) << 3)
+        held: Any = np.int64((row[node >> 3] >> shift) & CELL)
+        if held > rest:
+            row[node >> 3] -= U(held - rest) << shift
+            held = rest
+        rest -= held
 
 
 @njit(cache=True)
-def _fronts(f: Array, enough: int) -> Array:
-    """Rank of each point, 0 the front that none dominates; points beyond `enough` may stay at a high rank."""
+def _hash(x: Array) -> Any:
+    code = U(14695981039346656037)
+    for job in range(x.shape[0]):
+        for at in range(x.shape[1]):
+            code = (code ^ x[job, at]) * U(0x9E3779B97F4A7C15)
+            code ^= code >> HALF
+    return code
+
+
+@njit(cache=True)
+def fronts(f: Array) -> Array:
+    """Rank of each point of f64[n, 2], 0 the front that none dominates; larger is better.
+
+    In falling order of the first objective, a point belongs to the first front whose largest second objective so far
+    is below its own.
+    """
     n = len(f)
-    rank = np.full(n, n, np.int64)
+    rank = np.empty(n, np.int64)
     order = np.argsort(-f[:, 0])
-    done, level = 0, 0
-    while done < enough:
-        front_size = 0
-        for a in range(n):
-            i = order[a]
-            if rank[i] < n:
+    top = np.empty(n)
+    levels = 0
+    begin = 0
+    while begin < n:  # points of equal first objective, by falling second
+        end = begin + 1
+        while end < n and f[order[end], 0] == f[order[begin], 0]:
+            end += 1
+        for at in range(begin + 1, end):
+            point, back = order[at], at
+            while back > begin and f[order[back - 1], 1] < f[point, 1]:
+                order[back] = order[back - 1]
+                back -= 1
+            order[back] = point
+        for at in range(begin, end):
+            point = order[at]
+            if at > begin and f[point, 1] == f[order[at - 1], 1]:
+                rank[point] = rank[order[at - 1]]
                 continue
-            dominated = False
-            for b in range(n):
-                j = order[b]
-                if f[j, 0] < f[i, 0]:
-                    break
-                alive = rank[j] == n or rank[j] == level
-                if alive and f[j, 1] >= f[i, 1] and (f[j, 0] > f[i, 0] or f[j, 1] > f[i, 1]):
-                    dominated = True
-                    break
-            if not dominated:
-                rank[i] = level
-                front_size += 1
-        done += front_size
-        level += 1
+            low, high = 0, levels
+            while low < high:
+                middle = (low + high) // 2
+                if top[middle] < f[point, 1]:
+                    high = middle
+                else:
+                    low = middle + 1
+            rank[point] = low
+            top[low] = f[point, 1]
+            levels = max(levels, low + 1)
+        begin = end
     return rank
 
 
 @njit(cache=True)
 def _crowding(f: Array, members: Array) -> Array:
-    """Crowding distance of the members of one front."""
+    """Crowding distance of the members of one front; of equal points all but the first get none."""
     n = len(members)
     distance = np.zeros(n)
     if n <= 2:
         distance[:] = np.inf
         return distance
+    unique = np.empty(n, np.int64)
+    count = 0
+    for at in range(n):
+        fresh = True
+        for other in range(at):
+            if f[members[at], 0] == f[members[other], 0] and f[members[at], 1] == f[members[other], 1]:
+                fresh = False
+                break
+        if fresh:
+            unique[count] = at
+            count += 1
     for objective in range(2):
-        values = np.empty(n)
-        for at in range(n):
-            values[at] = f[members[at], objective]
+        values = np.empty(count)
+        for at in range(count):
+            values[at] = f[members[unique[at]], objective]
         order = np.argsort(values)
         spread = values[order[-1]] - values[order[0]]
-        distance[order[0]] = np.inf
-        distance[order[-1]] = np.inf
         if spread > 0:
-            for at in range(1, n - 1):
-                distance[order[at]] += (values[order[at + 1]] - values[order[at - 1]]) / spread
+            distance[unique[order[0]]] = np.inf
+            distance[unique[order[-1]]] = np.inf
+            for at in range(1, count - 1):
+                distance[unique[order[at]]] += (values[order[at + 1]] - values[order[at - 1]]) / spread
     return distance
 
 
 @njit(cache=True)
-def _tournament(f: Array, crowding: Array, n: int) -> int:
-    a, b = np.random.randint(n), np.random.randint(n)
+def _permutations(n: int, length: int, random: Array) -> Array:
+    """The first `length` entries of random permutations of `range(n)`, one after the other."""
+    result = np.empty(length + n, np.int64)
+    for begin in range(0, length, n):
+        for at in range(n):
+            pick = _below(at + 1, random)
+            result[begin + at] = result[begin + pick]
+            result[begin + pick] = at
+    return result[:length]
+
+
+@njit(cache=True)
+def _winner(f: Array, crowding: Array, a: int, b: int, random: Array) -> int:
     if f[a, 0] >= f[b, 0] and f[a, 1] >= f[b, 1] and (f[a, 0] > f[b, 0] or f[a, 1] > f[b, 1]):
         return a
     if f[b, 0] >= f[a, 0] and f[b, 1] >= f[a, 1] and (f[b, 0] > f[a, 0] or f[b, 1] > f[a, 1]):
         return b
-    if crowding[a] > crowding[b]:
-        return a
-    if crowding[b] > crowding[a]:
-        return b
-    return a if np.random.random() < 0.5 else b
+    if crowding[a] != crowding[b]:
+        return a if crowding[a] > crowding[b] else b
+    return a if _next(random) >> HALF < U(2**31) else b
 
 
 @njit(cache=True)
@@ -210,18 +344,23 @@ def search(
     generations: int,
     seed: int,
 ) -> tuple[Array, int]:
-    """Evolve `start` (i16[n, jobs, nodes]); returns the last population and the index of its best first objective."""
-    np.random.seed(seed)
-    jobs, nodes = base.shape
-    order = np.empty(nodes, np.int64)
-    x = np.empty((2 * population, jobs, nodes), np.int16)
+    """Evolve `start` (packed, u64[n, jobs, words]); returns the last front and the index of its best."""
+    random = np.full(1, seed, np.uint64)
+    jobs, words = base.shape
+    order = np.empty(len(node_gpus), np.int64)
+    scratch = np.empty((3, words), np.uint64)
+    chance = chances(len(node_gpus))
+    all_gpus = np.zeros(words, np.uint64)
+    for node in range(len(node_gpus)):
+        all_gpus[node >> 3] |= U(node_gpus[node]) << U((node & 7) << 3)
+    x = np.empty((2 * population, jobs, words), np.uint64)
     f = np.empty((2 * population, 2))
-    code = np.empty(2 * population, np.int64)
+    code = np.empty(2 * population, np.uint64)
     crowding = np.zeros(2 * population)
     n = 0
     for at in range(len(start)):
         x[n] = start[at]
-        repair(x[n], most, node_gpus, order)
+        repair(x[n], most, all_gpus, order, scratch, random)
         code[n] = _hash(x[n])
         fresh = True
         for other in range(n):
@@ -229,7 +368,7 @@ def search(
         if fresh:
             evaluate(x[n], base, speedup, factor, share, node_gpus, f[n])
             n += 1
-    rank = _fronts(f[:n], n)
+    rank = fronts(f[:n])
     for level in range(n):
         members = np.flatnonzero(rank == level)
         if len(members) == 0:
@@ -238,17 +377,23 @@ def search(
     for _ in range(generations - 1):
         alive = n
         for _ in range(ATTEMPTS):
-            for _ in range((population - (n - alive) + 1) // 2):
-                a, b = _tournament(f, crowding, alive), _tournament(f, crowding, alive)
-                point = np.random.randint(jobs) if np.random.random() < CROSSOVER else 0
-                for child in range(2):
+            matings = (population - (n - alive) + 1) // 2
+            drawn = _permutations(alive, 4 * matings, random)
+            parents = np.empty(2 * matings, np.int64)
+            for at in range(2 * matings):
+                parents[at] = _winner(f, crowding, drawn[2 * at], drawn[2 * at + 1], random)
+            points = np.empty(matings, np.int64)
+            for at in range(matings):
+                points[at] = _below(jobs, random) if _below(1000, random) < 1000 * CROSSOVER else 0
+            for child in range(2):
+                for at in range(matings):
                     if n - alive >= population:
                         break
-                    one, two = (a, b) if child == 0 else (b, a)
+                    one, two, point = parents[2 * at + child], parents[2 * at + 1 - child], points[at]
                     x[n, :point] = x[two, :point]
                     x[n, point:] = x[one, point:]
-                    mutate(x[n], base, node_gpus)
-                    repair(x[n], most, node_gpus, order)
+                    mutate(x[n], base, node_gpus, chance, order, scratch, random)
+                    repair(x[n], most, all_gpus, order, scratch, random)
                     code[n] = _hash(x[n])
                     fresh = True
                     for other in range(n):
@@ -261,7 +406,7 @@ def search(
             if n - alive >= population:
                 break
         keep = min(population, n)
-        rank = _fronts(f[:n], keep)
+        rank = fronts(f[:n])
         chosen = np.empty(keep, np.int64)
         distance = np.empty(keep)
         have, level = 0, 0
@@ -269,8 +414,7 @@ def search(
             members = np.flatnonzero(rank == level)
             spread = _crowding(f, members)
             if have + len(members) > keep:
-                jitter = np.random.random(len(members))
-                best = _by_crowding(spread, jitter)
+                best = _by_crowding(spread, random)
                 members, spread = members[best[: keep - have]], spread[best[: keep - have]]
             for at in range(len(members)):
                 chosen[have] = members[at]
@@ -282,11 +426,12 @@ def search(
         code[:keep] = code[chosen]
         crowding[:keep] = distance
         n = keep
-    return x[:n].copy(), int(np.argmax(f[:n, 0]))
+    front = np.flatnonzero(fronts(f[:n]) == 0)
+    return x[front].copy(), int(np.argmax(f[front, 0]))
 
 
 @njit(cache=True)
-def _by_crowding(spread: Array, jitter: Array) -> Array:
+def _by_crowding(spread: Array, random: Array) -> Array:
     """Indices by falling crowding distance, equal ones in random order."""
-    shuffled = np.argsort(jitter)
+    shuffled = _permutations(len(spread), len(spread), random)
     return shuffled[np.argsort(-spread[shuffled], kind="mergesort")]

@@ -93,8 +93,7 @@ def run(jobs: Sequence[EfJob], cluster_gpus: int, slot_s: float) -> None:
                 running.add(job)
                 job.start_s, job.state = now_s, "running"
                 events.add_end(job)
-        events.list.pop(0)
-        events.sort()
+        events.remove(event)
         if not events.list:
             return
         next_s = events.merge(now_s, slot_s)

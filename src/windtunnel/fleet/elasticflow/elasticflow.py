@@ -15,11 +15,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from windtunnel.fleet.elasticflow.edf import Timeline, merged
+import numpy as np
+
 from windtunnel.fleet.elasticflow.node_sets import NodeSets, place_all
-from windtunnel.fleet.elasticflow.plan import Planned, gpu_time, level_up, plan
 from windtunnel.fleet.elasticflow.state import EfJob, Event, Events, advance, overhead_s
+
+if TYPE_CHECKING:
+    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs
+
+PER_JOB = 16  # entries of a timeline: two for each plan of a job, which is planned at most once a level
+
+
+class _Room:
+    """Arrays in which plans of up to `jobs` jobs are made."""
+
+    def __init__(self, jobs: int, gpus: int) -> None:
+        from windtunnel.engine.compiled.elastic_plan_kernels import line, room
+
+        length = PER_JOB * jobs + 64
+        self.jobs = jobs
+        self.free, self.wide, self.plan = line(length), line(length), room(length)
+        self.kept = np.empty((jobs, length)), np.empty((jobs, length), np.int64), np.zeros(jobs, np.int64)
+        self.end = np.zeros((jobs, 2))
+        self.chosen = np.empty((gpus, 2))
 
 
 @dataclass
@@ -27,17 +47,33 @@ class _Cluster:
     gpus: int
     slot_s: float
     together: bool  # the artifact's reading
-    free: Timeline = field(default_factory=dict)
+    known: Jobs  # what jobs are, by their number
+    row: dict[EfJob, int]
+    room: _Room
     runnable: list[EfJob] = field(default_factory=list)
     running: set[EfJob] = field(default_factory=set)
-    wider: dict[EfJob, tuple[int, float, Planned | None]] = field(default_factory=dict)  # level, return, plan
+
+
+def _known(jobs: Sequence[EfJob]) -> Jobs:
+    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs
+
+    most = max((len(job.rates) for job in jobs), default=1)
+    level, rate = np.zeros((len(jobs), most), np.int64), np.zeros((len(jobs), most))
+    for row, job in enumerate(jobs):
+        level[row, : len(job.rates)] = list(job.rates)
+        rate[row, : len(job.rates)] = list(job.rates.values())
+    counts = np.array([len(job.rates) for job in jobs], np.int64)
+    largest = np.array([job.largest for job in jobs], np.int64)
+    return Jobs(level, rate, counts, largest, np.zeros(len(jobs)), np.array([job.deadline_s for job in jobs], float))
 
 
 def run(
     jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float, *, together: bool, overheads: bool = True
 ) -> None:
     """Run until all jobs are done; each job's fields hold the outcome. `together`: the artifact's reading."""
-    cluster = _Cluster(nodes * gpus_per_node, slot_s, together)
+    gpus = nodes * gpus_per_node
+    known, row = _known(jobs), {job: at for at, job in enumerate(jobs)}
+    cluster = _Cluster(gpus, slot_s, together, known, row, _Room(min(len(jobs), 64), gpus))
     sets = NodeSets(nodes, gpus_per_node)
     events = Events(jobs)
     elapsed_s: float = 0
@@ -46,24 +82,18 @@ def run(
         event = events.list[0]
         now_s = event.time_s
         advance(cluster.runnable, elapsed_s, now_s, events)
-        events.list.remove(event)
+        events.remove(event)
         _end(cluster, sets, event)
         _admit(cluster, sets, event, now_s)
-        _settle(cluster, events, now_s)
+        ordered = _settle(cluster, events, now_s)
         _start(cluster, events, now_s)
-        _spare(cluster, events, now_s)
+        _spare(cluster, events, ordered, now_s)
+        change_s = _next_change_s(cluster)
         cluster.runnable.sort(key=lambda job: -job.gpus)
         place_all(sets, cluster.runnable)
         sets.note_gangs()
-        changes = [
-            min((time for time in job.allocations if time > now_s), default=math.inf) for job in cluster.runnable
-        ]
-        change_s = min(changes, default=math.inf)
-        events.sort()
         if math.isfinite(change_s) and (not events.list or change_s < events.list[0].time_s):
-            if events.at(change_s) is None:
-                events.list.append(Event(change_s))
-            events.sort()
+            events.note(change_s)
         if not events.list:
             return
         restart = decisions > 0 and decisions % slot_s == 0
@@ -77,7 +107,6 @@ def run(
                 job.old_end_s = job.end_s
                 job.end_s += job.overhead_s
                 events.move_end(job)
-        events.sort()
         elapsed_s = int(events.merge(now_s, slot_s) - now_s)
 
 
@@ -92,20 +121,31 @@ def _end(cluster: _Cluster, sets: NodeSets, event: Event) -> None:
         job.scored_late = job.real_end_s is None or job.real_end_s > job.deadline_s
 
 
-def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> dict[EfJob, Planned] | None:
-    """Plans in deadline order, and None where one is late; leaves the timeline after them all."""
-    cluster.free = {now_s: cluster.gpus}
-    plans = {}
+def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs, bool]:
+    """Sort by deadline and plan in that order; (the jobs in it, whether all are in time). Plans are in `room`."""
+    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs, plan_all
+
     jobs.sort(key=lambda job: job.deadline_s)
-    late = False
-    for job in jobs:
-        made = plan(job, now_s, cluster.free, cluster.gpus, cluster.slot_s, as_released=cluster.together)
-        plans[job] = made
-        cluster.free = made.free
-        late |= not made.in_time
-    for job, made in plans.items():
-        job.allocations, job.end_s, job.real_end_s = made.allocations, made.end_s, made.real_end_s
-    return None if late else plans
+    if len(jobs) > cluster.room.jobs:
+        cluster.room = _Room(2 * len(jobs), cluster.gpus)
+    room, known = cluster.room, cluster.known
+    rows = np.array([cluster.row[job] for job in jobs], np.int64)
+    left = np.array([job.iterations_left for job in jobs], float)
+    ordered = Jobs(
+        known.level[rows], known.rate[rows], known.levels[rows], known.largest[rows], left, known.deadline[rows]
+    )
+    in_time = plan_all(
+        ordered,
+        float(now_s),
+        cluster.gpus,
+        float(cluster.slot_s),
+        cluster.together,
+        room.plan,
+        room.free,
+        room.kept,
+        room.end,
+    )
+    return ordered, bool(in_time)
 
 
 def _admit(cluster: _Cluster, sets: NodeSets, event: Event, now_s: float) -> None:
@@ -119,7 +159,7 @@ def _admit(cluster: _Cluster, sets: NodeSets, event: Event, now_s: float) -> Non
             continue
         for job in group:
             job.old_end_s = job.end_s
-        if _plan_all(cluster, [*cluster.runnable, *group], now_s) is None:
+        if not _plan_all(cluster, [*cluster.runnable, *group], now_s)[1]:
             for job in group:
                 job.state = "rejected"
                 job.end_s, job.real_end_s = 0, None
@@ -127,15 +167,18 @@ def _admit(cluster: _Cluster, sets: NodeSets, event: Event, now_s: float) -> Non
             cluster.runnable.extend(group)
 
 
-def _settle(cluster: _Cluster, events: Events, now_s: float) -> None:
+def _settle(cluster: _Cluster, events: Events, now_s: float) -> Jobs:
     """Plan those that were accepted, and move their ends."""
-    _plan_all(cluster, cluster.runnable, now_s)
-    for job in cluster.runnable:
+    ordered, _ = _plan_all(cluster, cluster.runnable, now_s)
+    ends, gpus = cluster.room.end.tolist(), cluster.room.kept[1][:, 0].tolist()
+    for row, job in enumerate(cluster.runnable):
+        job.end_s, job.real_end_s = ends[row]
         before = job.gpus
-        job.gpus = job.allocations[now_s]
+        job.gpus = gpus[row]
         job.restarts += job in cluster.running and job.gpus not in (0, before)
         events.move_end(job)
         job.old_end_s = job.end_s
+    return ordered
 
 
 def _start(cluster: _Cluster, events: Events, now_s: float) -> None:
@@ -150,63 +193,45 @@ def _run(cluster: _Cluster, job: EfJob, now_s: float) -> None:
     job.start_s, job.state = now_s, "running"
 
 
-def _consider(cluster: _Cluster, job: EfJob, spare: int, now_s: float) -> None:
-    """What one level more would be worth to a job."""
-    level = level_up(job, job.gpus)
-    if level - job.gpus > spare or level == job.gpus:
-        cluster.wider[job] = (level, -math.inf, None)
-        return
-    free = dict(cluster.free)
-    for time in (job.end_s, *job.allocations):
-        if time not in free:
-            earlier = [gpus for at, gpus in free.items() if at < time]
-            free[time] = earlier[-1] if earlier else cluster.gpus
-            free = dict(sorted(free.items()))
-    held = 0
-    marks = list(job.allocations.items())
-    for at, (time, gpus) in enumerate(marks):
-        del at
-        for each in free:
-            if time <= each < job.end_s:
-                free[each] += gpus - held
-        held = gpus
-    wide = plan(job, now_s, merged(free), cluster.gpus, cluster.slot_s, level, as_released=cluster.together)
-    added = gpu_time(wide.allocations, wide.end_s) - gpu_time(job.allocations, job.end_s)
-    worth = added / (level - job.gpus)
-    if job.gpus == 0:
-        worth = math.inf
-    elif not cluster.together:
-        worth = -worth
-    cluster.wider[job] = (level, worth, wide)
-
-
-def _spare(cluster: _Cluster, events: Events, now_s: float) -> None:
+def _spare(cluster: _Cluster, events: Events, ordered: Jobs, now_s: float) -> None:
     """Give what is free now to those who gain most."""
-    spare = cluster.gpus - sum(job.gpus for job in cluster.runnable)
-    assert cluster.free[now_s] == spare, "the timeline and the jobs disagree on what is free"
-    if spare == 0:
+    from windtunnel.engine.compiled.elastic_plan_kernels import spread
+
+    jobs, room = cluster.runnable, cluster.room
+    held = np.array([job.gpus for job in jobs], np.int64)
+    spare = cluster.gpus - int(held.sum())
+    assert room.free.gpus[0] == spare, "the timeline and the jobs disagree on what is free"
+    if spare == 0 or not jobs:
         return
-    cluster.wider = {}
-    for job in cluster.runnable:
-        _consider(cluster, job, spare, now_s)
-    cluster.runnable.sort(key=lambda job: -cluster.wider[job][1])
-    while spare > 0:
-        for job in cluster.runnable:
-            level, _, wide = cluster.wider[job]
-            if wide is not None and 0 < level - job.gpus <= spare:
-                break
-        else:
-            return
-        cluster.free = wide.free
-        job.allocations = wide.allocations
-        spare -= level - job.gpus
-        job.gpus = level
-        job.old_end_s, job.end_s = job.end_s, wide.end_s
+    order = np.arange(len(jobs))
+    steps = spread(
+        ordered,
+        order,
+        held,
+        room.end[: len(jobs), 0].copy(),
+        float(now_s),
+        cluster.gpus,
+        float(cluster.slot_s),
+        cluster.together,
+        room.free,
+        room.kept,
+        room.wide,
+        room.plan,
+        room.chosen,
+    )
+    for row, end_s in room.chosen[:steps].tolist():
+        job = jobs[int(row)]
+        job.old_end_s, job.end_s = job.end_s, end_s
         if job not in cluster.running:
             _run(cluster, job, now_s)
         events.move_end(job)
-        cluster.wider[job] = (level_up(job, level), cluster.wider[job][1], None)
-        for other in cluster.runnable:
-            if level_up(other, other.gpus) > other.gpus:
-                _consider(cluster, other, spare, now_s)
-        cluster.runnable.sort(key=lambda other: -cluster.wider[other][1])
+    for job, gpus in zip(jobs, held.tolist(), strict=True):
+        job.gpus = gpus
+    cluster.runnable = [jobs[row] for row in order.tolist()]
+
+
+def _next_change_s(cluster: _Cluster) -> float:
+    """When the first plan changes."""
+    times, _, counts = cluster.room.kept
+    changing = np.flatnonzero(counts[: len(cluster.runnable)] > 1)
+    return float(times[changing, 1].min()) if len(changing) else math.inf

@@ -74,7 +74,7 @@ def run(jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float) ->
                 else:
                     waiting.append(job)
                     once_waited.append(job)
-            arrivals.list.remove(event)
+            arrivals.remove(event)
         if released:
             at = 0
             while at < len(waiting):  # the released simulator skips the job behind one that starts
@@ -92,7 +92,6 @@ def run(jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float) ->
         rounds += 1
         for job in running:
             job.overhead_s = overhead_s(job.gpus, cluster.total_gpus, restart=restart)
-        arrivals.sort()
         next_s = arrivals.merge(now_s, slot_s)
         elapsed_s = int(next_s - now_s)
         now_s = next_s

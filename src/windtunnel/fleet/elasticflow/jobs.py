@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ LARGEST = 64  # GPUs of one job
 SETTINGS = Path(__file__).parent / "settings.yaml"
 
 
+@cache
 def settings() -> dict[str, Any]:
     """Caps and slots as published."""
     data: dict[str, Any] = yaml.safe_load(SETTINGS.read_text("utf-8"))

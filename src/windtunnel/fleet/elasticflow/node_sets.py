@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from windtunnel.fleet.elasticflow.gandiva import SIZES
 from windtunnel.fleet.elasticflow.state import EfJob
 
+LARGEST_FIRST = tuple(reversed(SIZES))
+
 
 @dataclass(eq=False)
 class NodeSet:
@@ -39,7 +41,7 @@ class NodeSets:
     def place(self, job: EfJob) -> bool:
         """Find room for a job: its own list, then larger holes, then free nodes. False where there is none."""
         size = job.gpus
-        for other in (size, *(each for each in reversed(self.lists) if each > size)):
+        for other in (size, *(each for each in LARGEST_FIRST if each > size)):
             sets = self.lists[other]
             if not sets:
                 continue
@@ -60,7 +62,7 @@ class NodeSets:
         to.jobs.append(job)
         job.node_set = to
         hole = to.capacity - to.used
-        for each in sorted(self.lists, reverse=True):
+        for each in LARGEST_FIRST:
             if hole > 0 and each <= hole and hole % each == 0:
                 if not keep_listed:
                     to.listed = each
@@ -84,7 +86,7 @@ class NodeSets:
                 if of in sets:
                     sets.remove(of)
             return
-        for each in sorted(self.lists, reverse=True):
+        for each in LARGEST_FIRST:
             if each <= hole and hole % each == 0:
                 if hole == of.listed:
                     return

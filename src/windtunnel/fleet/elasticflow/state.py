@@ -9,6 +9,7 @@ as in the released simulator. Source: pkusys/ElasticFlow, ElasticFlow/scheduler 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,31 +67,43 @@ class Event:
 
 
 class Events:
-    """The list of events."""
+    """The list of events, in order of time, one for each time."""
 
     def __init__(self, jobs: Sequence[EfJob]) -> None:
         self.list: list[Event] = []
-        by_time: dict[float, Event] = {}
+        self.times: list[float] = []  # of the list
+        self.by_time: dict[float, Event] = {}
         for job in sorted(jobs, key=lambda job: job.submit_s):
-            if job.submit_s not in by_time:
-                by_time[job.submit_s] = Event(job.submit_s)
-                self.list.append(by_time[job.submit_s])
-            by_time[job.submit_s].starts.append(job)
+            if job.submit_s not in self.by_time:
+                self._add(Event(job.submit_s))
+            self.by_time[job.submit_s].starts.append(job)
 
     def at(self, time_s: float) -> Event | None:
-        """The first event of this time."""
-        return next((event for event in self.list if event.time_s == time_s), None)
+        """The event of this time."""
+        return self.by_time.get(time_s)
 
-    def sort(self) -> None:
-        """By time; equal times keep their order."""
-        self.list.sort(key=lambda event: event.time_s)
+    def _add(self, event: Event) -> None:
+        self.by_time[event.time_s] = event
+        at = bisect_left(self.times, event.time_s)
+        self.list.insert(at, event)
+        self.times.insert(at, event.time_s)
+
+    def remove(self, event: Event) -> None:
+        """Take an event off the list."""
+        at = bisect_left(self.times, event.time_s)
+        assert self.list[at] is event, "an event is not where its time says"
+        del self.list[at], self.times[at], self.by_time[event.time_s]
+
+    def note(self, time_s: float) -> None:
+        """Something may change at this time."""
+        if time_s not in self.by_time:
+            self._add(Event(time_s))
 
     def add_end(self, job: EfJob) -> None:
         """The job's planned end."""
-        event = self.at(job.end_s)
-        if event is None:
-            self.list.append(Event(job.end_s, ends=[job]))
-        elif job not in event.ends:
+        self.note(job.end_s)
+        event = self.by_time[job.end_s]
+        if job not in event.ends:
             event.ends.append(job)
 
     def move_end(self, job: EfJob) -> None:
@@ -102,23 +115,28 @@ class Events:
             if job in event.ends:
                 event.ends.remove(job)
             if not event.ends and not event.starts:
-                self.list.remove(event)
+                self.remove(event)
         job.old_end_s = None
         self.add_end(job)
 
     def merge(self, now_s: float, slot_s: float) -> float:
         """Merge what happens within a slot from now into its end; returns the time of the next event."""
         first = self.list[0]
-        next_s = first.time_s
-        while int(next_s - now_s) <= slot_s and len(self.list) > 1:
+        next_s, count = first.time_s, 1
+        del self.by_time[first.time_s]
+        while int(next_s - now_s) <= slot_s and count < len(self.list):
             first.time_s = now_s + slot_s
-            second = self.list[1]
+            second = self.list[count]
             if second.time_s - now_s > slot_s:
                 break
             next_s = second.time_s
             first.starts.extend(second.starts)
             first.ends.extend(second.ends)
-            del self.list[1]
+            del self.by_time[second.time_s]
+            count += 1
+        del self.list[1:count], self.times[1:count]
+        self.times[0] = first.time_s
+        self.by_time[first.time_s] = first
         return first.time_s
 
 

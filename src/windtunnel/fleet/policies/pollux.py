@@ -1,7 +1,7 @@
 """Pollux: jobs, their GPUs and their batch sizes chosen together, to maximise goodput fairly.
 
 Each interval: maximise the harmonic mean over jobs of speed-up x restart factor, by NSGA-II (population 100, 100
-generations) from the last interval's states. Speed-up = goodput over the goodput on ceil(G / jobs) GPUs of one node;
+generations) from the last interval's front. Speed-up = goodput over the goodput on ceil(G / jobs) GPUs of one node;
 where the allocation changes it counts max(age - 30 s x restarts, 0) / (age + 30 s) only. At most one multi-node job per
 node; at most twice as many GPUs as the job ever tried. Where nodes overflow, jobs with least attained service win.
 Source: A. Qiao et al., "Pollux", OSDI 2021; adaptdl, simulator/pollux.py (Apache-2.0), as rules.
@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import SpecError
 from windtunnel.fleet.decision import EMPTY, Decision, JobView, Placement, Snapshot
 
 RESTART_S = 30.0
-Matrix = NDArray[np.int16]
+States = NDArray[np.uint64]  # packed, [state, job, word]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The last population: which jobs its rows are, the states, and how many decisions were made."""
+    """The last front: which jobs its rows are, the states, and how many decisions were made."""
 
     jobs: tuple[int, ...]
-    states: Matrix
+    states: States
     round: int
 
 
@@ -40,16 +41,19 @@ class Pollux:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Jobs need `work` with `most_gpus` and `speedups(most, reference)`."""
-        from windtunnel.engine.compiled.genetic_kernels import search
+        from windtunnel.engine.compiled.genetic_kernels import MOST_PER_NODE, pack, search, unpack
 
+        if max(snapshot.nodes) > MOST_PER_NODE:
+            raise SpecError("--cluster", f"{max(snapshot.nodes)} GPUs a node", f"pollux knows at most {MOST_PER_NODE}")
         jobs = sorted(snapshot.jobs, key=lambda job: (job.gpu_seconds, job.submit_s))
         nodes = np.array(snapshot.nodes, dtype=np.int64)
-        base = np.zeros((len(jobs), len(nodes)), dtype=np.int16)
+        counts = np.zeros((len(jobs), len(nodes)), dtype=np.int64)
         for row, job in enumerate(jobs):
             for node, count in job.placement:
-                base[row, node] += count
+                counts[row, node] += count
+        base = pack(counts)
         memory: Memory | None = snapshot.memory
-        start = base[None] if memory is None else _carried(memory, jobs, len(nodes))
+        start = base[None] if memory is None else _carried(memory, jobs)
         most = np.array([min(job.work.most_gpus, snapshot.capacity) for job in jobs], dtype=np.int64)
         fair = -(-snapshot.capacity // len(jobs))
         width = snapshot.capacity + 1
@@ -63,7 +67,8 @@ class Pollux:
         seed = (self.seed * 1_000_003 + round_) % 2**31
         share = len(nodes) / snapshot.capacity
         states, best = search(start, base, speedup, factor, most, nodes, share, self.population, self.generations, seed)
-        chosen = {job.index: _placement(states[best, row]) for row, job in enumerate(jobs)}
+        found = unpack(states[best], len(nodes))
+        chosen = {job.index: _placement(found[row]) for row, job in enumerate(jobs)}
         placement = {index: cells for index, cells in chosen.items() if cells}
         return Decision(
             gpus={index: sum(count for _, count in cells) for index, cells in placement.items()},
@@ -72,10 +77,10 @@ class Pollux:
         )
 
 
-def _carried(memory: Memory, jobs: list[JobView], nodes: int) -> Matrix:
-    """The last population for today's jobs: rows of jobs that left go, rows of new ones are empty."""
+def _carried(memory: Memory, jobs: list[JobView]) -> States:
+    """The last front for today's jobs: rows of jobs that left go, rows of new ones are empty."""
     row_of = {index: row for row, index in enumerate(memory.jobs)}
-    states: Matrix = np.zeros((len(memory.states), len(jobs), nodes), dtype=np.int16)
+    states: States = np.zeros((len(memory.states), len(jobs), memory.states.shape[2]), np.uint64)
     for row, job in enumerate(jobs):
         if job.index in row_of:
             states[:, row] = memory.states[:, row_of[job.index]]

@@ -12,7 +12,7 @@ from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.serving.console import COLUMNS, ROWS, duration
 
-WIDTH, HEIGHT = 460.0, 220.0
+WIDTH, HEIGHT = 380.0, 220.0
 CHARTS = (
     ("TTFT", "ttft_mean_s", "ttft_p99_s", "ttft_s"),
     ("TPOT", "tpot_mean_s", "tpot_p99_s", "tpot_s"),
@@ -102,11 +102,8 @@ def _charts(points: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> l
                 if point[key]
             ]
             lines.append({"kind": kind, "dots": dots, "path": "M" + "L".join(f"{d['x']},{d['y']}" for d in dots)})
-        ticks = [
-            {"y": f"{HEIGHT * (1 - share):.1f}", "label": duration(math.exp(low + share * (high - low)))}
-            for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-        ]
-        rates = [{"x": f"{share * WIDTH:.1f}", "label": f"{share * most:.3g}"} for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        ticks = [{"y": f"{at(value):.1f}", "label": duration(value)} for value in _round_logs(low, high)]
+        rates = [{"x": f"{rate / most * WIDTH:.1f}", "label": f"{rate:g}"} for rate in _round_steps(most)]
         charts.append(
             {
                 "name": name,
@@ -117,3 +114,21 @@ def _charts(points: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> l
             }
         )
     return charts
+
+
+def _round_steps(most: float) -> list[float]:
+    """Zero to at most `most` in four to ten steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(most))
+    step = next(part * power for part in (0.1, 0.2, 0.5, 1.0) if most / (part * power) <= 6.0 or part == 1.0)
+    return [round(step * place, 9) for place in range(int(most / step + 1e-9) + 1)]
+
+
+def _round_logs(low: float, high: float) -> list[float]:
+    """Round values between e^low and e^high, not too many: 1, 2 and 5 times powers of ten, finer where that is few."""
+    for digits in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)):
+        powers = range(math.floor(low / math.log(10.0)) - 1, math.ceil(high / math.log(10.0)) + 1)
+        found = [digit * 10.0**power for power in powers for digit in digits]
+        found = [value for value in found if low <= math.log(value) <= high]
+        if len(found) >= 3:
+            return found
+    return found

@@ -131,7 +131,11 @@ class Engine:
                         self.metrics.lost += self.fleet.lose(place, now_ns)
                 news = self.fleet.advance(now_ns)
                 news.sort(key=self._begun)  # writing takes time too, and a first token is waited for most
+                first = True
                 for output in news:
+                    if first and self._begun(output):
+                        first = False
+                        await asyncio.sleep(0)  # those who got their first token write now
                     self._hand_out(output, now_ns)
                 coming = self.fleet.next_ns(now_ns)
                 if self._plans:

@@ -50,7 +50,9 @@ class Profile:
     gather_steps: int = 0  # attention ranks: steps that prompts wait until there is one for every rank
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
     kv: str = "bf16"
-    kv_blackwell_quantised: str = "fp8"  # on Blackwell with weights below 16 bits: what checkpoints and recipes ask for
+    # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
+    # (InferenceX on B200: SGLang --kv-cache-dtype fp8_e4m3, TensorRT-LLM kv_cache_config dtype fp8).
+    kv_blackwell_quantised: str = "fp8"
     asynchronous: bool = False  # the next step is planned while this one runs
     delay_steps: int = 0  # steps by which the host learns of a token later
     graph_limit: int = 512  # largest decode batch that is captured; 0 = none are

@@ -67,3 +67,13 @@ def test_with_all_ranks_real_only_what_they_say_counts() -> None:
     job = replay(others, world=2)
     assert job.span(job.begin(job.expected(), 0.3)) == (0.3, 0.8)
     assert job.span(job.begin(job.expected(), 0.85)) == (0.9, 1.4)
+
+
+def test_collectives_of_two_kinds_in_one_group_do_not_meet_each_other() -> None:
+    members = (0, 1)
+    gather, scatter = (Communication(kind, "g", members, 0, 64) for kind in ("all_gather", "reduce_scatter"))
+    events = (Event(False, 0), Event(True, 0), Event(False, 1), Event(True, 1))
+    one = HostProgram(0, (gather, scatter), events, np.array([[1.0, 0.0, 1.0, 0.0, 0.0]]))
+    job = Replay([(one, [0]), (one, [1])], 2, lambda call: TAKES)
+    job.run(2)  # it hung where two classes met, and the second took no time where one did
+    assert [float(cohort.step_ends[-1][0]) for cohort in job.cohorts] == [6.0, 6.0]

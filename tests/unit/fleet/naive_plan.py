@@ -1,11 +1,4 @@
-"""ElasticFlow's plan of one job: as late and as narrow as its deadline allows, over a timeline of free GPUs.
-
-The least level q is found that, filled from the deadline backwards (at each interval the largest level <= q that is
-free), does the work in time; then it is laid out forwards: the level before q until the interval in which the backward
-pass was done, q from there on. The last interval counts to the true deadline, what is planned ends on a whole slot.
-Where no level is in time, the largest is used to the deadline and whatever is free after it. Source: D. Gu et al.,
-"ElasticFlow", ASPLOS 2023; pkusys/ElasticFlow, scheduler.py (ef_sim_allocation), as rules.
-"""
+"""The plain twin of `engine/compiled/elastic_plan_kernels.py`, whose docstring says what a plan is."""
 
 from __future__ import annotations
 
@@ -238,3 +231,51 @@ def _late(
     after[time] = at.cluster_gpus - count
     after[end_s] = at.cluster_gpus
     return end_s, real_s
+
+
+def consider(
+    job: EfJob, now_s: float, free: Timeline, spare: int, cluster_gpus: int, slot_s: float, *, as_released: bool
+):
+    """(what one level more would be worth, its plan or None)."""
+    level = level_up(job, job.gpus)
+    if level - job.gpus > spare or level == job.gpus:
+        return -math.inf, None
+    free = dict(free)
+    for time in (job.end_s, *job.allocations):
+        if time not in free:
+            earlier = [gpus for at, gpus in free.items() if at < time]
+            free[time] = earlier[-1] if earlier else cluster_gpus
+            free = dict(sorted(free.items()))
+    held = 0
+    for time, gpus in job.allocations.items():
+        for each in free:
+            if time <= each < job.end_s:
+                free[each] += gpus - held
+        held = gpus
+    wide = plan(job, now_s, merged(free), cluster_gpus, slot_s, level, as_released=as_released)
+    added = gpu_time(wide.allocations, wide.end_s) - gpu_time(job.allocations, job.end_s)
+    worth = added / (level - job.gpus)
+    return (math.inf if job.gpus == 0 else worth if as_released else -worth), wide
+
+
+def spread(jobs: list[EfJob], now_s: float, free: Timeline, cluster_gpus: int, slot_s: float, *, as_released: bool):
+    """Spare GPUs to those who gain most; returns the steps (job, end) and the order that is left."""
+    spare = cluster_gpus - sum(job.gpus for job in jobs)
+    order, steps = list(jobs), []
+    wider = {job: consider(job, now_s, free, spare, cluster_gpus, slot_s, as_released=as_released) for job in order}
+    order.sort(key=lambda job: -wider[job][0])
+    while spare > 0:
+        job = next((job for job in order if wider[job][1] and 0 < level_up(job, job.gpus) - job.gpus <= spare), None)
+        if job is None:
+            break
+        wide = wider[job][1]
+        free, job.allocations, job.end_s = wide.free, wide.allocations, wide.end_s
+        spare -= level_up(job, job.gpus) - job.gpus
+        job.gpus = level_up(job, job.gpus)
+        steps.append((job, wide.end_s))
+        wider[job] = wider[job][0], None
+        for other in order:
+            if level_up(other, other.gpus) > other.gpus:
+                wider[other] = consider(other, now_s, free, spare, cluster_gpus, slot_s, as_released=as_released)
+        order.sort(key=lambda job: -wider[job][0])
+    return steps, order, free

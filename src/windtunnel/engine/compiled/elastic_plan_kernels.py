@@ -1,0 +1,489 @@
+"""Compiled plans of ElasticFlow: one job over a timeline of free GPUs, all jobs by deadline, and who gets spare GPUs.
+
+The least level q is found that, filled from the deadline backwards (at each interval the largest level <= q that is
+free), does the work in time; then it is laid out forwards: the level before q until the interval in which the backward
+pass was done, q from there on. The last interval counts to the true deadline, what is planned ends on a whole slot.
+Where no level is in time, the largest is used to the deadline and whatever is free after it. Source: D. Gu et al.,
+"ElasticFlow", ASPLOS 2023; pkusys/ElasticFlow, scheduler.py (ef_sim_allocation), as rules. `as_released`: the plan
+names every interval before the deadline, also those after its end, as the artifact's does, whose marginal returns
+therefore count the last GPUs up to the next change of anything.
+
+A timeline is times and GPUs free from each on. Jobs are columns: `level`, `rate` [jobs, levels] with `levels` of them,
+ascending; `left` iterations, `deadline`, `largest` level. Allocations are rows of times and GPUs, `count` of them.
+Each function's `.py_func` is the same code uncompiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Jobs(NamedTuple):
+    """What jobs are, in the order in which they are planned."""
+
+    level: Array  # i64[jobs, levels]
+    rate: Array  # f64[jobs, levels] iterations/s
+    levels: Array  # i64[jobs]
+    largest: Array  # i64[jobs]
+    left: Array  # f64[jobs]
+    deadline: Array  # f64[jobs]
+
+
+class Line(NamedTuple):
+    """A step function of time; `used[0]` entries of it are in use."""
+
+    time: Array  # f64
+    gpus: Array  # i64
+    used: Array  # i64[1]
+
+
+class Plan(NamedTuple):
+    """Room for one job's plan: what it gets, what is free after it, (planned end, estimated end), in time."""
+
+    allocations: Line
+    free: Line
+    end: Array  # f64[2]
+    in_time: Array  # bool[1]
+    given: Array  # i64 scratch
+    before: Array  # i64 scratch
+
+
+def line(length: int) -> Line:
+    """An empty one with room for `length` entries."""
+    return Line(np.empty(length), np.empty(length, np.int64), np.zeros(1, np.int64))
+
+
+def room(length: int) -> Plan:
+    """Room for plans over timelines of up to `length` entries."""
+    scratch = np.empty(length, np.int64), np.empty(length, np.int64)
+    return Plan(line(length), line(length), np.zeros(2), np.zeros(1, np.bool_), *scratch)
+
+
+@njit(cache=True)
+def aligned(start: float, time: float, slot: float) -> float:
+    """The first whole slot from `start` that is not before `time`."""
+    if np.isinf(time):
+        return time
+    rest = (time - start) % slot
+    whole: float = start + (np.rint((time - start - rest) / slot) + (1.0 if rest > 0 else 0.0)) * slot
+    return whole
+
+
+@njit(cache=True)
+def level_up(jobs: Jobs, job: int, gpus: int) -> int:
+    """The next level above `gpus`, or `gpus` itself at the top."""
+    for at in range(jobs.levels[job]):
+        if gpus < jobs.level[job, at] <= jobs.largest[job]:
+            found: int = jobs.level[job, at]
+            return found
+    return gpus
+
+
+@njit(cache=True)
+def _within(jobs: Jobs, job: int, gpus: int) -> int:
+    """Index of the largest level up to `gpus`; -1 where there is none."""
+    best = -1
+    for at in range(jobs.levels[job]):
+        if jobs.level[job, at] > gpus or jobs.level[job, at] > jobs.largest[job]:
+            break
+        best = at
+    return best
+
+
+@njit(cache=True)
+def _merge(time: Array, gpus: Array, count: int, skip: bool, out: Line) -> None:
+    """Copy without the times at which nothing changes; `skip`: entries below 0 are none."""
+    last, n = -1, 0
+    for at in range(count):
+        if gpus[at] != last and not (skip and gpus[at] < 0):
+            out.time[n] = time[at]
+            out.gpus[n] = last = gpus[at]
+            n += 1
+    out.used[0] = n
+
+
+@njit(cache=True)
+def _insert(at: Line, time: float, gpus: int) -> int:
+    """Put an entry in its place, unless that time is there; returns its index."""
+    n = at.used[0]
+    place: int = n
+    while place > 0 and at.time[place - 1] >= time:
+        place -= 1
+    if place < n and at.time[place] == time:
+        return place
+    for each in range(n, place, -1):
+        at.time[each] = at.time[each - 1]
+        at.gpus[each] = at.gpus[each - 1]
+    at.time[place], at.gpus[place] = time, gpus
+    at.used[0] = n + 1
+    return place
+
+
+@njit(cache=True)
+def _finish(end: float, real: float, before: int, known: bool, deadline: float, out: Plan) -> None:
+    """Close a plan: GPUs are `before` again from `end` on, unless the timeline before the job `known` that time."""
+    n = out.free.used[0]
+    _merge(out.free.time, out.given, n, True, out.allocations)
+    if not known:
+        place = _insert(out.free, end, before)
+        out.free.gpus[place] = before
+    kept, last = 0, -1
+    for at in range(out.free.used[0]):
+        if out.free.gpus[at] != last:
+            out.free.time[kept] = out.free.time[at]
+            out.free.gpus[kept] = last = out.free.gpus[at]
+            kept += 1
+    out.free.used[0] = kept
+    out.end[0], out.end[1] = end, real
+    out.in_time[0] = real <= deadline
+
+
+@njit(cache=True)
+def plan(
+    jobs: Jobs, job: int, now: float, free: Line, cluster: int, slot: float, assigned: int, as_released: bool, out: Plan
+) -> None:
+    """Plan a job as late and as narrow as its deadline allows. `assigned`: index of the level held first, or -1."""
+    left, deadline = jobs.left[job], jobs.deadline[job]
+    level, rate = jobs.level[job], jobs.rate[job]
+    bound = aligned(now, deadline, slot)
+    n = free.used[0]
+    time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
+    for at in range(n):
+        time[at], after[at] = free.time[at], free.gpus[at]
+        before[at] = free.gpus[at]  # as it was; -1 at a time that was no entry
+    out.free.used[0] = n
+    if bound >= now:
+        place = _insert(out.free, bound, -1)
+        if after[place] < 0:
+            after[place] = after[place - 1]
+            for each in range(n, place, -1):
+                before[each] = before[each - 1]
+            before[place] = -1
+            n += 1
+    for at in range(n):
+        given[at] = -1
+    first = 0
+    while time[first] < now:
+        first += 1
+    given[first] = 0
+    if assigned >= 0:
+        gpus = level[assigned]
+        later_at = first + 1
+        while later_at < n and before[later_at] < 0:
+            later_at += 1
+        later = time[later_at] if later_at < n else max(bound, now)
+        given[first] = gpus
+        real = np.ceil(now + left / rate[assigned])
+        end = aligned(now, real, slot)
+        if later >= end and deadline >= real:
+            back, known = after[first], False
+            for at in range(n):
+                if before[at] >= 0 and now <= time[at] < end:
+                    back = after[at]
+                    after[at] -= gpus
+                known |= before[at] >= 0 and time[at] == end
+            _finish(end, real, back, known, deadline, out)
+            return
+        lasts = (deadline if later == bound else later) - now
+        if later_at == n and bound < now:
+            lasts = 0.0
+        left -= lasts * rate[assigned]
+        after[first] -= gpus
+        while first < n and time[first] < later:
+            first += 1
+        first = min(first, n - 1)
+        given[first] = 0
+    if as_released:
+        for at in range(n):
+            if time[at] < bound and given[at] < 0:
+                given[at] = 0
+    start = time[first]
+    limit, below, top = min(cluster, jobs.largest[job]), -1, 0
+    while top < jobs.levels[job] and level[top] <= limit:
+        begin = _backwards(jobs, job, time, after, n, first, bound, top, left)
+        if begin >= 0:
+            _forwards(jobs, job, now, n, first, bound, begin, top, below, left, slot, cluster, out)
+            return
+        below = top
+        top += 1
+    for at in range(first, n - 1):
+        if time[at + 1] > bound:
+            break
+        pick = min(below, _within(jobs, job, after[at]))
+        given[at] = level[pick] if pick >= 0 else 0
+        after[at] -= given[at]
+        if pick >= 0:
+            left -= ((deadline if time[at + 1] == bound else time[at + 1]) - time[at]) * rate[pick]
+    _late(jobs, job, now, n, max(bound, start), bound, left, slot, cluster, assigned, out)
+
+
+@njit(cache=True)
+def _backwards(
+    jobs: Jobs, job: int, time: Array, after: Array, n: int, first: int, bound: float, top: int, left: float
+) -> int:
+    """Index of the interval from which on level `top` is needed; -1 where it is not enough."""
+    done, later = 0.0, bound
+    for at in range(n - 1, first - 1, -1):
+        if time[at] >= bound:
+            continue
+        pick = min(top, _within(jobs, job, after[at]))
+        if pick >= 0:
+            done += ((jobs.deadline[job] if later == bound else later) - time[at]) * jobs.rate[job, pick]
+            if done >= left:
+                return at
+        later = time[at]
+    return -1
+
+
+@njit(cache=True)
+def _forwards(
+    jobs: Jobs,
+    job: int,
+    now: float,
+    n: int,
+    first: int,
+    bound: float,
+    begin: int,
+    top: int,
+    below: int,
+    left: float,
+    slot: float,
+    cluster: int,
+    out: Plan,
+) -> None:
+    """Lay a plan out that is in time: level `below` until `begin`, `top` from there on."""
+    time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
+    level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
+    end, real = now, now
+    for at in range(first, n):
+        if time[at] > bound:
+            break
+        pick = min(top if at >= begin else below, _within(jobs, job, after[at]))
+        given[at] = level[pick] if pick >= 0 else 0
+        after[at] -= given[at]
+        last = at == n - 1 or time[at + 1] > bound
+        if pick < 0 and not last:
+            continue
+        if not last:
+            done = ((deadline if time[at + 1] == bound else time[at + 1]) - time[at]) * rate[pick]
+            if at < begin or done < left:
+                left -= done
+                continue
+        rest = np.ceil(left / rate[pick if pick >= 0 else top])
+        end, real = time[at] + aligned(0.0, rest, slot), time[at] + rest
+        break
+    back, known = cluster, False
+    for at in range(n):
+        if before[at] >= 0 and time[first] <= time[at] < end:
+            back = before[at]
+        known |= before[at] >= 0 and time[at] == end
+    _finish(end, real, back, known, deadline, out)
+
+
+@njit(cache=True)
+def _late(
+    jobs: Jobs,
+    job: int,
+    now: float,
+    n: int,
+    start: float,
+    bound: float,
+    left: float,
+    slot: float,
+    cluster: int,
+    assigned: int,
+    out: Plan,
+) -> None:
+    """Whatever is free after the deadline, until the job is done."""
+    time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
+    level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
+    here = 0
+    while here < n - 1 and time[here] < start:
+        here += 1
+    for later_at in range(n):
+        if time[later_at] <= bound:
+            continue
+        pick = _within(jobs, job, after[here])
+        given[here] = level[pick] if pick >= 0 else 0
+        if pick >= 0:
+            work = (time[later_at] - time[here]) * rate[pick]
+            if work >= left:
+                real = np.ceil(time[here] + left / rate[pick])
+                end = aligned(now, real, slot)
+                back, known = after[here], False
+                for at in range(n):
+                    if bound <= time[at] < end and before[at] >= 0:
+                        back = before[at]
+                    if time[here] <= time[at] < end:
+                        after[at] -= given[here]
+                    known |= before[at] >= 0 and time[at] == end
+                _finish(end, real, back, known, deadline, out)
+                return
+            left -= work
+            for at in range(n):
+                if time[here] <= time[at] < time[later_at]:
+                    after[at] -= given[here]
+        here = later_at
+    pick = assigned if assigned >= 0 else _within(jobs, job, min(cluster, jobs.largest[job]))
+    given[here] = level[pick]
+    real = np.ceil(time[here] + max(left, 0.0) / rate[pick])
+    end = aligned(now, real, slot)
+    after[here] = cluster - level[pick]
+    _finish(end, real, cluster, False, deadline, out)
+
+
+@njit(cache=True)
+def plan_all(
+    jobs: Jobs, now: float, cluster: int, slot: float, as_released: bool, out: Plan, free: Line, kept: Any, end: Array
+) -> bool:
+    """Plan all jobs in order; whether all are in time. Into `free` what is left, `kept` (time, gpus, count) [jobs, ..]
+    what each gets, `end` f64[jobs, 2] when it ends."""
+    free.time[0], free.gpus[0], free.used[0] = now, cluster, 1
+    in_time = True
+    for job in range(len(jobs.left)):
+        plan(jobs, job, now, free, cluster, slot, -1, as_released, out)
+        _keep(kept, job, out)
+        end[job] = out.end
+        _copy(out.free, free)
+        in_time &= out.in_time[0]
+    return in_time
+
+
+@njit(cache=True)
+def _keep(kept: Any, job: int, out: Plan) -> None:
+    kept[2][job] = out.allocations.used[0]
+    for at in range(out.allocations.used[0]):
+        kept[0][job, at], kept[1][job, at] = out.allocations.time[at], out.allocations.gpus[at]
+
+
+@njit(cache=True)
+def _copy(source: Line, target: Line) -> None:
+    target.used[0] = source.used[0]
+    for at in range(source.used[0]):
+        target.time[at], target.gpus[at] = source.time[at], source.gpus[at]
+
+
+@njit(cache=True)
+def _given_back(kept: Any, job: int, end: float, free: Line, cluster: int, wide: Line) -> None:
+    """The timeline as if a job had nothing."""
+    _copy(free, wide)
+    count = kept[2][job]
+    for mark in range(-1, count):
+        time = end if mark < 0 else kept[0][job, mark]
+        place = _insert(wide, time, -1)
+        if wide.gpus[place] < 0:
+            wide.gpus[place] = wide.gpus[place - 1] if place > 0 else cluster
+    held = 0
+    for mark in range(count):
+        gpus = kept[1][job, mark]
+        for at in range(wide.used[0]):
+            if kept[0][job, mark] <= wide.time[at] < end:
+                wide.gpus[at] += gpus - held
+        held = gpus
+    _merge(wide.time, wide.gpus, wide.used[0], False, wide)
+
+
+@njit(cache=True)
+def _gpu_time(time: Array, gpus: Array, count: int, end: float) -> float:
+    total = 0.0
+    for at in range(count):
+        total += gpus[at] * ((time[at + 1] if at + 1 < count else end) - time[at])
+    return total
+
+
+@njit(cache=True)
+def _consider(
+    jobs: Jobs,
+    job: int,
+    now: float,
+    held: int,
+    end: float,
+    spare: int,
+    cluster: int,
+    slot: float,
+    as_released: bool,
+    free: Line,
+    kept: Any,
+    wide: Line,
+    out: Plan,
+) -> float:
+    """What one level more would be worth to a job; its plan is left in `out`. -inf where it cannot be."""
+    level = level_up(jobs, job, held)
+    if level == held or level - held > spare:
+        return -np.inf
+    _given_back(kept, job, end, free, cluster, wide)
+    plan(jobs, job, now, wide, cluster, slot, _within(jobs, job, level), as_released, out)
+    added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - _gpu_time(
+        kept[0][job], kept[1][job], kept[2][job], end
+    )
+    if held == 0:
+        return np.inf
+    worth: float = added / (level - held)
+    return worth if as_released else -worth
+
+
+@njit(cache=True)
+def spread(
+    jobs: Jobs,
+    order: Array,
+    held: Array,
+    end: Array,
+    now: float,
+    cluster: int,
+    slot: float,
+    as_released: bool,
+    free: Line,
+    kept: Any,
+    wide: Line,
+    out: Plan,
+    chosen: Array,
+) -> int:
+    """Give spare GPUs, one level at a time, to the job that gains most; returns how often.
+
+    `order`: of jobs, re-ordered by worth in place; `held` i64[jobs]; `end` f64[jobs], the planned end; `chosen`
+    f64[gpus, 2]: (job, new end) of each step. The better plan is in `kept`, what is left in `free`.
+    """
+    n = len(order)
+    spare, steps = cluster - held.sum(), 0
+    worth, planned = np.full(n, -np.inf), np.zeros(n, np.bool_)
+    while True:
+        for job in range(n):
+            if level_up(jobs, job, held[job]) > held[job]:
+                worth[job] = _consider(
+                    jobs, job, now, held[job], end[job], spare, cluster, slot, as_released, free, kept, wide, out
+                )
+                planned[job] = worth[job] != -np.inf
+        _sort(order, worth)
+        best = -1
+        for at in range(n):
+            if planned[order[at]]:
+                best = order[at]
+                break
+        if best < 0 or spare <= 0:
+            return steps
+        _consider(jobs, best, now, held[best], end[best], spare, cluster, slot, as_released, free, kept, wide, out)
+        _keep(kept, best, out)
+        _copy(out.free, free)
+        level = level_up(jobs, best, held[best])
+        spare -= level - held[best]
+        held[best], end[best] = level, out.end[0]
+        chosen[steps, 0], chosen[steps, 1] = best, out.end[0]
+        steps += 1
+        planned[best] = False
+
+
+@njit(cache=True)
+def _sort(order: Array, worth: Array) -> None:
+    """By falling worth; equal ones keep their order."""
+    for at in range(1, len(order)):
+        job, back = order[at], at
+        while back > 0 and worth[order[back - 1]] < worth[job]:
+            order[back] = order[back - 1]
+            back -= 1
+        order[back] = job

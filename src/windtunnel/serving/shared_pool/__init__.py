@@ -1,0 +1,1 @@
+"""Several models on groups of machines on one clock: routers, autoscaling with start-up delay, spot machines."""
