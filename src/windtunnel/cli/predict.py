@@ -127,21 +127,21 @@ def predict(
             advice=advice,
         )
     whole = None if tokens is None else training_run(result, tokens, price)
-    files = {} if launch_flags is None else launched(launch_flags, result)
     # Printed first: a finished answer is not lost where it cannot be written.
     if json:
         from windtunnel.report.prediction.document import TRAINING_RUN, to_document
 
-        beside: dict[str, Any] = {} if whole is None else {TRAINING_RUN: whole}
-        beside |= {"launch": files} if launch_flags is not None else {}
-        print_json(to_document(result) | beside)
+        more: dict[str, Any] = {} if whole is None else {TRAINING_RUN: whole}
+        if launch_flags is not None:
+            more["launch"] = launched(launch_flags, result)
+        print_json(to_document(result) | more)
     else:
         from windtunnel.report.prediction.console import print_result
 
         print_result(result, stdout())
         if whole is not None:
             print(told_run(whole))
-        for name, text in files.items():
+        for name, text in ({} if launch_flags is None else launched(launch_flags, result)).items():
             stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
     written = []
     if report is not None:
@@ -163,6 +163,20 @@ def predict(
     for path in written:
         note(f"wrote {path}")
     return INFEASIBLE if result.status == "infeasible" else 0
+
+
+def launched(kind: str, result: Result) -> dict[str, str]:
+    """File name -> text: the predicted plan as a framework is launched with it."""
+    from windtunnel.errors import SpecError
+    from windtunnel.training.launch import launch_flags
+
+    plan = dict(result.spec.get("plan") or {})
+    if "global_batch" not in plan:
+        raise SpecError("--launch-flags", kind, "a captured script has its own flags: name a model instead")
+    if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
+        plan["etp"] = None
+    name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
+    return {name: text}
 
 
 def training_run(result: Result, tokens: str, price: float | None) -> dict[str, float]:
@@ -199,20 +213,6 @@ def told_run(whole: Mapping[str, float]) -> str:
     )
     steps = f"{whole['steps']:,.0f} steps of {format_count(whole['tokens'])} tokens in all"
     return f"Whole training: {', '.join(parts)}; {steps}, without failures"
-
-
-def launched(kind: str, result: Result) -> dict[str, str]:
-    """File name -> text: the predicted plan as a framework is launched with it."""
-    from windtunnel.errors import SpecError
-    from windtunnel.training.launch import launch_flags
-
-    plan = dict(result.spec.get("plan") or {})
-    if "global_batch" not in plan:
-        raise SpecError("--launch-flags", kind, "a captured script has its own flags: name a model instead")
-    if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
-        plan["etp"] = None
-    name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
-    return {name: text}
 
 
 def answered(
