@@ -3,8 +3,8 @@
     python validation/emulation/killed.py --moments 50
 
 By turns Ctrl-C, SIGTERM and SIGKILL, each after a random time; of SIGKILL the next start cleans up. Counted are
-moments after which a process lives that the command started, a temporary folder of windtunnel's is there, or the user's file has
-changed.
+moments after which a process lives that the command started, a temporary folder of windtunnel's is there, or the
+user's file has changed.
 """
 
 from __future__ import annotations
