@@ -1,5 +1,5 @@
 """What a communication leaves in a group with several real members: they truly exchange, and each virtual member holds
-what the real one holds that it is like (`capture/virtual_world/proxies.py`). With weights w, that add up to n:
+what the real one holds that it is like (`programs/rank_classes/proxies.py`). With weights w, that add up to n:
 
     all_reduce, reduce   sum = sum of w x own, avg = that / n; max, min, bits: over the real members
     all_gather, gather   the rows of real members are theirs; of a virtual one, a copy of those of the one it is like

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
-from windtunnel.capture.virtual_world.proxies import Proxies, proxies_among
+from windtunnel.programs.rank_classes.proxies import Proxies, proxies_among
 
 PATIENCE = timedelta(hours=24)  # a real rank may compute for long; who is gone is found by its parent
 
