@@ -107,7 +107,14 @@ def _model(row: Row) -> tuple[Model, str | None]:
     if family not in FAMILIES:
         if not _named(row):
             return _from_numbers(row, "llama", None), f"model family {row.model_family!r} not known, taken as Llama's"
-        return _shipped(row), None
+        try:
+            return _shipped(row), None
+        except UnreadableError:
+            if row.moe:  # routing and latent attention are not what plain numbers say
+                raise
+            return _from_numbers(
+                row, "llama", None
+            ), f"{row.model} with other sizes than the catalogue's, taken as Llama's"
     tied = True if "tied embeddings" in row.notes.lower() else None
     model = _from_numbers(row, family, tied)
     if tied is None and row.params_b is not None:

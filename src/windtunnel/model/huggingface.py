@@ -17,17 +17,22 @@ from windtunnel.model.architecture import Model, checked
 from windtunnel.model.config_fields import Fields
 from windtunnel.model.config_file import read_json
 from windtunnel.model.limits import showable
-from windtunnel.model.readers import gpt, rotary
+from windtunnel.model.readers import gpt, recent, rotary
 
 READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
     {
         "bloom": gpt.bloom,
         "deepseek_v2": rotary.deepseek,
         "deepseek_v3": rotary.deepseek,
+        "gemma2": recent.gemma2,
+        "gemma3": recent.gemma3,
+        "gemma3_text": recent.gemma3_text,
+        "glm4_moe": recent.glm4_moe,
         "gpt2": gpt.gpt2,
         "gpt_neox": gpt.gpt_neox,
         "gpt_oss": rotary.gpt_oss,
         "grok-1": rotary.grok,
+        "kimi_k2": rotary.deepseek,
         "llama": rotary.llama,
         "llama4": rotary.llama4,
         "llama4_text": rotary.llama4_text,
@@ -35,6 +40,7 @@ READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
         "mixtral": rotary.mixtral,
         "mpt": gpt.mpt,
         "nemotron": rotary.nemotron,
+        "phi3": recent.phi3,
         "qwen2": rotary.qwen2,
         "qwen2_moe": rotary.qwen2_moe,
         "qwen3": rotary.qwen3,

@@ -50,12 +50,23 @@ PUBLISHED = {
     "grok-1": 315_684_820_992,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "phi-3-mini": 3_821_079_552,
+    "phi-3-medium": 13_960_238_080,
+    "phi-4": 14_659_507_200,
 }
 
 # No exact count is published: the rounded one, and half a unit of its last digit (one unit where the source cuts off).
 ROUNDED = {
     "gpt3-175b": (174.600e9, 0.05e9),  # arXiv 2005.14165 table D.1: 174,600 M
     "mpt-30b": (29.95e9, 0.01e9),  # model card: 29.95B, cut off
+    "kimi-k2": (1.026e12, 0.001e12),  # model card: 1T; safetensors 1,026B
+    "glm-4.5": (355e9, 3e9),  # arXiv 2508.06471 table 1: 355B, with a prediction layer that is apart here
+    "glm-4.5-air": (106e9, 1e9),  # the same: 106B
+    "gemma-3-4b": (0.675e9 + 3.209e9, 0.01e9),  # arXiv 2503.19786 table 1: embedding and the rest
+    "gemma-3-12b": (1.012e9 + 10.759e9, 0.01e9),
+    "gemma-3-27b": (1.416e9 + 25.600e9, 0.01e9),
     "nemotron-4-15b": (12.5e9 + 3.2e9, 0.1e9),  # arXiv 2402.16819: 12.5B non-embedding and 3.2B embedding
     "nemotron-4-340b": (331.6e9 + 9.4e9, 0.1e9),  # arXiv 2406.11704: 331.6B non-embedding and 9.4B embedding
 }
@@ -104,6 +115,9 @@ def test_deepseek_v3_checkpoint_tensor_by_tensor() -> None:
         ("deepseek-v3", 37.6, 0.06),  # arXiv 2412.19437: 37B
         ("qwen3-30b-a3b", 3.3, 0.06),  # arXiv 2505.09388: 3.3B
         ("qwen3-235b-a22b", 22.2, 0.05),  # arXiv 2505.09388: 22B
+        ("kimi-k2", 32.9, 0.4),  # arXiv 2507.20534: 32.6B
+        ("glm-4.5", 32 + 1.55, 0.5),  # arXiv 2508.06471: 32B without embedding and output matrix
+        ("glm-4.5-air", 12 + 1.24, 0.5),  # 12B
         ("llama-4-scout", 17.2, 0.05),  # model card: 17B
         ("llama-4-maverick", 17.2, 0.05),  # model card: 17B
     ],

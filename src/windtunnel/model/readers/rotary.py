@@ -19,10 +19,10 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 def llama(f: Fields) -> Model:
     """Llama 1, 2, 3, 3.1, 3.2: grouped queries, gated feed-forward, no biases unless asked for."""
-    whole, bias = _whole(f), f.flag("attention_bias", False)
-    attention = _attention(f, kv_required=False, qkv_bias=bias, out_bias=bias)
-    layer = Layer(attention=attention, feed_forward=_dense(f, bias=f.flag("mlp_bias", False)))
-    return Model(family="llama", layers=(layer,) * _depth(f), **whole)
+    whole, bias = whole_of(f), f.flag("attention_bias", False)
+    attention = attention_of(f, kv_required=False, qkv_bias=bias, out_bias=bias)
+    layer = Layer(attention=attention, feed_forward=dense_of(f, bias=f.flag("mlp_bias", False)))
+    return Model(family="llama", layers=(layer,) * depth_of(f), **whole)
 
 
 def llama4(f: Fields) -> Model:
@@ -40,9 +40,9 @@ def llama4(f: Fields) -> Model:
 
 def llama4_text(f: Fields) -> Model:
     """Llama 4: mixtures in every n-th layer with one shared expert; chunked attention but in every fourth layer."""
-    whole, n = _whole(f), _depth(f)
+    whole, n = whole_of(f), depth_of(f)
     bias, normed = f.flag("attention_bias", False), f.flag("use_qk_norm", True)
-    full = _attention(f, qkv_bias=bias, out_bias=bias)
+    full = attention_of(f, qkv_bias=bias, out_bias=bias)
     interval = f.count("no_rope_layer_interval", 4, most=LAYERS_MAX)
     rotary = f.whole_numbers("no_rope_layers", most=1) or tuple(int((i + 1) % interval != 0) for i in range(n))
     if len(rotary) != n:
@@ -51,12 +51,12 @@ def llama4_text(f: Fields) -> Model:
     chunk = f.count_or_none("attention_chunk_size", TOKENS_MAX)
     if chunk is None and CHUNKED in kinds:
         raise f.refuse("attention_chunk_size", None, "layers with chunked attention need it: give a whole number")
-    expert = _experts(f, "num_local_experts", "intermediate_size")
+    expert = experts_of(f, "num_local_experts", "intermediate_size")
     mixture = replace(expert, shared_size=expert.size)
     step = f.count("interleave_moe_layer_step", 1, most=LAYERS_MAX)
     mixed = f.whole_numbers("moe_layers", most=n - 1)
     where = set(range(step - 1, n, step)) if mixed is None else set(mixed)
-    dense = _dense(f, "intermediate_size_mlp") if len(where) < n or f.has("intermediate_size_mlp") else mixture
+    dense = dense_of(f, "intermediate_size_mlp") if len(where) < n or f.has("intermediate_size_mlp") else mixture
     f.ignore("attn_temperature_tuning", "floor_scale", "attn_scale", "for_llm_compression")
 
     def attention(i: int) -> Attention:
@@ -69,52 +69,52 @@ def llama4_text(f: Fields) -> Model:
         )
 
     layers = [Layer(attention=attention(i), feed_forward=mixture if i in where else dense) for i in range(n)]
-    return Model(family="llama4", layers=_shared(layers), **whole)
+    return Model(family="llama4", layers=shared_of(layers), **whole)
 
 
 def mistral(f: Fields) -> Model:
     """Mistral: Llama with a sliding window, of 4096 where the config says nothing and none where it says null."""
-    whole = _whole(f)
+    whole = whole_of(f)
     window = f.count_or_none("sliding_window") if f.given("sliding_window") else 4096
-    layer = Layer(attention=_attention(f, window=window), feed_forward=_dense(f))
-    return Model(family="mistral", layers=(layer,) * _depth(f), **whole)
+    layer = Layer(attention=attention_of(f, window=window), feed_forward=dense_of(f))
+    return Model(family="mistral", layers=(layer,) * depth_of(f), **whole)
 
 
 def mixtral(f: Fields) -> Model:
     """Mixtral: Mistral with a mixture in every layer."""
-    whole, attention = _whole(f), _attention(f, window=f.count_or_none("sliding_window"))
-    layer = Layer(attention=attention, feed_forward=_experts(f, "num_local_experts", "intermediate_size"))
-    return Model(family="mixtral", layers=(layer,) * _depth(f), **whole)
+    whole, attention = whole_of(f), attention_of(f, window=f.count_or_none("sliding_window"))
+    layer = Layer(attention=attention, feed_forward=experts_of(f, "num_local_experts", "intermediate_size"))
+    return Model(family="mixtral", layers=(layer,) * depth_of(f), **whole)
 
 
 def qwen2(f: Fields) -> Model:
     """Qwen 2 and 2.5: Llama with biases on queries, keys and values."""
-    whole, n = _whole(f), _depth(f)
-    attention, block = _attention(f, qkv_bias=True), _dense(f)
+    whole, n = whole_of(f), depth_of(f)
+    attention, block = attention_of(f, qkv_bias=True), dense_of(f)
     return Model(family="qwen2", layers=_windowed(f, attention, (block,) * n), **whole)
 
 
 def qwen2_moe(f: Fields) -> Model:
     """Qwen 1.5 and 2 mixtures: a shared expert behind a learned gate."""
-    whole, n = _whole(f), _depth(f)
-    attention = _attention(f, qkv_bias=f.flag("qkv_bias", True))
+    whole, n = whole_of(f), depth_of(f)
+    attention = attention_of(f, qkv_bias=f.flag("qkv_bias", True))
     shared = f.count("shared_expert_intermediate_size")
-    mixture = replace(_experts(f, "num_experts", "moe_intermediate_size"), shared_size=shared, shared_gate=True)
+    mixture = replace(experts_of(f, "num_experts", "moe_intermediate_size"), shared_size=shared, shared_gate=True)
     return Model(family="qwen2_moe", layers=_windowed(f, attention, _sparse(f, n, mixture)), **whole)
 
 
 def qwen3(f: Fields) -> Model:
     """Qwen 3: a norm on the queries and keys of each head, no biases."""
-    whole, n, bias = _whole(f), _depth(f), f.flag("attention_bias", False)
-    attention = _attention(f, head_required=True, qkv_bias=bias, out_bias=bias, qk_norm="per_head")
-    return Model(family="qwen3", layers=_windowed(f, attention, (_dense(f),) * n), **whole)
+    whole, n, bias = whole_of(f), depth_of(f), f.flag("attention_bias", False)
+    attention = attention_of(f, head_required=True, qkv_bias=bias, out_bias=bias, qk_norm="per_head")
+    return Model(family="qwen3", layers=_windowed(f, attention, (dense_of(f),) * n), **whole)
 
 
 def qwen3_moe(f: Fields) -> Model:
     """Qwen 3 mixtures, without shared experts."""
-    whole, n, bias = _whole(f), _depth(f), f.flag("attention_bias", False)
-    attention = _attention(f, head_required=True, qkv_bias=bias, out_bias=bias, qk_norm="per_head")
-    mixture = _experts(f, "num_experts", "moe_intermediate_size")
+    whole, n, bias = whole_of(f), depth_of(f), f.flag("attention_bias", False)
+    attention = attention_of(f, head_required=True, qkv_bias=bias, out_bias=bias, qk_norm="per_head")
+    mixture = experts_of(f, "num_experts", "moe_intermediate_size")
     f.must_be("use_qk_norm", (True,), "Qwen 3 norms its queries and keys")
     f.must_be("qkv_bias", (False,), "attention_bias says whether there are biases")
     f.must_be("shared_expert_intermediate_size", (0,), "Qwen 3 has no shared experts")
@@ -123,8 +123,8 @@ def qwen3_moe(f: Fields) -> Model:
 
 def deepseek(f: Fields) -> Model:
     """DeepSeek V2 and V3: latent attention, a few dense layers first, shared experts, multi-token prediction."""
-    whole, n = _whole(f), _depth(f)
-    attention, dense = _latent(f), _dense(f)
+    whole, n = whole_of(f), depth_of(f)
+    attention, dense = _latent(f), dense_of(f)
     f.ignore("ep_size", "head_dim")
     mixture = _deepseek_experts(f)
     first = f.count("first_k_dense_replace", 0, most=LAYERS_MAX, least=0)
@@ -137,43 +137,44 @@ def deepseek(f: Fields) -> Model:
 
 def nemotron(f: Fields) -> Model:
     """Nemotron 3 and 4: LayerNorm with bias, squared ReLU without a gate, a separate output matrix."""
-    whole, bias = _whole(f), f.flag("attention_bias", False)
-    attention = _attention(f, kv_required=False, qkv_bias=bias, out_bias=bias)
+    whole, bias = whole_of(f), f.flag("attention_bias", False)
+    attention = attention_of(f, kv_required=False, qkv_bias=bias, out_bias=bias)
     block = FeedForward(
         size=f.count("intermediate_size"),
         gated=False,
         activation=f.choice("hidden_act", "relu2", ("relu2", "relu", "gelu", "silu")),
         bias=f.flag("mlp_bias", False),
     )
-    layers = (Layer(attention=attention, feed_forward=block),) * _depth(f)
+    layers = (Layer(attention=attention, feed_forward=block),) * depth_of(f)
     return Model(family="nemotron", layers=layers, norm="layernorm", norm_bias=True, **whole)
 
 
 def grok(f: Fields) -> Model:
     """Grok-1: a norm before and after each block, and a tied output matrix."""
-    whole = _whole(f, tied=True)
+    whole = whole_of(f, tied=True)
     f.ignore("attn_output_multiplier", "embedding_multiplier_scale", "output_multiplier_scale", "max_attn_value")
-    mixture = _experts(f, "num_experts", "intermediate_size", activation="gelu")
-    layer = Layer(attention=_attention(f, kv_required=False), feed_forward=mixture, norms=4)
-    return Model(family="grok", layers=(layer,) * _depth(f), **whole)
+    mixture = experts_of(f, "num_experts", "intermediate_size", activation="gelu")
+    layer = Layer(attention=attention_of(f, kv_required=False), feed_forward=mixture, norms=4)
+    return Model(family="grok", layers=(layer,) * depth_of(f), **whole)
 
 
 def gpt_oss(f: Fields) -> Model:
     """gpt-oss: biases everywhere, attention sinks, and a short window in every other layer."""
-    whole, n = _whole(f), _depth(f)
+    whole, n = whole_of(f), depth_of(f)
     bias = f.flag("attention_bias", True)
-    attention = _attention(f, head_required=True, qkv_bias=bias, out_bias=bias, sinks=True)
-    block = replace(_experts(f, "num_local_experts", "intermediate_size"), bias=True, router_bias=True)
+    attention = attention_of(f, head_required=True, qkv_bias=bias, out_bias=bias, sinks=True)
+    block = replace(experts_of(f, "num_local_experts", "intermediate_size"), bias=True, router_bias=True)
     if f.has("experts_per_token"):
         f.must_be("experts_per_token", (block.experts_per_token,), "it contradicts num_experts_per_tok")
     f.ignore("experts_per_token", "initial_context_length", "swiglu_limit")
     kinds = f.words("layer_types", n, (FULL, SLIDING)) or tuple(FULL if i % 2 else SLIDING for i in range(n))
     window = f.count("sliding_window") if SLIDING in kinds else f.count_or_none("sliding_window")
     seen = [replace(attention, window=window if kind == SLIDING else None) for kind in kinds]
-    return Model(family="gpt-oss", layers=_shared([Layer(attention=a, feed_forward=block) for a in seen]), **whole)
+    return Model(family="gpt-oss", layers=shared_of([Layer(attention=a, feed_forward=block) for a in seen]), **whole)
 
 
-def _whole(f: Fields, *, tied: bool = False) -> dict[str, Any]:
+def whole_of(f: Fields, *, tied: bool = False) -> dict[str, Any]:
+    """What all readers ask for of the model as a whole."""
     return {
         "name": "",
         "hidden_size": f.count("hidden_size"),
@@ -183,11 +184,12 @@ def _whole(f: Fields, *, tied: bool = False) -> dict[str, Any]:
     }
 
 
-def _depth(f: Fields) -> int:
+def depth_of(f: Fields) -> int:
+    """Number of layers."""
     return f.count("num_hidden_layers", most=LAYERS_MAX)
 
 
-def _attention(
+def attention_of(
     f: Fields,
     *,
     kv_required: bool = True,
@@ -198,6 +200,7 @@ def _attention(
     window: int | None = None,
     sinks: bool = False,
 ) -> Attention:
+    """Grouped queries. Raises SpecError on heads that do not divide."""
     hidden, heads = f.count("hidden_size"), f.count("num_attention_heads", most=HEADS_MAX)
     kv_heads = f.count("num_key_value_heads", None if kv_required else heads, most=HEADS_MAX)
     if heads % kv_heads:
@@ -241,23 +244,25 @@ def _latent(f: Fields) -> Attention:
     )
 
 
-def _dense(f: Fields, key: str = "intermediate_size", *, bias: bool = False, activation: str = "silu") -> FeedForward:
+def dense_of(f: Fields, key: str = "intermediate_size", *, bias: bool = False, activation: str = "silu") -> FeedForward:
+    """A gated feed-forward block."""
     return FeedForward(size=f.count(key), gated=True, activation=f.choice("hidden_act", activation, GATED), bias=bias)
 
 
-def _experts(f: Fields, experts_key: str, size_key: str, *, activation: str = "silu") -> FeedForward:
+def experts_of(f: Fields, experts_key: str, size_key: str, *, activation: str = "silu") -> FeedForward:
+    """A mixture of gated blocks."""
     experts = f.count(experts_key, most=HEADS_MAX)
     chosen = f.count("num_experts_per_tok", most=HEADS_MAX)
     if chosen > experts:
         raise f.refuse("num_experts_per_tok", chosen, f"give at most {experts_key} = {experts}")
-    one = _dense(f, size_key, activation=activation)
+    one = dense_of(f, size_key, activation=activation)
     return replace(one, kind="moe", experts=experts, experts_per_token=chosen)
 
 
 def _deepseek_experts(f: Fields) -> FeedForward:
-    mixture = _experts(f, "n_routed_experts", "moe_intermediate_size")
+    mixture = experts_of(f, "n_routed_experts", "moe_intermediate_size")
     shared = f.count("n_shared_experts", 0, most=HEADS_MAX, least=0)
-    v3 = f.choice("model_type", "deepseek_v3", ("deepseek_v2", "deepseek_v3")) == "deepseek_v3"
+    v3 = f.choice("model_type", "deepseek_v3", ("deepseek_v2", "deepseek_v3", "kimi_k2")) != "deepseek_v2"
     methods = ("greedy", "group_limited_greedy", "noaux_tc")
     method = f.choice("topk_method", "noaux_tc" if v3 else "greedy", methods)
     groups = f.count("n_group", 1, most=HEADS_MAX)
@@ -280,7 +285,7 @@ def _sparse(f: Fields, n: int, mixture: FeedForward) -> tuple[FeedForward, ...]:
     only_dense = set(f.whole_numbers("mlp_only_layers", most=n - 1) or ())
     mixed = [(i + 1) % step == 0 and i not in only_dense for i in range(n)]
     # intermediate_size is given even where no layer is dense, and is not used then
-    dense = mixture if all(mixed) and not f.has("intermediate_size") else _dense(f)
+    dense = mixture if all(mixed) and not f.has("intermediate_size") else dense_of(f)
     return tuple(mixture if m else dense for m in mixed)
 
 
@@ -296,10 +301,10 @@ def _windowed(f: Fields, attention: Attention, blocks: tuple[FeedForward, ...]) 
         raise f.refuse("layer_types", SLIDING, "set use_sliding_window to true, or use full_attention")
     f.ignore("sliding_window")
     seen = [replace(attention, window=window if kind == SLIDING else None) for kind in kinds]
-    return _shared([Layer(attention=a, feed_forward=b) for a, b in zip(seen, blocks, strict=True)])
+    return shared_of([Layer(attention=a, feed_forward=b) for a, b in zip(seen, blocks, strict=True)])
 
 
-def _shared(layers: list[Layer]) -> tuple[Layer, ...]:
+def shared_of(layers: list[Layer]) -> tuple[Layer, ...]:
     """Equal layers become one object, so that counting them is cheap."""
     known: dict[Layer, Layer] = {}
     return tuple(known.setdefault(layer, layer) for layer in layers)
