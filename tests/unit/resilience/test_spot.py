@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import windtunnel
 from windtunnel.cli.app import main
 from windtunnel.engine.compiled import spot_kernels
 from windtunnel.errors import InputFileError, SpecError
@@ -42,7 +43,7 @@ THROUGHPUT = """
 """
 
 
-TABLES = Path(spot_kernels.__file__).parents[1] / "resilience" / "spot" / "catalogue"
+TABLES = Path(windtunnel.__file__).parent / "resilience" / "spot" / "catalogue"
 NOBODY = np.full((1, 1), 10**6)
 
 
