@@ -17,7 +17,7 @@ from windtunnel.planning.search import LEAF, ROUGH, Found, Node, Search
 from windtunnel.planning.space import SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
 
 FIELDS = (*STRUCTURE, *SAVINGS, *SWITCHES)
-DISTANT = 1.0  # twice as slow and more: not worth a search
+DISTANT = 1.0  # what is twice as slow and more is not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ def choices(search: Search, best: Found, within_s: float) -> tuple[Choice, ...]:
     ends = monotonic() + within_s
     least: dict[tuple[str, Any], tuple[float, bool]] = {}
     for node in search.left():
+        if node.key > (1.0 + DISTANT) * best.score_ns:
+            continue
         for name in FIELDS:
             for value in _values(search.space, node, name):
                 known = least.get((name, value))
@@ -42,8 +44,8 @@ def choices(search: Search, best: Found, within_s: float) -> tuple[Choice, ...]:
                     least[name, value] = (node.key, node.found is not None)
     chosen = best.layout.plan
     others = {key: value for key, value in least.items() if key[1] is not None and getattr(chosen, key[0]) != key[1]}
-    for (name, value), (key, exact) in sorted(others.items(), key=lambda one: one[1][0]):
-        if exact or key / best.score_ns - 1.0 > DISTANT or monotonic() > ends:
+    for (name, value), (_, exact) in sorted(others.items(), key=lambda one: one[1][0]):
+        if exact or monotonic() > ends:
             continue
         others[name, value] = _searched(search, name, value, ends)
     found = [Choice(name, value, key / best.score_ns - 1.0, exact) for (name, value), (key, exact) in others.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -34,7 +35,12 @@ def _row(called: Any, inputs: Mapping[str, Any]) -> Row:
 
 def scalars(answer: Any) -> dict[str, Any]:
     """The numbers, words and truths of an answer; of a Result also its step in seconds and its peak memory."""
-    document = answer.to_dict() if hasattr(answer, "to_dict") else answer
+    if hasattr(answer, "peak_memory") and is_dataclass(
+        answer
+    ):  # a Result, whose document is its fields, copied in depth
+        document: Any = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    else:
+        document = answer.to_dict() if hasattr(answer, "to_dict") else answer
     if not isinstance(document, Mapping):
         return {"value": document}
     found = {name: value for name, value in document.items() if isinstance(value, (bool, int, float, str))}

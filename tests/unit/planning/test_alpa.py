@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.planning.shardings import best_by_trying_all, best_sharding
-from windtunnel.planning.stages import best_stages, every_staging, submeshes
+from windtunnel.planning.alpa.shardings import best_by_trying_all, best_sharding
+from windtunnel.planning.alpa.stages import best_stages, every_staging, submeshes
 
 
 @settings(max_examples=60, deadline=None)

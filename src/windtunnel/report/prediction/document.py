@@ -13,6 +13,7 @@ from typing import Any
 
 from windtunnel.result import ADVICE, SCHEMA, Result
 
+TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
 DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes")
 
 
@@ -56,7 +57,7 @@ def from_bytes(data: bytes) -> Result:
         raise DocumentError("is not a windtunnel result (no `schema`)", "give the result.json of a run folder")
     _check_schema(parsed["schema"])
     promised = parsed.get("content_hash")
-    body = {key: value for key, value in parsed.items() if key not in DERIVED}
+    body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN)}
     try:
         text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
         result = TypeAdapter(Result).validate_json(_canonical(body), strict=True)

@@ -45,16 +45,18 @@ def best_stages(
     total_devices: int,
     micro_batches: int,
     most_successors: NDArray[np.int64] | None = None,
+    tolerance: float = 0.0,
 ) -> Staging | None:
     """`times`: [layers, layers, submeshes, configurations], inf where it cannot be; `devices` of each submesh.
 
-    None where no cut fits.
+    `tolerance`: of bounds on the longest stage that lie within this part of each other only the largest is tried, so
+    that the answer takes no more than 1 + tolerance times the best. None where no cut fits.
     """
     layers = times.shape[0]
-    candidates = np.unique(times[np.isfinite(times)])
+    candidates = _apart(np.unique(times[np.isfinite(times)]), tolerance)
     best: Staging | None = None
     for longest in candidates.tolist():
-        if best is not None and micro_batches * longest >= best.time:
+        if best is not None and micro_batches * longest >= best.time * (1.0 + tolerance):
             break
         found = _least_sum(np.where(times <= longest, times, np.inf), devices, total_devices, layers, most_successors)
         if found is None:
@@ -64,6 +66,18 @@ def best_stages(
         if best is None or total < best.time:
             best = Staging(found, total)
     return best
+
+
+def _apart(rising: NDArray[np.float64], tolerance: float) -> NDArray[np.float64]:
+    """The largest of each group of values within `tolerance` of its least."""
+    if tolerance <= 0.0 or not len(rising):
+        return rising
+    kept, first = [], 0
+    while first < len(rising):
+        behind = int(np.searchsorted(rising, rising[first] * (1.0 + tolerance), side="right"))
+        kept.append(float(rising[behind - 1]))
+        first = behind
+    return np.array(kept)
 
 
 def _least_sum(

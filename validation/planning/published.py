@@ -1,0 +1,76 @@
+"""Published plans beside our best: how much faster the best plan for the same job is, by our own prediction.
+
+    python validation/planning/published.py training.csv [--rows 40] [--within 20] [--seed 0]
+
+Level A rows, drawn at random, one of each job. Structure (degrees, micro-batch, schedule) and savings (ZeRO,
+recomputation) are searched; framework, release, formats and switches stay as published. Prints each row with what it
+could gain and what the best plan does otherwise, and the share of rows within 10 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+from windtunnel.accuracy.cases import Case, case_of
+from windtunnel.accuracy.table import read_table
+from windtunnel.errors import UserError
+from windtunnel.planning import plan as best_plan
+from windtunnel.planning.space import SAVINGS, STRUCTURE
+from windtunnel.training import predict
+
+CLOSE = 0.10
+SEARCHED = {*STRUCTURE, *SAVINGS, "dp", "layers_per_stage", "sequence_parallel"} - {"compile", "offload_optimizer"}
+
+
+def jobs(path: str) -> list[Case]:
+    """One case of each job: same model, cluster, batch, sequence, precision and framework."""
+    found: dict[tuple[object, ...], Case] = {}
+    for row in read_table(path):
+        if row.spec_level != "A" or row.crashed or row.measured_s is None:
+            continue
+        case = case_of(row)
+        if isinstance(case, Case) and len(case.plans) == 1:
+            key = (row.source, row.model, row.gpu, row.n_gpus, row.global_batch, row.seq_len, row.precision)
+            found.setdefault(key, case)
+    return list(found.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table")
+    parser.add_argument("--rows", type=int, default=40)
+    parser.add_argument("--within", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    cases = jobs(arguments.table)
+    drawn = random.Random(arguments.seed).sample(cases, min(arguments.rows, len(cases)))
+    close = seen = 0
+    for case in drawn:
+        asked = case.plan.model_dump(exclude_unset=True)
+        fixed = {name: value for name, value in asked.items() if name not in SEARCHED and value is not None}
+        try:
+            published = predict(case.model, case.cluster, case.plan)
+            answer = best_plan(case.model, case.cluster, fixed, top=1, within_s=arguments.within, choices_within_s=0.0)
+        except UserError as error:
+            print(f"{case.row.id}: skipped: {error}", flush=True)
+            continue
+        seen += 1
+        fits = published.status == "ok"
+        best = min([one.step_time_s for one in answer.plans] + ([published.step_time_s] if fits else []), default=None)
+        gain = 0.0 if best is None else published.step_time_s / best - 1.0
+        close += gain <= CLOSE
+        said = {
+            name: value for name, value in (answer.plans[0].plan if answer.plans else {}).items() if name in SEARCHED
+        }
+        print(
+            f"{case.row.id}: {case.row.model} on {case.row.n_gpus} {case.row.gpu}: {gain:+.1%}"
+            f"{'' if fits else ' (the published plan does not fit by our memory)'}, gap {answer.gap:.1%}; best {said};"
+            f" published { ({name: asked.get(name) for name in said}) }",
+            flush=True,
+        )
+    print(f"{close} of {seen} rows within {CLOSE:.0%} of our best ({close / max(1, seen):.0%}), of {len(cases)} jobs")
+
+
+if __name__ == "__main__":
+    main()
