@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.emulate.ddp_technique import checked
-from windtunnel.errors import UserError
+from windtunnel.emulate.ddp_technique import applied, checked
+from windtunnel.errors import LayoutError, UserError
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,16 @@ def test_what_can() -> None:
     checked([])
     checked(["sparse_gradients:ratio=0.01"])
     checked(["centauri:group=true"])
+
+
+@pytest.mark.extras
+def test_a_script_without_a_place_for_it_is_refused_at_its_first_step() -> None:
+    torch = pytest.importorskip("torch")
+    init = torch.nn.parallel.DistributedDataParallel.__init__
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    with pytest.raises(LayoutError, match="no DistributedDataParallel"), applied("sparse_gradients", 1):
+        optimizer.step()
+    with pytest.raises(LayoutError, match="no DistributedDataParallel"), applied("sparse_gradients", 1):
+        pass
+    optimizer.step()  # as before
+    assert torch.nn.parallel.DistributedDataParallel.__init__ is init

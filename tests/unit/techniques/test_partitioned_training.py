@@ -18,7 +18,7 @@ STEPS = 50
 
 
 def _trained(group, local, hooked):
-    """Weights after fifty steps, and of the last step the gradients with the hook's largest error."""
+    """Weights after fifty steps, and whether all ranks have the same bits."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     ddp = DistributedDataParallel(
@@ -53,6 +53,7 @@ def test_two_ranks_by_primitive_are_bit_equal_to_plain_training(on_ranks) -> Non
     assert parted[1]
 
 
+@pytest.mark.long
 def test_four_ranks_differ_by_the_order_of_a_sum(on_ranks) -> None:
     plain, primitive, grouped = on_ranks(4, _all, [(None, 1, False), (False, 4, True), (True, 2, True)])[0]
     for found in (primitive, grouped):
