@@ -48,6 +48,9 @@ def survive(
         tuple[str, ...],
         Parameter(negative="", help="A time of a recovery, e.g. schedule=2min or load=90s; repeatable."),
     ] = (),
+    planned_every: Annotated[
+        str | None, Parameter(help="Planned changes of one machine too, so far apart on average, e.g. 2h (none).")
+    ] = None,
     storage: Annotated[
         str | None,
         Parameter(help="Bandwidth of the file system, e.g. 2TB/s; loading is computed with it (0.25 GB/s a GPU)."),
@@ -122,6 +125,7 @@ def survive(
             recovery=recovery,
             storage=storage,
             gpu_hour=gpu_hour,
+            planned_every=planned_every,
             seeds=seeds,
             seed=seed,
         )
