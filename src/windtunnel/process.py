@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
@@ -20,6 +23,24 @@ def die_with_parent(parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of all descendants that lose theirs."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def terminated_is_an_end() -> Iterator[None]:
+    """Being told to end (a scheduler, `timeout`, a closed terminal) cleans up as an interrupt does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    with suppress(ValueError):  # not the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -122,6 +122,18 @@ def parse_count(value: object, field: str = "count", where: str | None = None) -
     return count
 
 
+def parse_tokens(value: object, field: str = "tokens", where: str | None = None) -> int:
+    """Tokens of a training, as papers say them: `15T`, `1.4 T`, `300B`, `500M` or a plain whole number.
+
+    Raises:
+        SpecError: as `parse_bytes`, or below one token.
+    """
+    count = round(_parse(value, field, where, {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}, "15T"))
+    if count < 1:
+        raise SpecError(field, value, "give at least one token, such as 15T", where)
+    return count
+
+
 def format_bytes(size: float, digits: int = 3) -> str:
     """`84933869568` as `79.1 GiB`: binary units, `digits` significant digits."""
     return _format(size, _scale("Ki Mi Gi Ti Pi Ei", 1024, "B"), digits)

@@ -2,9 +2,9 @@
 
     windtunnel run --ranks 0,1 --world-size 8 --cluster h100-sxm:8 tracked_job.py ddp|fsdp2|tp|pp OUT-{rank}.json
 
-The tracker sees every op through a dispatch mode, holds each storage by a weak reference and asks it for its size
-after every op: it shares nothing with the profiler's log, from which `run` takes what it prints. What C++ allocates out of its
-sight (DDP's buckets) is asked for once: all tensors that Python can reach count when it begins.
+The tracker sees every op through a dispatch mode, holds each storage by a weak reference and asks it for its size after
+every op: it shares nothing with the profiler's log, from which `run` takes what it prints. What C++ allocates out of
+its sight is asked for once: all tensors that Python can reach count when it begins.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python validation/fleet/oracles.py DATA [pollux] [exact]
 
-DATA: a folder with pollux_*.csv, ef_*.csv, classic_*.csv, jobs_*.csv, openb_*.csv (layouts: docs/fleet.md). `pollux`
-adds the runs of Pollux, which is random and dear; `exact` the gap of the exact clock. Each line: oracle, equal of all.
+DATA: a folder with pollux_*.csv, ef_*.csv, coflow_*, classic_*.csv, jobs_*.csv, openb_*.csv (layouts: docs/fleet.md).
+`pollux` adds the runs of Pollux, which is random and dear; `exact` the gap of the exact clock. Each line: oracle, equal
+of all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.fleet.flows import read_trace, run_flows
 from windtunnel.fleet.jobs.read import read_jobs
 from windtunnel.fleet.outcome import aggregates
 from windtunnel.fleet.packing.study import packing_figures, read_nodes
@@ -81,6 +83,23 @@ def elasticflow(data: Path) -> None:
             say(f"{policy} {setting}", equal, len(truth), more)
 
 
+def coflows(data: Path) -> None:
+    published = rows(data / "coflow_cct.csv")
+    for name, policy in dict.fromkeys((row["trace"], row["policy"]) for row in published):
+        trace = read_trace(data / f"coflow_{name}.txt")
+        ticks = run_flows(trace, policy.lower(), "coflowsim")
+        assert ticks.finish_tick is not None
+        ours = dict(zip(ticks.coflow, ticks.finish_tick.tolist(), strict=True))
+        truth = {
+            row["coflow"]: int(row["finish_tick"])
+            for row in published
+            if (row["trace"], row["policy"]) == (name, policy)
+        }
+        gap = run_flows(trace, policy.lower()).cct_s.mean() / ticks.cct_s.mean()
+        equal = sum(ours[coflow] == tick for coflow, tick in truth.items())
+        say(f"{policy.lower()} coflows {name}", equal, len(truth), f"exact clock {gap:.4f}")
+
+
 def classic(data: Path) -> None:
     cache: dict[str, Any] = {}
     for row in rows(data / "classic_means.csv"):
@@ -125,6 +144,7 @@ def main() -> None:
     began = time.process_time()
     adaptdl(data, ("tiresias", "optimus"), "exact" in sys.argv)
     elasticflow(data)
+    coflows(data)
     classic(data)
     packing(data)
     if "pollux" in sys.argv:

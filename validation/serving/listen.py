@@ -62,7 +62,7 @@ async def one(line: Line, seen: Counted, draw: random.Random, untidy: bool) -> b
         status = (await reader.readline()).split()
         if bad:
             assert status[1] == b"400", status
-            assert b'"error"' in await reader.read(4096)
+            await reader.readuntil(b'"error"')
             seen.refused += 1
             return False
         assert status[1] == b"200", status
@@ -76,7 +76,7 @@ async def one(line: Line, seen: Counted, draw: random.Random, untidy: bool) -> b
             if tokens >= leave:
                 seen.hung_up += 1
                 return False
-            ended = text.endswith(b"\r\n0\r\n\r\n")  # the last chunk
+            ended = text.endswith(b"0\r\n\r\n")  # the last chunk
         if tokens != output:
             seen.broken += 1
             return False

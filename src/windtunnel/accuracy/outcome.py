@@ -152,7 +152,7 @@ def _swept(case: Case, predict: Predict) -> Outcome:
         device_gib=None if memory is None else memory.device_bytes / GIB,
         swept=case.swept,
         assumptions=case.assumptions,
-        model_flops=3.0 * tokens * case.model.forward_flops_per_token(case.plan.seq_len, "full"),
+        model_flops=tokens * _flops_per_token(case),
     )
     times = [result for result in chosen if result.step_time_ns > 0]
     if not times:
@@ -166,6 +166,12 @@ def _swept(case: Case, predict: Predict) -> Outcome:
         p5_s=min(result.step_time_p5_ns - fewer[id(result)] for result in times) / 1e9,
         p95_s=max(result.step_time_p95_ns for result in times) / 1e9,
     )
+
+
+def _flops_per_token(case: Case) -> float:
+    """6 N + 12 L a d s, or 4 N where the weights are frozen."""
+    forward = case.model.forward_flops_per_token(case.plan.seq_len, "full")
+    return 3.0 * forward - (case.model.forward_flops_per_token(1, "full") if case.plan.lora_rank else 0.0)
 
 
 def _who(row: Row) -> str:

@@ -107,8 +107,12 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
         if (level is None or outcome.row.level == level)
         and (source is None or source.lower() in outcome.row.source.lower())
     ]
-    asked = with_guesses(asked)
     levels = sorted({outcome.row.level for outcome in asked})
+    # A rate is fitted on rows of one level: those of another are other kinds of runs.
+    guessed = {
+        one.row.id: one for level in levels for one in with_guesses([one for one in asked if one.row.level == level])
+    }
+    asked = [guessed[outcome.row.id] for outcome in asked]
     best = [outcome for outcome in asked if levels and outcome.row.level == levels[0]]
     orderings = (ordering(f"level {name}", [o for o in asked if o.row.level == name]) for name in levels)
     return Report(

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from windtunnel.capture.arguments import Launch
 from windtunnel.capture.processes.scheduler import Outcome, Report, ScriptError, Workers
 from windtunnel.errors import SpecError
+from windtunnel.process import terminated_is_an_end
 from windtunnel.programs.folder import publish, runs_document, table_document
 from windtunnel.programs.program_file import numbers_of, read_program
 from windtunnel.programs.rank_classes.axes import RankAxes
@@ -69,7 +70,8 @@ def capture(launch: Launch, options: Options, out: Path, report: Report | None =
     _check(launch, options)
     check_place(out)
     settings = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}
-    with Workers(settings, cores=options.jobs, timeout_s=options.timeout_s, report=report) as workers:
+    waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
+    with terminated_is_an_end(), Workers(settings, **waiting) as workers:  # type: ignore[arg-type]
         task = _task(launch, options)
         table: Table | None = None
         if options.ranks:
@@ -105,8 +107,8 @@ def _fits(
     launch: Launch, options: Options, document: Mapping[str, Any], files: Mapping[int, Path], workers: Workers
 ) -> list[str]:
     """What was compared, then notes. Raises ScriptError where ranks ask what cannot be done together."""
-    from windtunnel.programs.agreement import book_of, book_of_some, deadlock, disagreement
     from windtunnel.programs.folder import load_job
+    from windtunnel.programs.rank_classes.agreement import book_of, book_of_some, deadlock, disagreement
 
     played = len(workers.outcomes)
     if options.ranks:

@@ -90,6 +90,12 @@ def run(
 
         run_live(jobs, site, names, live_folder, json)
         return
+    from windtunnel.cli.fleet_predicted import with_predictions
+
+    with working("predicting what jobs take"):
+        jobs, unfit = with_predictions(jobs, site)
+    for line in unfit:
+        note(line)
     options = Options(
         clock=clock,
         tables=None if tables is None else Tables(tables),

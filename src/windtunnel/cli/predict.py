@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -74,6 +74,11 @@ def predict(
     advice: Annotated[
         bool, Parameter(negative="--no-advice", help="Predict what would make it faster, or make it fit, as well.")
     ] = True,
+    tokens: Annotated[
+        str | None,
+        Parameter(help="Tokens of the whole training, e.g. 15T: days, GPU-hours and, with --price, its cost."),
+    ] = None,
+    price: Annotated[float | None, Parameter(help="Of one GPU for an hour, e.g. 2.5.")] = None,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
     launch_flags: Annotated[
@@ -100,6 +105,10 @@ def predict(
         from windtunnel.errors import SpecError
 
         raise SpecError("--trace", str(trace), "is the file of --report too; give each a name of its own")
+    if price is not None and tokens is None:
+        from windtunnel.errors import SpecError
+
+        raise SpecError("--price", price, "give --tokens as well, e.g. --tokens 15T")
     with working("predicting"):
         result = answered(
             model,
@@ -117,6 +126,23 @@ def predict(
             seed=seed,
             advice=advice,
         )
+    whole = None if tokens is None else training_run(result, tokens, price)
+    # Printed first: a finished answer is not lost where it cannot be written.
+    if json:
+        from windtunnel.report.prediction.document import TRAINING_RUN, to_document
+
+        more: dict[str, Any] = {} if whole is None else {TRAINING_RUN: whole}
+        if launch_flags is not None:
+            more["launch"] = launched(launch_flags, result)
+        print_json(to_document(result) | more)
+    else:
+        from windtunnel.report.prediction.console import print_result
+
+        print_result(result, stdout())
+        if whole is not None:
+            print(told_run(whole))
+        for name, text in ({} if launch_flags is None else launched(launch_flags, result)).items():
+            stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
     written = []
     if report is not None:
         from windtunnel.report.prediction.html import write_html
@@ -132,16 +158,6 @@ def predict(
         from windtunnel.report.run_folder import save as save_run
 
         written.append(save_run(result, out))
-    if json:
-        from windtunnel.report.prediction.document import to_document
-
-        print_json(to_document(result) | ({} if launch_flags is None else {"launch": launched(launch_flags, result)}))
-    else:
-        from windtunnel.report.prediction.console import print_result
-
-        print_result(result, stdout())
-        for name, text in ({} if launch_flags is None else launched(launch_flags, result)).items():
-            stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
     if samples and (result.disturbed is None or result.disturbed.samples is None):
         note("--samples changes nothing: nothing is random; add --jitter, --lengths, or --slow with noise or a pause")
     for path in written:
@@ -161,6 +177,42 @@ def launched(kind: str, result: Result) -> dict[str, str]:
         plan["etp"] = None
     name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
     return {name: text}
+
+
+def training_run(result: Result, tokens: str, price: float | None) -> dict[str, float]:
+    """Days, GPU-hours and cost of a whole training at the predicted step, with its band; failures not counted."""
+    from windtunnel.errors import SpecError
+    from windtunnel.units import parse_tokens
+
+    count = parse_tokens(tokens, "--tokens")
+    if not result.tokens_per_step:
+        raise SpecError("--tokens", tokens, "the answer has no tokens per step")
+    if price is not None and not 0.0 <= price < 1e6:
+        raise SpecError("--price", price, "give the price of one GPU for an hour, 0 or more")
+    steps = -(-count // result.tokens_per_step)
+    found: dict[str, float] = {"tokens": count, "steps": steps}
+    bands = {"": result.step_time_ns, "_p5": result.step_time_p5_ns, "_p95": result.step_time_p95_ns}
+    for name, step_ns in bands.items():
+        hours = steps * step_ns / 3.6e12
+        found[f"days{name}"], found[f"gpu_hours{name}"] = hours / 24.0, hours * result.n_gpus
+        if price is not None:
+            found[f"cost{name}"] = hours * result.n_gpus * price
+    return found
+
+
+def told_run(whole: Mapping[str, float]) -> str:
+    """One line about a whole training."""
+    from windtunnel.units import format_count
+
+    parts = [
+        f"{whole['days']:,.1f} days (p5–p95 {whole['days_p5']:,.1f} – {whole['days_p95']:,.1f})",
+        f"{format_count(whole['gpu_hours'])} GPU-hours",
+    ]
+    parts += (
+        [f"cost {whole['cost']:,.0f} ({whole['cost_p5']:,.0f} – {whole['cost_p95']:,.0f})"] if "cost" in whole else []
+    )
+    steps = f"{whole['steps']:,.0f} steps of {format_count(whole['tokens'])} tokens in all"
+    return f"Whole training: {', '.join(parts)}; {steps}, without failures"
 
 
 def answered(

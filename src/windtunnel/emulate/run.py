@@ -22,16 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from windtunnel.capture.processes import file_mailbox, fork_server
 from windtunnel.errors import SpecError, UserError
+from windtunnel.process import terminated_is_an_end
 
 if TYPE_CHECKING:
     from windtunnel.capture.arguments import Launch
@@ -115,7 +116,7 @@ def emulate_ranks(asked: Emulation) -> dict[int, Outcome]:
     """
     _check(asked)
     sweep()
-    with _terminated_is_an_end(), _Run(asked) as run:
+    with terminated_is_an_end(), _Run(asked) as run:
         return run.watch()
 
 
@@ -333,24 +334,6 @@ def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: Sequence[int
                 continue
             found[rank] = max(found.get(rank, 1.0), one.factor)
     return found
-
-
-@contextmanager
-def _terminated_is_an_end() -> Iterator[None]:
-    """Being told to end (a scheduler, `timeout`, a closed terminal) cleans up as an interrupt does."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before: dict[int, Any] = {}
-    with suppress(ValueError):  # not the main thread
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            before[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 def sweep() -> None:

@@ -30,6 +30,7 @@ LYRA = ("lyra-none", "lyra-loan", "lyra-elastic", "lyra")
 CLOCKS = ("exact", "adaptdl", "elasticflow")
 ADAPTDL = ("tiresias", "optimus", "pollux")
 ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
+TRACED = ("tiresias", "gittins", "srtf", "themis")  # of the exact clock: run the durations of the trace
 NS = 1e9
 Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds of an iteration
 
@@ -116,7 +117,9 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
         why[int(at)] = "asks no GPU"
     if options.clock == "exact" and (policy in queues.NAMES) and np.isnan(jobs.duration_s).all() and options.tables:
         pass  # durations come from the tables
-    elif options.clock == "exact" and policy in (*queues.NAMES, "current", *LYRA, *HYBRID, *OVERSUBSCRIBED):
+    elif options.clock == "exact" and (
+        policy in (*queues.NAMES, "current", *LYRA, *HYBRID, *OVERSUBSCRIBED) or _some_say(jobs, policy, options)
+    ):
         for at in np.flatnonzero(np.isnan(jobs.duration_s)):
             why.setdefault(int(at), "does not say how long it runs")
     if policy == "current":
@@ -124,6 +127,11 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
             why.setdefault(int(at), "does not say when it started")
     keep = np.array([at for at in range(len(jobs)) if at not in why], np.int64) if why else np.arange(len(jobs))
     return keep, why
+
+
+def _some_say(jobs: Jobs, policy: str, options: Options) -> bool:
+    """Whether a policy runs traced durations, and some jobs say theirs: the others are then left out, by name."""
+    return options.tables is None and policy in TRACED and not bool(np.isnan(jobs.duration_s).all())
 
 
 def _blank(jobs: Jobs, policy: str, clock: str, keep: Any, why: dict[int, str]) -> Outcome:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.capture.virtual_world.proxies import Proxies, proxies_among
+from windtunnel.programs.rank_classes.proxies import Proxies, proxies_among
 
 
 @st.composite

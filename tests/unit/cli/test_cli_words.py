@@ -164,7 +164,7 @@ def test_peers_on_links_that_were_not_measured_are_said(tmp_path: Path, capsys: 
     (tmp_path / "train.py").write_text("")
     words = [str(tmp_path / "train.py")]
     for gpus, said in ((1, False), (2, True)):
-        _asked(words, f"{tmp_path}/my.yaml:{gpus}", None, 0, (), "none", 0, "like-me", None, None, False)
+        _asked(words, f"{tmp_path}/my.yaml:{gpus}", None, 0, None, (), "none", 0, "like-me", None, None, False)
         assert ("windtunnel calibrate --collectives --out" in capsys.readouterr().err) == said
 
 

@@ -2,10 +2,10 @@
 
 from handmade import Script
 
-from windtunnel.programs.agreement import book_of, book_of_some, deadlock, disagreement
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.job import whole_job
 from windtunnel.programs.program import Op, RankProgram
+from windtunnel.programs.rank_classes.agreement import book_of, book_of_some, deadlock, disagreement
 
 WORLD = 4
 

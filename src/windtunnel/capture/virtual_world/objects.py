@@ -18,7 +18,7 @@ from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.initialisation import replace_public
 from windtunnel.capture.virtual_world.messages import Messages
 from windtunnel.capture.virtual_world.protocol import AnsweringWorld
-from windtunnel.capture.virtual_world.proxies import proxies_among
+from windtunnel.programs.rank_classes.proxies import proxies_among
 
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 

@@ -375,7 +375,7 @@ class Replay:
 
     def _begin(self, cohort: Cohort, event: Event, call: Communication) -> None:
         channel, of, groups = self._channel(cohort, call)
-        # Both ends of a message count for themselves; a group's collectives come one after another, whatever their kind.
+        # The ends of a message count for themselves; a group's collectives come one after another, whatever their kind.
         side = (channel, call.kind if call.is_message else "")
         number = cohort.met[side] = cohort.met.get(side, -1) + 1
         meeting, _ = self._meetings.setdefault((channel, number), (Meeting(of), cohort.step))

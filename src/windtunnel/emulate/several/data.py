@@ -1,5 +1,5 @@
 """What a communication leaves in a group with several real members: they truly exchange, and each virtual member holds
-what the real one holds that it is like (`capture/virtual_world/proxies.py`). With weights w, that add up to n:
+what the real one holds that it is like (`programs/rank_classes/proxies.py`). With weights w, that add up to n:
 
     all_reduce, reduce   sum = sum of w x own, avg = that / n; max, min, bits: over the real members
     all_gather, gather   the rows of real members are theirs; of a virtual one, a copy of those of the one it is like
@@ -70,7 +70,7 @@ class RealData:
         if call.kind == "recv" and call.peer < 0:
             work = among.receive(exchange.outputs, -1, call.tag)
             work.wait()
-            return (lambda: None), among.proxies.real[int(work._source_rank())]
+            return (lambda: None), among.proxies.real[int(work.work._source_rank())]
         number = among.number_of(group.members.index(call.peer))
         if number is None:
             return None
@@ -108,7 +108,12 @@ class RealData:
             rows = exchange.inputs[at].reshape(size, -1) if each == 1 and size > 1 else None
             for number, place in enumerate(proxies.real):
                 own = rows[place] if rows is not None else exchange.inputs[at * each + (place if each > 1 else 0)]
-                part, taken = own.clone(), 1
+                mine, taken = number == among.me and output.is_contiguous(), 1
+                part = (
+                    output.view(own.shape) if mine else own.clone()
+                )  # what the others get is needed until they have it
+                if mine and part.data_ptr() != own.data_ptr():
+                    part.copy_(own)
                 if tied:
                     taken = self._tied.collect(rows, part, place, proxies.runs[number], call.sequence)
                 one = _Reduction(part, exchange, among)
@@ -121,7 +126,8 @@ class RealData:
                     one.end()
                     if taken > 1:
                         one.tensor.mul_(1.0 / math.sqrt(taken))
-                    output.copy_(one.tensor.reshape(output.shape))
+                    if one.tensor.data_ptr() != output.data_ptr():
+                        output.copy_(one.tensor.reshape(output.shape))
             kept.clear()
 
         return works, after

@@ -8,7 +8,7 @@ when it is let go of, for what other ranks may never come to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,29 @@ import torch.distributed as dist
 
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
-from windtunnel.capture.virtual_world.proxies import Proxies, proxies_among
+from windtunnel.programs.rank_classes.proxies import Proxies, proxies_among
 
 PATIENCE = timedelta(hours=24)  # a real rank may compute for long; who is gone is found by its parent
+
+
+class Lent:
+    """A work, and the tensors that the library was lent for it.
+
+    gloo's threads hold what they were given for a moment longer than the work takes, and would be the ones to release
+    its memory, where no profiler sees it. So they are given views, which are emptied when the work is done.
+    """
+
+    def __init__(self, ask: Callable[..., Any], *tensors: Any) -> None:
+        self._views = [tensor.detach() for tensor in tensors]
+        self.work = ask(*self._views)
+
+    def wait(self) -> None:
+        """Until it is done."""
+        self.work.wait()
+        with compat.below_autograd():
+            for view in self._views:
+                view.set_()
+        self._views.clear()
 
 
 class Among:
@@ -44,36 +64,39 @@ class Among:
         """In place, over the real members; the work."""
         options = compat.c10d().AllreduceOptions()
         options.reduceOp = _OPS[op]
-        return self.backend((tensor,)).allreduce([tensor], options)
+        return Lent(lambda lent: self.backend((tensor,)).allreduce([lent], options), tensor)
 
     def reduce(self, tensor: Any, to: int, op: str = "sum") -> Any:
         """To one of them; elsewhere the tensor is used up."""
         options = compat.c10d().ReduceOptions()
         options.reduceOp, options.rootRank = _OPS[op], to
-        return self.backend((tensor,)).reduce([tensor], options)
+        return Lent(lambda lent: self.backend((tensor,)).reduce([lent], options), tensor)
 
     def broadcast(self, tensor: Any, source: int) -> Any:
         """From one of them."""
         options = compat.c10d().BroadcastOptions()
         options.rootRank = source
-        return self.backend((tensor,)).broadcast([tensor], options)
+        return Lent(lambda lent: self.backend((tensor,)).broadcast([lent], options), tensor)
 
     def exchange(self, received: Any, sent: Any, receive_rows: list[int], send_rows: list[int]) -> Any:
         """All to all, in rows of two flat tensors."""
         options = compat.c10d().AllToAllOptions()
-        return self.backend((sent,)).alltoall_base(received, sent, receive_rows, send_rows, options)
+        ask = self.backend((sent,)).alltoall_base
+        return Lent(lambda into, out: ask(into, out, receive_rows, send_rows, options), received, sent)
 
     def gather(self, parts: list[Any], own: Any, to: int) -> Any:
         """Parts of all on one of them."""
         options = compat.c10d().GatherOptions()
         options.rootRank = to
-        return self.backend((own,)).gather([parts] if self.me == to else [], [own], options)
+        ask, mine = self.backend((own,)).gather, self.me == to
+        return Lent(lambda one, *rest: ask([list(rest)] if mine else [], [one], options), own, *parts)
 
     def scatter(self, own: Any, parts: list[Any], source: int) -> Any:
         """Parts from one of them."""
         options = compat.c10d().ScatterOptions()
         options.rootRank = source
-        return self.backend((own,)).scatter([own], [parts] if self.me == source else [], options)
+        ask, mine = self.backend((own,)).scatter, self.me == source
+        return Lent(lambda one, *rest: ask([one], [list(rest)] if mine else [], options), own, *parts)
 
     def barrier(self) -> Any:
         """No data."""
@@ -81,12 +104,14 @@ class Among:
 
     def send(self, tensors: Sequence[Any], to: int, tag: int) -> Any:
         """To one of them."""
-        return self.backend(tensors).send(list(tensors), to, tag)
+        return Lent(lambda *lent: self.backend(tensors).send(list(lent), to, tag), *tensors)
 
     def receive(self, tensors: Sequence[Any], source: int, tag: int) -> Any:
         """From one of them; -1: from whoever sends."""
         backend = self.backend(tensors)
-        return backend.recv_anysource(list(tensors), tag) if source < 0 else backend.recv(list(tensors), source, tag)
+        if source < 0:
+            return Lent(lambda *lent: backend.recv_anysource(list(lent), tag), *tensors)
+        return Lent(lambda *lent: backend.recv(list(lent), source, tag), *tensors)
 
 
 class RealGroups:

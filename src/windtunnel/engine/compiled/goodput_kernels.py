@@ -1,6 +1,8 @@
-"""Compiled error of a step-time curve with seven parameters, with its gradient, and the best batch on such a curve.
+"""Compiled fit of a step-time curve with seven bounded parameters: projected BFGS.
 
-The formulas are those of `fleet/adaptdl/goodput.py`. Each function's `.py_func` is the same code uncompiled.
+The curve and its error are those of `fleet/adaptdl/goodput.py`; parameters with equal bounds stay where they are. Each
+step: a quasi-Newton direction over the parameters that are free to move, Armijo's rule along its projection, and a
+fresh start of the curvature where a bound becomes active. Each function's `.py_func` is the same code uncompiled.
 """
 
 from __future__ import annotations
@@ -12,24 +14,30 @@ from numba import njit
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
+ITERATIONS = 200
+GRADIENT, DECREASE = 1e-5, 2.2e-9  # at which the search ends: scipy's defaults for L-BFGS-B
+PROGRESS = 1e-4  # relative decrease after which a search that had stalled may begin anew once more
+SMOOTH = 1e-8  # square of the error below which it is round: at nought the root has an edge where searches stick
+LONGEST = 1.0  # step of any parameter: beyond a factor of e, times that vanish have no slope left to come back on
 FLOOR = 1e-8
 
 
-@njit(cache=True, error_model="numpy")
-def loss(x: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array, out: Array) -> float:
+@njit(cache=True)
+def loss(u: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array, out: Array) -> float:
     """Error of the curve; its gradient goes into `out` (f64[7]). `case`: 0 one GPU, 2 across nodes, 4 inside one.
 
-    At an error of nought the root has no slope, and the gradient is NaN.
+    `u`: logarithms of the six times, then the exponent: times differ by orders of magnitude.
     """
     n = len(local)
-    c = x[6]
+    x = np.exp(u)
+    c = u[6]
     squares_compute, squares_step = 0.0, 0.0
     for at in range(n):
         compute = x[0] + x[1] * local[at]
         network = FLOOR if case[at] == 0 else x[case[at]] + x[case[at] + 1] * beyond[at]
         squares_compute += (np.log(compute) - log_compute[at]) ** 2
         squares_step += (np.log(compute**c + network**c) / c - log_step[at]) ** 2
-    rms_compute, rms_step = np.sqrt(squares_compute / n), np.sqrt(squares_step / n)
+    rms_compute, rms_step = np.sqrt(squares_compute / n + SMOOTH), np.sqrt(squares_step / n + SMOOTH)
     out[:] = 0.0
     for at in range(n):
         compute = x[0] + x[1] * local[at]
@@ -38,8 +46,8 @@ def loss(x: Array, case: Array, beyond: Array, local: Array, log_compute: Array,
         total = first + second
         error_compute = np.log(compute) - log_compute[at]
         error_step = np.log(total) / c - log_step[at]
-        weight_compute = error_compute / (n * rms_compute)
-        weight_step = error_step / (n * rms_step)
+        weight_compute = error_compute / (n * rms_compute) if rms_compute > 0 else 0.0
+        weight_step = error_step / (n * rms_step) if rms_step > 0 else 0.0
         by_compute = weight_compute / compute + weight_step * first / (compute * total)
         out[0] += by_compute
         out[1] += by_compute * local[at]
@@ -56,4 +64,104 @@ def loss(x: Array, case: Array, beyond: Array, local: Array, log_compute: Array,
         value += 1e-2 * ratio**2
         out[at] -= 2e-2 * ratio**2 / x[at]
         out[at + 1] += 2e-2 * ratio / x[at]
+    for at in range(6):
+        out[at] *= x[at]
+    return value
+
+
+@njit(cache=True)
+def minimise(
+    x: Array, low: Array, high: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array
+) -> float:
+    """Improve `x` in place between its bounds; returns the error reached."""
+    n = len(x)
+    gradient, gradient_there = np.empty(n), np.empty(n)
+    value = loss(x, case, beyond, local, log_compute, log_step, gradient)
+    inverse = np.eye(n)
+    free, free_before = np.empty(n, np.bool_), np.zeros(n, np.bool_)
+    direction, there = np.empty(n), np.empty(n)
+    fresh, restarted = True, False
+    for _ in range(ITERATIONS):
+        largest = 0.0
+        changed = False
+        for at in range(n):
+            stuck = (x[at] <= low[at] and gradient[at] >= 0) or (x[at] >= high[at] and gradient[at] <= 0)
+            free[at] = not stuck and low[at] < high[at]
+            changed |= free[at] != free_before[at]
+            free_before[at] = free[at]
+            if free[at]:
+                largest = max(largest, abs(gradient[at]))
+        if largest < GRADIENT:
+            break
+        if changed:
+            inverse[:] = np.eye(n)
+            fresh = True
+        slope = 0.0
+        for at in range(n):
+            direction[at] = 0.0
+            if free[at]:
+                for other in range(n):
+                    if free[other]:
+                        direction[at] -= inverse[at, other] * gradient[other]
+                slope += direction[at] * gradient[at]
+        if slope >= 0:
+            inverse[:] = np.eye(n)
+            fresh = True
+            for at in range(n):
+                direction[at] = -gradient[at] if free[at] else 0.0
+        step = 1.0
+        if fresh:
+            size = 0.0
+            for at in range(n):
+                size += direction[at] ** 2
+            step = min(1.0, 1.0 / np.sqrt(size))
+        longest = 0.0
+        for at in range(n):
+            longest = max(longest, abs(direction[at]))
+        if step * longest > LONGEST:
+            step = LONGEST / longest
+        found = False
+        for _ in range(40):
+            promise = 0.0
+            for at in range(n):
+                there[at] = min(max(x[at] + step * direction[at], low[at]), high[at])
+                promise += gradient[at] * (there[at] - x[at])
+            value_there = loss(there, case, beyond, local, log_compute, log_step, gradient_there)
+            if value_there <= value + 1e-4 * promise and value_there < value:
+                found = True
+                break
+            step *= 0.5
+        if not found:
+            if fresh:
+                break
+            inverse[:] = np.eye(n)
+            fresh = True
+            continue
+        moved, turned = there - x, gradient_there - gradient
+        curvature = (moved * turned).sum()
+        if curvature > 1e-14:
+            if fresh:
+                inverse[:] = np.eye(n) * (curvature / (turned * turned).sum())
+            bent = np.zeros(n)
+            for at in range(n):
+                for other in range(n):
+                    bent[at] += inverse[at, other] * turned[other]
+            scale = 1.0 + (turned * bent).sum() / curvature
+            for at in range(n):
+                for other in range(n):
+                    inverse[at, other] += (
+                        scale * moved[at] * moved[other] - bent[at] * moved[other] - moved[at] * bent[other]
+                    ) / curvature
+            fresh = False
+        decrease = value - value_there
+        x[:] = there
+        gradient[:] = gradient_there
+        before, value = value, value_there
+        if decrease <= DECREASE * max(abs(before), abs(value), 1.0):
+            if restarted:
+                break
+            inverse[:] = np.eye(n)
+            fresh = restarted = True
+        elif decrease > PROGRESS * value:
+            restarted = False
     return value

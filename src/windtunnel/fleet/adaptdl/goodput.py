@@ -17,8 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import UserError
-
 Array = NDArray[np.float64]
 FLOOR = 1e-8
 SIZES = 50  # batch sizes tried, in geometric steps
@@ -43,11 +41,7 @@ Config = tuple[int, int, int]  # nodes, GPUs, samples per GPU
 
 def fit(seen: Mapping[Config, tuple[float, float]]) -> Speed:
     """Fit to (step s, synchronisation s) by configuration."""
-    try:
-        from scipy.optimize import Bounds, minimize
-    except ImportError:
-        raise UserError("pollux fits its model with scipy: pip install 'windtunnel[fleet]'") from None
-    from windtunnel.engine.compiled.goodput_kernels import loss
+    from windtunnel.engine.compiled.goodput_kernels import minimise
 
     keys = np.array(list(seen))
     nodes, gpus, local = keys[:, 0], keys[:, 1], keys[:, 2].astype(float)
@@ -70,13 +64,11 @@ def fit(seen: Mapping[Config, tuple[float, float]]) -> Speed:
         hold((3, 5), FLOOR)
     case = np.where(nodes > 1, 2, np.where(gpus > 1, 4, 0))
     beyond = np.maximum(gpus - 2.0, 1e-8)
-    steps = case, beyond, local, np.log(compute), np.log(step)
-
-    def error(at: Array) -> tuple[float, Array]:
-        gradient = np.empty(7)
-        return loss(at, *steps, gradient), gradient
-
-    found = minimize(error, start, jac=True, method="L-BFGS-B", bounds=Bounds(low, high)).x
+    for bound in (start, low, high):
+        bound[:6] = np.log(bound[:6])
+    found = start
+    minimise(found, low, high, case, beyond, local, np.log(compute), np.log(step))
+    found[:6] = np.exp(found[:6])
     if not (nodes > 1).any():
         found[2], found[3] = max(found[2], 1.1 * found[4]), max(found[3], 1.1 * found[5])
     return Speed(*map(float, found))

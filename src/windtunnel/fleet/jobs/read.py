@@ -29,7 +29,18 @@ ALIASES = {
     "user": ("user", "vc", "account"),
 }
 SELECTORS = ("workload", "load", "setting", "cluster", "list")  # columns by which one file holds several traces
-FURTHER = ("command", "max_gpus", "privacy", "data_gb", "data_at")  # of single policies
+FURTHER = (
+    "command",
+    "max_gpus",
+    "privacy",
+    "data_gb",
+    "data_at",
+    "seq_len",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+)  # of single policies
 PODS = ("cpu_milli", "memory_mib", "gpu_milli", "gpu_models")  # that make a trace one of pods
 
 

@@ -17,6 +17,7 @@ from windtunnel.result import ADVICE, SCHEMA, Result
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
 DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes")
 
 
@@ -60,7 +61,7 @@ def from_bytes(data: bytes) -> Result:
         raise DocumentError("is not a windtunnel result (no `schema`)", "give the result.json of a run folder")
     _check_schema(parsed["schema"])
     promised = parsed.get("content_hash")
-    body = {key: value for key, value in parsed.items() if key not in DERIVED}
+    body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN)}
     try:
         text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
         result = _reader().validate_json(_canonical(body), strict=True)

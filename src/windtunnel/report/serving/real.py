@@ -33,5 +33,7 @@ def print_real(found: Mapping[str, Any], console: Console) -> None:
             table.add_row(policy if place == 0 else "", label, duration(a), duration(b), f"{b / a - 1:+.1%}")
         a, b = measured["output_tokens_per_s"], predicted["output_tokens_per_s"]
         table.add_row("", "tokens/s", f"{a:.0f}", f"{b:.0f}", f"{b / a - 1:+.1%}")
-        table.add_row("", "steps", f"{measured['steps']}", f"{predicted['steps']}", f"{both['swapped_blocks']} swapped")
+        table.add_row("", "steps", f"{measured['steps']}", f"{predicted['steps']}", "")
+        table.add_row("", "blocks swapped", f"{both['swapped_blocks']}", "", "")
+        table.add_row("", "machine", f"{both['machine_slower']:.2f} x", "", "")
     console.print(table)

@@ -17,6 +17,8 @@ from windtunnel.serving.real.llama import Llama, Piece
 from windtunnel.serving.real.prices import Step
 from windtunnel.serving.replica.sequence import Sequence
 
+LOOK_EVERY = 16  # steps
+
 
 @final
 class Timed:
@@ -36,7 +38,9 @@ class Timed:
 class Carrier:
     """The real side of a replica: which block ids a sequence has, its tokens, its cache while it is swapped out."""
 
-    def __init__(self, model: Llama, blocks: int, policy: Batching, seed: int = 0) -> None:
+    def __init__(
+        self, model: Llama, blocks: int, policy: Batching, seed: int = 0, look: Callable[[], None] = lambda: None
+    ) -> None:
         self.model = model
         self.now_ns = _synchronised if model.device.startswith("cuda") else time.thread_time_ns
         self.policy = Timed(policy, self.now_ns)
@@ -48,10 +52,17 @@ class Carrier:
         self._kept: dict[int, Any] = {}
         self._here: dict[int, Sequence] = {}
         self._seed = seed
+        self.look = look  # called between steps, now and then; its time is not the engine's
+        self._steps = 0
 
     def __call__(self, plan: Plan) -> int:
         """Do it; nanoseconds that it took."""
         wall = time.monotonic_ns()
+        self._steps += 1
+        if self._steps % LOOK_EVERY == 0:
+            begin = self.now_ns()
+            self.look()
+            self.policy.asked_ns += self.now_ns() - begin
         for one in [one for one in self._here.values() if one.last_ns >= 0]:
             self._release(one)
             del self._here[one.index]

@@ -1,6 +1,8 @@
 """A workload through a real engine under several policies, and through its simulation: measured beside predicted.
 
-The engine's clock goes on by the time that each step takes, and jumps to the next arrival where it is idle.
+The engine's clock goes on by the time that each step takes, and jumps to the next arrival where it is idle. A machine
+that others use as well is not always as fast: between steps a fixed step is timed now and then, and the prediction is
+of a machine that is as many times slower as that step was. Nothing of the run itself enters its prediction.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from windtunnel.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.serving.measures import distribution, stamps_of
 from windtunnel.serving.real.carry_out import Carrier
 from windtunnel.serving.real.llama import Llama, Shape
-from windtunnel.serving.real.prices import fitted, measure, times_of
+from windtunnel.serving.real.prices import Yardstick, fitted, measure, times_of
 from windtunnel.serving.replica.rules import Rules
 from windtunnel.serving.replica.sequence import Sequence
 from windtunnel.serving.replica.stepwise import StepwiseReplica
@@ -68,6 +70,7 @@ class Compared:
     steps_measured: int
     rows: Mapping[str, tuple[Side, Side]]  # policy: measured, predicted
     swapped_blocks: Mapping[str, int]
+    slower: Mapping[str, float]  # a fixed step during the run over the same step while steps were measured
     step_s: Mapping[str, float]
     wall_s: Mapping[str, float]
 
@@ -84,6 +87,7 @@ class Compared:
                 name: {
                     "measured": measured.to_dict(),
                     "predicted": predicted.to_dict(),
+                    "machine_slower": self.slower[name],
                     "swapped_blocks": self.swapped_blocks[name],
                     "computing_s": self.step_s[name],
                     "wall_s": self.wall_s[name],
@@ -126,12 +130,15 @@ def _compare(device: str, requests: int, rate: float | None, cv: float, seed: in
     model = Llama(shape, BLOCKS, BLOCK, device, seed)
     pilot = Carrier(model, BLOCKS, ContinuousBatching(), seed)
     pilot.log = []
-    steps = measure(model, pilot.now_ns, BLOCKS, BATCH, WHOLE)
+    yardstick = Yardstick(Llama(shape, BATCH * 128 // BLOCK, BLOCK, device, seed), pilot.now_ns, BATCH)
+    pilot.look = yardstick.look
+    steps = measure(model, pilot.now_ns, BLOCKS, BATCH, WHOLE, yardstick.look)
     first = times_of(fitted(steps)[0], shape.layers)
     few = Workload(*made(PILOT, seed + 1), np.zeros(PILOT, np.int64))
     _run("fcfs", first, few, pilot.policy, pilot)  # what a step costs beside the model: the policy, the bookkeeping
     steps += pilot.log
     prices, error = fitted(steps)
+    usual_s = yardstick.mean()
     times = times_of(prices, shape.layers)
     prompts, answers = made(requests, seed)
     if rate is None:
@@ -139,16 +146,19 @@ def _compare(device: str, requests: int, rate: float | None, cv: float, seed: in
     load = Workload(prompts, answers, arrivals(requests, rate, cv, seed))
     rows: dict[str, tuple[Side, Side]] = {}
     swapped: dict[str, int] = {}
+    slower: dict[str, float] = {}
     step_s: dict[str, float] = {}
     wall_s: dict[str, float] = {}
     for name in POLICIES:
-        carrier = Carrier(model, BLOCKS, _policy(name, times), seed)
+        carrier = Carrier(model, BLOCKS, _policy(name, times), seed, yardstick.look)
         measured = _run(name, times, load, carrier.policy, carrier)
-        rows[name] = (measured, _run(name, times, load, _policy(name, times)))
+        slower[name] = yardstick.mean() / usual_s
+        now = times_of(prices.slower(slower[name]), shape.layers)
+        rows[name] = (measured, _run(name, now, load, _policy(name, times)))
         swapped[name], step_s[name], wall_s[name] = (
             carrier.swapped_blocks, carrier.step_ns * 1e-9, carrier.wall_ns * 1e-9,
         )  # fmt: skip
-    return Compared(device, rate, requests, error, len(steps), rows, swapped, step_s, wall_s)
+    return Compared(device, rate, requests, error, len(steps), rows, swapped, slower, step_s, wall_s)
 
 
 def _capacity(times: StepTimes, prompts: Any, answers: Any) -> float:

@@ -53,6 +53,17 @@ class MeasuredPrices:
         """All that sees the tokens."""
         return float(np.dot(_hats(tokens), self.at_nodes))
 
+    def slower(self, times: float) -> MeasuredPrices:
+        """The same on a machine that is so many times as slow."""
+        return MeasuredPrices(
+            tuple(times * one for one in self.at_nodes),
+            times * self.chunk_s,
+            times * self.chunk_pair_s,
+            times * self.decode_s,
+            times * self.decode_sequence_s,
+            times * self.decode_token_s,
+        )
+
     def group(self, tokens: float) -> float:
         """Nothing: there are no experts."""
         return 0.0
@@ -83,7 +94,9 @@ def times_of(prices: MeasuredPrices, layers: int) -> StepTimes:
     return StepTimes(prices, Profile(engine="real", release="here", graph_limit=0), layers)
 
 
-def measure(model: Llama, now_ns: Callable[[], int], blocks: int, batch: int, longest: int) -> list[Step]:
+def measure(
+    model: Llama, now_ns: Callable[[], int], blocks: int, batch: int, longest: int, look: Callable[[], None]
+) -> list[Step]:
     """Seconds of steps of many shapes: medians of a few."""
     size = model.block_size
     mixes: list[tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = []
@@ -105,12 +118,35 @@ def measure(model: Llama, now_ns: Callable[[], int], blocks: int, batch: int, lo
         chunk_pieces = [piece(n, past) for n, past in chunks]
         decode_pieces = [piece(1, context - 1) for context in contexts]
         took = []
+        look()
         for _ in range(REPEATS + 1):
             begin = now_ns()
             model.step(chunk_pieces, decode_pieces)
             took.append((now_ns() - begin) * 1e-9)
         found.append(Step(chunks, contexts, float(np.median(took[1:]))))
     return found
+
+
+class Yardstick:
+    """One fixed step on a model of its own: how fast the machine is now."""
+
+    def __init__(self, model: Llama, now_ns: Callable[[], int], batch: int) -> None:
+        self._model, self._now_ns = model, now_ns
+        per = 128 // model.block_size
+        self._pieces = [Piece([1], 127, list(range(place * per, (place + 1) * per))) for place in range(batch)]
+        self.seconds: list[float] = []
+
+    def look(self) -> None:
+        """Time it once more, as cold as a step in service is."""
+        begin = self._now_ns()
+        self._model.step([], self._pieces)
+        self.seconds.append((self._now_ns() - begin) * 1e-9)
+
+    def mean(self) -> float:
+        """Seconds since the last `mean`."""
+        found = float(np.mean(self.seconds))
+        self.seconds.clear()
+        return found
 
 
 def fitted(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:

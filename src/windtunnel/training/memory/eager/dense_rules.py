@@ -237,6 +237,7 @@ _NAMED: dict[str, Rule] = {"choose": choose, "weigh": weigh, "index": _nothing, 
 _TIMED: dict[str, Rule] = {
     "rms_norm": _rms_norm,
     "layer_norm": _one_kernel_norm,
+    "rope": _rope,
     "add": _add,
     "swiglu": _gated,
     "gelu": _ungated,
