@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 SCHEMA = "windtunnel.result/1"
 ADVICE = ("advice", "advice_tried")  # fields beside the answer
@@ -250,7 +250,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; `from_dict` is its inverse."""
-        return asdict(self)
+        return cast("dict[str, Any]", _as_data(self))
 
     def to_json(self) -> str:
         """Canonical JSON of the answer: same result, same bytes. Advice is not the answer, and may not be asked for."""
@@ -299,6 +299,24 @@ class Result:
         trouble = parts.get("infeasible")
         parts["infeasible"] = Infeasible(**_without(trouble, "fixes")) if trouble else None
         return cls(**parts)
+
+
+def _as_data(value: Any) -> Any:
+    """Dataclasses as dictionaries, all the way down. Unlike `asdict` it copies no plain value, which was most of it."""
+    if isinstance(value, (str, int, float)) or value is None:
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one: _as_data(getattr(value, one)) for one in _names(type(value))}
+    if isinstance(value, Mapping):
+        return {key: _as_data(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_as_data(one) for one in value])
+    return value
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
 
 
 def _without(data: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _run(
             if key in rows:
                 continue
             rows[key] = {"key": key, **row}
-            log.add(rows[key])
+            log.add({**rows[key], "inputs": dict(points[place].inputs)})  # for who watches
             ran += 1
             if progress is not None:
                 progress(done + ran, len(points))

@@ -12,12 +12,15 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.result import Result
 
-FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl)")
+if TYPE_CHECKING:
+    from windtunnel.training.question import Question
+
+FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args)")
 FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
 SECOND = ("virtual_stages", "schedule", "framework", "sequence_parallel")
 SLIDERS = {"tp": 6, "pp": 7, "cp": 5, "micro_batch": 5}  # powers of two up to 2^N
@@ -128,20 +131,31 @@ class Asked:
     sets: tuple[str, ...]
     slow: tuple[str, ...]
     others: Mapping[str, Any]  # keywords of `predict`: router_load, jitter, samples
+    plan_file: Path | None = None  # a plan in YAML or a framework's own, whose fields `plan` overrides
 
     def answer(self, advice: bool = False) -> Result:
         """Predict; `advice`: with the changes of the plan that help. Raises UserError."""
         from windtunnel.planning.advice import advised
-        from windtunnel.training.question import Question
 
-        asked = Question.asked(self.model, self.cluster, None, self.plan, self.sets)
+        asked = self._question()
         others = {"slow": self.slow, **self.others}
         result = asked.answer(**others)
         return advised(result, asked, others) if advice else result
 
+    def _question(self) -> Question:
+        from windtunnel.training.question import Question
+
+        return Question.asked(self.model, self.cluster, self.plan_file, self.plan, self.sets)
+
+    def _settled(self) -> dict[str, Any]:
+        """The fields of the plan; with a file, those that it says as well."""
+        if self.plan_file is None and not is_stated(self.model):
+            return dict(self.plan)
+        return self._question().plan.model_dump(mode="json", exclude_unset=True)
+
     def as_python(self) -> str:
         """The question as a call of the library."""
-        arguments = [repr(self.model), repr(self.cluster), repr(dict(self.plan))]
+        arguments = [repr(self.model), repr(self.cluster), repr(self._settled())]
         arguments += [f"slow={list(self.slow)!r}"] if self.slow else []
         arguments += [f"{name}={value!r}" for name, value in self.others.items()]
         return f"import windtunnel\n\nresult = windtunnel.predict({', '.join(arguments)})\n"
@@ -150,12 +164,18 @@ class Asked:
         """The plan as a file."""
         import yaml
 
-        return yaml.safe_dump(json.loads(json.dumps(dict(self.plan))), sort_keys=False)
+        return yaml.safe_dump(json.loads(json.dumps(self._settled())), sort_keys=False)
 
 
 def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
     """The question that a form's fields ask. Raises SpecError, its field named as in the form."""
-    model = file_or_name("model", values.get("model", ""), uploads)
+    named, file = values.get("model", ""), values.get("plan_file", "").strip()
+    plan_file = Path(file_or_name("plan_file", file, uploads)) if file else None
+    if file and not FILE.fullmatch(file):
+        raise SpecError("plan_file", file, "drop a plan on the page, in YAML or the framework's own, and give its name")
+    if plan_file is not None and not named.strip() and is_stated(file):
+        named, plan_file = file, None  # the file states the model too
+    model = file_or_name("model", named, uploads)
     gpu = file_or_name("gpu", values.get("gpu", ""), uploads)
     gpus = values.get("gpus", "").strip()
     if gpus and not gpus.replace(",", "").isdigit():
@@ -173,4 +193,32 @@ def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
         others["router_load"] = router if router.startswith("zipf:") else file_or_name("router_load", router, uploads)
     if values.get("jitter", "").strip():
         others["jitter"] = values["jitter"].strip()
-    return Asked(model, cluster, plan_of(values), tuple(sets), slow, others)
+    return Asked(model, cluster, plan_of(values), tuple(sets), slow, others, plan_file)
+
+
+def is_stated(name: str) -> bool:
+    """Whether a file of this name may state a model beside its plan: torchtitan's and Megatron's do."""
+    return name.lower().endswith((".toml", ".sh", ".args", ".txt"))
+
+
+def field_for(path: Path) -> str:
+    """The field of the form that a dropped file belongs in."""
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        return "router_load"
+    if is_stated(path.name):
+        return "plan_file"
+    if suffix not in (".json", ".yaml", ".yml"):
+        return ""
+    from windtunnel.training.launch import is_native
+    from windtunnel.training.plan import Plan, read_mapping
+
+    try:
+        document = read_mapping(path)
+        native = is_native(path)
+    except UserError:
+        return "model" if suffix == ".json" else "gpu"  # whose reader says what is wrong with it
+    if suffix == ".json" and {"model_type", "architectures", "hidden_size"} & set(document):
+        return "model"
+    plan = native or (bool(document) and set(document) <= set(Plan.model_fields))
+    return "plan_file" if plan else "gpu"

@@ -83,7 +83,7 @@ class JobList:
         self.uploads.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "windtunnel", verb, *words]
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
-        command += ["--report", str(folder / "report.html")] if verb in REPORTS else []
+        command += ["--page" if verb == "serve" else "--report", str(folder / "report.html")] if verb in REPORTS else []
         process = subprocess.Popen(
             [sys.executable, "-c", KEEPER, str(folder), *command], cwd=self.uploads, start_new_session=True
         )

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from functools import wraps
 from importlib.resources import files
 from pathlib import Path
@@ -26,19 +27,27 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserE
 from windtunnel.report import figures
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction.html import view_of
-from windtunnel.ui.form import FIRST, SECOND, START, asked_of, plan_fields
+from windtunnel.result import Result
+from windtunnel.ui.form import FIRST, SECOND, START, Asked, asked_of, field_for, plan_fields
 from windtunnel.ui.guard import Guard
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
 from windtunnel.ui.runs import RunList
+from windtunnel.ui.swept import journalled, tabled
 from windtunnel.ui.variations import VALUES, points
 
-STATIC = {"page.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript"}
+STATIC = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "cloud.js": "text/javascript",
+    "htmx.min.js": "text/javascript",
+}
 REPORT_PARTS = {
     "report.css": ("report.css", "disturbed.css"),
     "report.js": ("report.js", "heatmap.js"),
 }
 SHOWN_MOST = 200  # runs on one page of the list
 POLL_S = 0.5
+KEPT_MOST = 32  # answers
 # A report that a job drew runs its own script, so it is shown apart from the page: no cookie, no page, no network.
 REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -51,10 +60,23 @@ class Page:
     def __init__(self, root: Path) -> None:
         self.runs, self.jobs, self.lock = RunList(root), JobList(root), Lock()
         self.root = root
+        self._answered: OrderedDict[Hashable, Result] = OrderedDict()
 
     def draw(self, template: str, /, **parts: Any) -> str:
         """A template of this package with its parts."""
         return page_template(template, "windtunnel.ui").render(**parts)
+
+    def result(self, asked: Asked) -> Result:
+        """The answer to a question; the last ones are kept, since keeping, going back and advice ask the same again."""
+        files = self.jobs.uploads  # a file that is dropped again may answer otherwise
+        key = (repr(asked), files.stat().st_mtime_ns if files.is_dir() else 0)
+        with self.lock:
+            if key not in self._answered:
+                self._answered[key] = asked.answer()
+            self._answered.move_to_end(key)
+            while len(self._answered) > KEPT_MOST:
+                self._answered.popitem(last=False)
+            return self._answered[key]
 
     # Ask
 
@@ -81,8 +103,8 @@ class Page:
         """The answer to a filled form, or what is wrong with it."""
         try:
             asked = asked_of(values, self.jobs.uploads)
-            with self.lock:
-                result = asked.answer()
+            result = self.result(asked)
+            python, yaml = asked.as_python(), asked.as_yaml()
         except UserError as error:
             return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
         plan = result.spec.get("plan", {})
@@ -91,10 +113,9 @@ class Page:
         return self.draw(
             "answer.html.j2",
             **(view_of(result) | {"advice_later": True}),
-            saved=(self.root / result.content_hash).is_dir(),
             resolved=resolved,
-            python=asked.as_python(),
-            yaml=asked.as_yaml(),
+            python=python,
+            yaml=yaml,
         )
 
     def advice(self, values: Mapping[str, str]) -> str:
@@ -111,8 +132,7 @@ class Page:
         """Save the answer to a filled form as a run folder; its name."""
         from windtunnel.report.run_folder import save
 
-        with self.lock:
-            return save(asked_of(values, self.jobs.uploads).answer(), self.root).name
+        return save(self.result(asked_of(values, self.jobs.uploads)), self.root).name
 
     # Vary
 
@@ -358,6 +378,7 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "") -> Any:
     from starlette.routing import Route
 
     page = Page(root)
+    page.ask({})  # imports what the first reader would wait for
 
     def values_of(request: Request) -> dict[str, str]:
         return {key: value[:4000] for key, value in request.query_params.items() if key != "token"}
@@ -420,7 +441,9 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "") -> Any:
         name = request.query_params.get("name", "")
         content = await request.body()
         try:
-            return Response(await run_in_threadpool(page.jobs.add_file, name, content), media_type="text/plain")
+            kept = await run_in_threadpool(page.jobs.add_file, name, content)
+            field = await run_in_threadpool(field_for, page.jobs.uploads / kept)
+            return Response(kept, media_type="text/plain", headers={"x-field": field})
         except UserError as error:
             return Response(str(error), 400, media_type="text/plain")
 
@@ -433,9 +456,15 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "") -> Any:
             return Response(str(error), 404)
 
         async def events() -> AsyncIterator[bytes]:
-            before = ""
+            before, offset, folder = "", 0, page.jobs.path(name)
             while not await request.is_disconnected():
                 job = await run_in_threadpool(page.jobs.get, name)
+                after = -1
+                while job.verb == "sweep" and after != offset:
+                    after = offset
+                    points, offset = await run_in_threadpool(journalled, folder, offset)
+                    if points:
+                        yield f"event: points\ndata: {json.dumps(points)}\n\n".encode()
                 state = json.dumps({"state": job.state, "said": job.said})
                 if state != before:
                     yield f"data: {state}\n\n".encode()
@@ -445,6 +474,13 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "") -> Any:
                 await asyncio.sleep(POLL_S)
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    def job_points(request: Request) -> Response:
+        try:
+            points = tabled(page.jobs.path(request.path_params["name"]))
+        except InputFileError as error:
+            return Response(str(error), 404)
+        return Response(json.dumps(points), media_type="application/json")
 
     def job_report(request: Request) -> Response:
         try:
@@ -495,6 +531,7 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "") -> Any:
         Route("/studies/{name}/stop", does(stop_job), methods=["POST"]),
         Route("/studies/{name}/delete", does(delete_job), methods=["POST"]),
         Route("/studies/{name}/report", job_report),
+        Route("/studies/{name}/points", job_points),
         Route("/uploads", upload, methods=["POST"]),
         Route("/static/{name}", static),
     ]

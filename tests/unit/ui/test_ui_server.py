@@ -15,11 +15,12 @@ pytest.importorskip("httpx")
 
 from starlette.testclient import TestClient
 
-from windtunnel.ui.form import asked_of, file_or_name, plan_fields, plan_of
+from windtunnel.ui.form import asked_of, field_for, file_or_name, plan_fields, plan_of
 from windtunnel.ui.guard import FORM_BYTES_MOST
 from windtunnel.ui.jobs import JobList
 from windtunnel.ui.runs import RunList
 from windtunnel.ui.server import application
+from windtunnel.ui.swept import journalled, tabled
 
 HERE = "127.0.0.1:8765"
 SAME = {"origin": f"http://{HERE}"}
@@ -161,7 +162,7 @@ def test_a_dropped_config_is_used_by_its_name(client: TestClient, tmp_path: Path
     assert answer.text == "mine.json"
     assert (tmp_path / "runs" / "uploads" / "mine.json").read_bytes() == config
     assert "Where the step goes" in client.get("/answer", params={**QUESTION, "model": "mine.json"}).text
-    assert client.post("/uploads?name=run.sh", content=b"x", headers=SAME).status_code == 400
+    assert client.post("/uploads?name=run.exe", content=b"x", headers=SAME).status_code == 400
     too_long = client.post("/keep", content=b"x" * (FORM_BYTES_MOST + 1), headers=SAME)
     assert too_long.status_code == 413
 
@@ -272,3 +273,92 @@ def test_names_of_files_and_words(tmp_path: Path) -> None:
     scope: dict[str, Any] = {}
     exec(asked_of(QUESTION, tmp_path).as_python(), scope)
     assert scope["result"].n_gpus == 8
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[parallelism]
+tensor_parallel_degree = 2
+data_parallel_shard_degree = 4
+[training]
+local_batch_size = 1
+global_batch_size = 16
+seq_len = 1024
+"""
+
+
+def test_a_dropped_plan_of_a_framework_is_the_command_lines(client: TestClient, tmp_path: Path) -> None:
+    from windtunnel.cli import main
+
+    dropped = client.post("/uploads?name=train.toml", content=TITAN.encode(), headers=SAME)
+    assert (dropped.text, dropped.headers["x-field"]) == ("train.toml", "plan_file")
+    asked = {"model": "", "gpu": "h100-sxm", "gpus": "8", "plan_file": "train.toml"}
+    name = client.post("/keep", data=asked, headers=SAME | {"hx-request": "true"}).text.partition("/runs/")[2][:12]
+    path = tmp_path / "runs" / "uploads" / "train.toml"
+    command = ["predict", str(path), "--cluster", "h100-sxm:8", "--out", str(tmp_path / "cli"), "--json"]
+    assert main(command) == 0
+    assert (tmp_path / "runs" / name / "result.json").read_bytes() == next(
+        (tmp_path / "cli").glob("**/result.json")
+    ).read_bytes()
+    answer = client.get("/answer", params=asked).text
+    assert "tp: 2" in answer  # as YAML: what the file says
+    client.post(
+        "/uploads?name=train.toml",
+        content=TITAN.replace("_degree = 4", "_degree = 8").replace("= 2", "= 1").encode(),
+        headers=SAME,
+    )
+    assert "tp: 1" in client.get("/answer", params=asked).text  # the same name, another file
+    wrong = client.get("/answer", params={**asked, "plan_file": "/etc/passwd"}).text
+    assert 'data-field="plan_file"' in wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field"),
+    [
+        ("a.json", '{"model_type": "llama", "hidden_size": 8}', "model"),
+        ("a.json", '{"train_batch_size": 8}', "plan_file"),
+        ("a.yaml", "tp: 2\nglobal_batch: 8\n", "plan_file"),
+        ("a.yaml", "gpu: h100-sxm\nn_gpus: 8\n", "gpu"),
+        ("a.csv", "layer,expert,count\n", "router_load"),
+        ("a.parquet", "x", ""),
+    ],
+)
+def test_a_dropped_file_goes_where_it_belongs(tmp_path: Path, name: str, text: str, field: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert field_for(tmp_path / name) == field
+
+
+def test_points_of_a_sweep_are_told_once_each_and_a_torn_line_later(tmp_path: Path) -> None:
+    def line(tp: int, status: str = "ok") -> bytes:
+        outputs = {"step_time_s": 2.0 / tp, "tokens_per_s": 3.6e6 * tp, "n_gpus": 8, "peak_memory_bytes": 2**30}
+        inputs = {"model": "m", "cluster": "h100-sxm:8", "plan.tp": tp}
+        return json.dumps({"key": str(tp), "status": status, "outputs": outputs, "inputs": inputs}).encode() + b"\n"
+
+    journal = tmp_path / "sweep.parquet.journal"
+    journal.write_bytes(line(1) + line(2) + line(4)[:20])
+    first, offset = journalled(tmp_path, 0)
+    assert [point[0] for point in first] == [2.0, 1.0]
+    assert first[0][1:3] == [1.0, pytest.approx(8 / 3.6e3 / 3.6)]  # 8 GPUs / 3600 s/h / (3.6 million tokens/s)
+    assert first[1][4] == "gpu=h100-sxm&gpus=8&model=m&tp=2"
+    assert journalled(tmp_path, offset) == ([], offset)
+    journal.write_bytes(line(1) + line(2) + line(4) + line(8, "infeasible"))
+    assert [point[0] for point in journalled(tmp_path, offset)[0]] == [0.5]
+    assert len(tabled(tmp_path)) == 3
+
+
+def test_a_sweep_of_the_page_ends_with_its_points(client: TestClient) -> None:
+    study = (
+        "verb: predict\nfixed: {model: llama-3.2-1b, cluster: 'h100-sxm:8', plan.global_batch: 16, plan.seq_len: 512}\n"
+        "grid: {plan.tp: [1, 2, 3]}\n"
+    )
+    client.post("/uploads?name=study.yaml", content=study.encode(), headers=SAME)
+    begun = client.post("/studies/start", data={"verb": "sweep", "words": "study.yaml --jobs 1"}, headers=SAME)
+    name = str(begun.url).rpartition("/")[2]
+    with client.stream("GET", f"/studies/{name}/watch") as events:
+        assert '"state": "done"' in "".join(events.iter_text())
+    points = client.get(f"/studies/{name}/points").json()
+    assert sorted(point[4].rpartition("tp=")[2] for point in points) == ["1", "2"]  # 3 does not divide
+    step = json.loads(client.get(f"/runs/{kept(client, tp='2', seq_len='512')}/file/json").text)["step_time_ns"]
+    assert step / 1e9 in [point[0] for point in points]

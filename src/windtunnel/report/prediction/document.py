@@ -9,9 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.result import ADVICE, SCHEMA, Result
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
 DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes")
@@ -42,7 +46,7 @@ def to_bytes(document: Mapping[str, Any]) -> bytes:
 
 def from_bytes(data: bytes) -> Result:
     """The Result of a document. Raises DocumentError with what is wrong and what to do."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     again = "predict again to write a fresh one"
     try:
@@ -60,7 +64,7 @@ def from_bytes(data: bytes) -> Result:
     body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN)}
     try:
         text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
-        result = TypeAdapter(Result).validate_json(_canonical(body), strict=True)
+        result = _reader().validate_json(_canonical(body), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
@@ -70,6 +74,14 @@ def from_bytes(data: bytes) -> Result:
     if promised is not None and promised != hashlib.sha256(text).hexdigest()[:12]:
         raise DocumentError("does not match its own content_hash: it was edited or damaged", again)
     return result
+
+
+@cache
+def _reader() -> TypeAdapter[Result]:
+    """Built once: that takes longer than reading a document."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Result)
 
 
 def json_schema() -> dict[str, Any]:

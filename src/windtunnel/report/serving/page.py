@@ -94,6 +94,8 @@ def _charts(points: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> l
                 {
                     "x": f"{float(point['rate_per_s']) / most * WIDTH:.1f}",
                     "y": f"{at(float(point[key])):.1f}",
+                    "rate": float(point["rate_per_s"]),
+                    "value": float(point[key]),
                     "tip": f"{point['rate_per_s']:.3g} requests/s: {kind} {duration(float(point[key]))},"
                     f" {point['regime']}",
                     "over": point["regime"] != "stable",
@@ -110,6 +112,13 @@ def _charts(points: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> l
                 "lines": lines,
                 "ticks": ticks,
                 "rates": rates,
+                "line": {
+                    "low": f"{low:.4f}",
+                    "high": f"{high:.4f}",
+                    "start": f"{math.log(bound) if bound else (low + high) / 2.0:.4f}",
+                    "label": duration(float(bound) if bound else math.exp((low + high) / 2.0)),
+                    "y": f"{at(float(bound) if bound else math.exp((low + high) / 2.0)):.1f}",
+                },
                 "limit": None if bound is None else {"y": f"{at(float(bound)):.1f}", "label": duration(float(bound))},
             }
         )

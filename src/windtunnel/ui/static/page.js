@@ -91,22 +91,41 @@
     zone.addEventListener("drop", async (event) => {
       event.preventDefault();
       zone.classList.remove("dropping");
-      for (const file of event.dataTransfer.files) await take(file);
+      for (const file of event.dataTransfer.files) await take(file, zone);
     });
   }
-  async function take(file) {
+  async function take(file, zone) {
     const said = document.getElementById("said");
     const answer = await fetch(`/uploads?name=${encodeURIComponent(file.name)}`, { method: "POST", body: file });
     const text = await answer.text();
     if (!answer.ok) { said.textContent = text; return; }
     const words = document.getElementById("words");
+    if (zone.dataset.drop === "explain") return begin(text);
     if (words) words.value = `${words.value.trim()} ${text}`.trim();
     else {
-      const input = document.getElementById(text.endsWith(".json") ? "f-model" : text.endsWith(".csv") ? "f-router_load" : "f-gpu");
+      const field = answer.headers.get("x-field"), input = document.getElementById(`f-${field}`);
+      if (!input) { said.textContent = `${text}: the form has no use for such a file`; return; }
+      if (field === "plan_file") { // the file speaks, not what the form said before
+        for (const one of document.querySelectorAll("[data-plan] input, [data-plan] select")) if (one.name) one.value = "";
+        if (/\.(toml|sh|args|txt)$/.test(text)) document.getElementById("f-model").value = "";
+      }
+      input.closest("details")?.setAttribute("open", "");
       input.value = text;
       input.dispatchEvent(new Event("input", { bubbles: true }));
     }
     said.textContent = `${text} is here`;
+  }
+
+  // A trace is explained by a study of its own.
+  async function begin(name) {
+    const body = new URLSearchParams({ verb: "explain", words: `"${name}"` });
+    const answer = await fetch("/studies/start", { method: "POST", body, headers: { "HX-Request": "true" } });
+    const where = answer.headers.get("HX-Redirect");
+    if (where) location.href = where;
+    else document.getElementById("said").textContent = new DOMParser().parseFromString(await answer.text(), "text/html").body.textContent;
+  }
+  for (const picker of document.querySelectorAll("input[type=file][data-take]")) {
+    picker.addEventListener("change", async () => { for (const file of picker.files) await take(file, picker.closest("[data-drop]")); });
   }
 
   const chosen = document.getElementById("delete");
@@ -121,15 +140,20 @@
   if (verb) verb.addEventListener("change", () => { document.getElementById("words").value = verb.selectedOptions[0].dataset.example; });
 
   // A study that runs: its state as it comes, its answer when it is there.
+  const windtunnelCloud = window.windtunnelCloud;
   const state = document.getElementById("state");
   if (state && state.querySelector("[data-running=yes]")) {
     const events = new EventSource(state.dataset.watch);
+    events.addEventListener("points", (event) => windtunnelCloud?.add(JSON.parse(event.data)));
+    events.onopen = () => windtunnelCloud?.clear(); // a new connection tells all points again
     events.onmessage = (event) => {
       const news = JSON.parse(event.data), progress = document.getElementById("progress");
       if (progress && news.said) { progress.hidden = false; progress.textContent = news.said; progress.scrollTop = progress.scrollHeight; }
-      if (news.state !== "running") { events.close(); htmx.ajax("GET", state.dataset.state, { target: "#state" }); }
+      if (news.state !== "running") { events.close(); windtunnelCloud?.load(); htmx.ajax("GET", state.dataset.state, { target: "#state" }); }
     };
   }
+
+  else if (state && windtunnelCloud) windtunnelCloud.load();
 
   // Keys: / to search or to the first field, 1 to 4 for the pages.
   document.addEventListener("keydown", (event) => {

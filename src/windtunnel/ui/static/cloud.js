@@ -1,0 +1,89 @@
+"use strict";
+// Points of a sweep and their front on a canvas, drawn in slices so that the page answers meanwhile.
+window.windtunnelCloud = (() => {
+  const card = document.getElementById("cloud");
+  if (!card) return undefined;
+  const canvas = document.getElementById("cloud-canvas"), up = document.getElementById("cloud-up");
+  const SLICE = 1000, MARGIN = 34;
+  let points = [], drawing = 0, places = [];
+  const number = (value) => Number(value).toPrecision(4).replace(/\.?0+$/, "");
+
+  // Of which no other is better in both: by step, ever less of the other.
+  function front(of) {
+    let least = Infinity;
+    return [...points].sort((a, b) => a[0] - b[0] || a[of] - b[of]).filter((one) => one[of] < least && ((least = one[of]), true));
+  }
+  function draw() {
+    const turn = ++drawing, of = Number(up.value), box = canvas.getBoundingClientRect(), scale = devicePixelRatio || 1;
+    card.hidden = !points.length;
+    if (!points.length) return;
+    if (!box.width) { requestAnimationFrame(draw); return; }
+    canvas.width = box.width * scale;
+    canvas.height = 300 * scale;
+    const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(name).trim();
+    pen.scale(scale, scale);
+    let [low, high, bottom, top] = [Infinity, 0, Infinity, 0];
+    for (const one of points) { low = Math.min(low, one[0]); high = Math.max(high, one[0]); bottom = Math.min(bottom, one[of]); top = Math.max(top, one[of]); }
+    const x = (one) => MARGIN + (high > low ? (one[0] - low) / (high - low) : 0.5) * (box.width - 2 * MARGIN);
+    const y = (one) => 300 - MARGIN - (top > bottom ? (one[of] - bottom) / (top - bottom) : 0.5) * (300 - 2 * MARGIN);
+    const best = front(of);
+    places = [];
+    pen.fillStyle = colour("--quiet");
+    pen.font = "12px system-ui, sans-serif";
+    pen.fillText(`${number(low)} s`, MARGIN, 292);
+    pen.textAlign = "right";
+    pen.fillText(`${number(high)} s`, box.width - MARGIN, 292);
+    pen.textAlign = "left";
+    pen.fillText(number(top), 4, 20);
+    pen.fillText(number(bottom), 4, 300 - MARGIN + 14);
+    const slice = (from) => {
+      if (turn !== drawing) return; // a newer picture has begun
+      pen.globalAlpha = 0.35;
+      pen.fillStyle = colour("--accent");
+      for (const one of points.slice(from, from + SLICE)) { const at = [x(one), y(one), one]; places.push(at); pen.fillRect(at[0] - 2, at[1] - 2, 4, 4); }
+      if (from + SLICE < points.length) { requestAnimationFrame(() => slice(from + SLICE)); return; }
+      pen.globalAlpha = 1;
+      pen.strokeStyle = pen.fillStyle = colour("--alarm");
+      pen.beginPath();
+      for (const one of best) pen.lineTo(x(one), y(one));
+      pen.stroke();
+      for (const one of best) { pen.beginPath(); pen.arc(x(one), y(one), 4, 0, 7); pen.fill(); }
+      canvas.dataset.drawn = String(points.length);
+    };
+    slice(0);
+    document.getElementById("cloud-count").textContent = `${points.length.toLocaleString("en")} that fit`;
+    document.getElementById("cloud-front").replaceChildren(...best.slice(0, 20).map((one) => {
+      const row = document.createElement("tr"), head = document.createElement("th"), link = document.createElement("a");
+      head.scope = "row";
+      link.href = `/?${one[4]}`;
+      link.textContent = one[3] || "this point";
+      head.append(link);
+      row.append(head, ...[`${number(one[0])} s`, `${number(one[1])} GiB`, number(one[2])].map((text) => Object.assign(document.createElement("td"), { textContent: text })));
+      return row;
+    }));
+  }
+  const nearest = (event) => {
+    const box = canvas.getBoundingClientRect();
+    let found = null, least = 15 ** 2;
+    for (const [x, y, one] of places) {
+      const far = (x - event.clientX + box.left) ** 2 + (y - event.clientY + box.top) ** 2;
+      if (far < least) { least = far; found = one; }
+    }
+    return found;
+  };
+  canvas.addEventListener("pointermove", (event) => {
+    const one = nearest(event);
+    canvas.style.cursor = one ? "pointer" : "";
+    if (one) canvas.dataset.tip = `${one[3]}: ${number(one[0])} s, ${number(one[1])} GiB, ${number(one[2])} GPU-hours per million tokens`;
+    else delete canvas.dataset.tip;
+  });
+  canvas.addEventListener("click", (event) => { const one = nearest(event); if (one) location.href = `/?${one[4]}`; });
+  up.addEventListener("change", draw);
+  addEventListener("resize", draw);
+  return {
+    add(more) { points = points.concat(more); draw(); },
+    clear() { points = []; },
+    async load() { const answer = await fetch(card.dataset.points); if (answer.ok) { points = await answer.json(); draw(); } },
+  };
+})();

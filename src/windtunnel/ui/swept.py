@@ -1,0 +1,75 @@
+"""Points of a sweep as a picture needs them, while it runs (from its journal) and when it is done (from its table).
+
+A point is [step in seconds, peak memory in GiB, GPU-hours per million tokens, words, question]; the question is what
+Ask takes in its address. Points that were refused, do not fit, or are of a verb without a step are not drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+TABLE = "sweep.parquet"
+AT_ONCE = 2000  # points in one event, so that neither side waits long for one
+
+Point = list[Any]
+
+
+def journalled(folder: Path, offset: int) -> tuple[list[Point], int]:
+    """At most AT_ONCE points behind `offset` bytes of the journal, and where the next ones begin."""
+    try:
+        with (folder / f"{TABLE}.journal").open("rb") as file:
+            file.seek(offset)
+            lines = [line for _, line in zip(range(AT_ONCE), file, strict=False)]
+    except OSError:  # not begun, or done: the table holds them all
+        return [], offset
+    found = []
+    for line in lines:
+        if not line.endswith(b"\n"):  # still being written
+            break
+        offset += len(line)
+        row = json.loads(line)
+        point = point_of(row.get("inputs", {}), row["status"], row["outputs"])
+        found += [point] if point else []
+    return found, offset
+
+
+def tabled(folder: Path) -> list[Point]:
+    """All points of a sweep that is done; of one that was stopped, those of its journal."""
+    if not (folder / TABLE).is_file():
+        found, offset = journalled(folder, 0)
+        while True:
+            more, after = journalled(folder, offset)
+            if after == offset:
+                return found
+            found, offset = [*found, *more], after
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(folder / TABLE).to_pylist()
+    points = []
+    for row in rows:
+        inputs = {name: value for name, value in row.items() if _is_input(name) and value is not None}
+        points.append(point_of(inputs, row["status"], row))
+    return [point for point in points if point]
+
+
+def _is_input(name: str) -> bool:
+    return name in ("model", "cluster") or name.startswith("plan.")
+
+
+def point_of(inputs: Mapping[str, Any], status: str, outputs: Mapping[str, Any]) -> Point | None:
+    """One point; None where it has no step that fits."""
+    step, rate = outputs.get("step_time_s"), outputs.get("tokens_per_s")
+    if status != "ok" or not step or not rate:
+        return None
+    hours = float(outputs.get("n_gpus") or 0) / 3600.0 / rate * 1e6
+    asked = {name.removeprefix("plan."): value for name, value in inputs.items() if _is_input(name)}
+    gpu, colon, count = str(asked.pop("cluster", "")).rpartition(":")
+    question = {**({"gpu": gpu, "gpus": count} if colon else {"gpu": count}), **asked}
+    words = " · ".join(f"{name} {value}" for name, value in sorted(asked.items()) if name != "model")
+    told = f"{count + ' GPUs · ' if colon else ''}{words}"
+    plain = {name: value for name, value in question.items() if isinstance(value, (str, int, float))}
+    return [step, float(outputs.get("peak_memory_bytes") or 0) / 2**30, hours, told, urlencode(plain)]
