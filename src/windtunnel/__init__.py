@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.accuracy import run_validation
+    from windtunnel.calibrate.run import calibrate
+    from windtunnel.capture.launch import capture
+    from windtunnel.cli.whatif import ask_again as whatif
     from windtunnel.errors import (
         InputFileError,
         LayoutError,
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from windtunnel.model import Model, load_model
     from windtunnel.planning import plan
     from windtunnel.planning.advice import advise
+    from windtunnel.report.comparison.compare import compare
+    from windtunnel.report.prediction.html import write_html as write_report
+    from windtunnel.report.prediction.notebook import notebook_html
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from windtunnel.survive.question import survive
     from windtunnel.sweeps import sweep
     from windtunnel.techniques import predict_with
+    from windtunnel.traces.explain import explain
     from windtunnel.training import Plan, predict, read_plan
 
     __version__: str
@@ -59,9 +66,14 @@ _HOME = {
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("serving", "Workload"),
     "advise": ("planning.advice", "advise"),
+    "calibrate": ("calibrate.run", "calibrate"),
+    "capture": ("capture.launch", "capture"),
+    "compare": ("report.comparison.compare", "compare"),
+    "explain": ("traces.explain", "explain"),
     "fleet": ("fleet.study", "fleet"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
+    "notebook_html": ("report.prediction.notebook", "notebook_html"),
     "parse_cluster": ("hardware", "parse_cluster"),
     "plan": ("planning", "plan"),
     "predict": ("training", "predict"),
@@ -72,6 +84,8 @@ _HOME = {
     "sweep": ("sweeps", "sweep"),
     "serve": ("serving", "serve"),
     "survive": ("survive.question", "survive"),
+    "whatif": ("cli.whatif", "ask_again"),
+    "write_report": ("report.prediction.html", "write_html"),
 }
 __all__ = [
     "Cluster",
@@ -89,9 +103,14 @@ __all__ = [
     "WindtunnelError",
     "Workload",
     "advise",
+    "calibrate",
+    "capture",
+    "compare",
+    "explain",
     "fleet",
     "load_model",
     "load_result",
+    "notebook_html",
     "parse_cluster",
     "plan",
     "predict",
@@ -102,6 +121,8 @@ __all__ = [
     "serve",
     "survive",
     "sweep",
+    "whatif",
+    "write_report",
 ]
 
 
