@@ -26,10 +26,10 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserE
 from windtunnel.report import figures
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction.html import view_of
+from windtunnel.report.run_list import RunList
 from windtunnel.ui.form import FIRST, SECOND, START, asked_of, plan_fields
 from windtunnel.ui.guard import Guard
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
-from windtunnel.ui.runs import RunList
 from windtunnel.ui.variations import VALUES, points
 
 STATIC = {"page.css": "text/css", "page.js": "text/javascript", "htmx.min.js": "text/javascript"}
