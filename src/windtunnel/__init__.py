@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from windtunnel.planning import plan
     from windtunnel.planning.advice import advise
     from windtunnel.report.comparison.compare import compare
+    from windtunnel.report.notebook import notebook_html
     from windtunnel.report.prediction.html import write_html as write_report
-    from windtunnel.report.prediction.notebook import notebook_html
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from windtunnel.techniques import predict_with
     from windtunnel.traces.explain import explain
     from windtunnel.training import Plan, predict, read_plan
+    from windtunnel.training.op_table import op_table
 
     __version__: str
 
@@ -73,7 +74,8 @@ _HOME = {
     "fleet": ("fleet.study", "fleet"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
-    "notebook_html": ("report.prediction.notebook", "notebook_html"),
+    "notebook_html": ("report.notebook", "notebook_html"),
+    "op_table": ("training.op_table", "op_table"),
     "parse_cluster": ("hardware", "parse_cluster"),
     "plan": ("planning", "plan"),
     "predict": ("training", "predict"),
@@ -111,6 +113,7 @@ __all__ = [
     "load_model",
     "load_result",
     "notebook_html",
+    "op_table",
     "parse_cluster",
     "plan",
     "predict",

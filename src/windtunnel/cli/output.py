@@ -68,11 +68,9 @@ def cold() -> bool:
     import os
     from pathlib import Path
 
-    import windtunnel
-
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    beside = Path(windtunnel.__file__).parent / "engine" / "compiled" / "__pycache__"
+    beside = Path(__file__).parents[1] / "engine" / "compiled" / "__pycache__"
     places = [Path(chosen)] if chosen else [beside, Path(caches) / "numba"]  # the second where the first is read-only
     return not any(place.is_dir() and next(place.rglob("kernels.*.nbi"), None) for place in places)
 
