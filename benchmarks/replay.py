@@ -247,7 +247,7 @@ def main() -> None:
     small_graphs()
     partitions()
     whole_job(arguments.ops)
-    program = "from windtunnel.engine.compiled import kernels"
+    program = "from windtunnel.engine.compiled import fixed_kernels, kernels"
     fresh = seconds(lambda: subprocess.run([sys.executable, "-c", program], check=True), 3)
     floor = seconds(lambda: subprocess.run([sys.executable, "-c", "import numba"], check=True), 3)
     print(f"fresh process until the kernels are loaded: {fresh:.2f} s, of which `import numba`: {floor:.2f} s")

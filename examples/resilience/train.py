@@ -17,6 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--losses", type=Path, help="write the losses here, as hexadecimal floats")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds that a step takes longer than it has to")
+parser.add_argument("--checkpoints", type=Path, help="save here every ten steps, and go on from what is there")
 asked = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -34,7 +35,7 @@ def loss(step: int, rank: int, world: int) -> torch.Tensor:
     return (model(x) - x[:, :8].sin()).square().mean()
 
 
-losses = train(model, optimizer, loss, asked.steps)
+losses = train(model, optimizer, loss, asked.steps, checkpoints=asked.checkpoints, checkpoint_every=10)
 if asked.losses is not None:
     partial = asked.losses.with_suffix(f".{id(losses)}")
     partial.write_text(json.dumps([one.hex() for one in losses]))

@@ -13,7 +13,19 @@ from pathlib import Path
 
 import pytest
 
-PREDICT = ["predict", "llama-3-8b", "--cluster", "h100-sxm:16", "--tp", "2", "--global-batch", "32", "--seq", "4096"]
+PREDICT = [
+    "predict",
+    "llama-3-8b",
+    "--cluster",
+    "h100-sxm:16",
+    "--tp",
+    "2",
+    "--global-batch",
+    "32",
+    "--seq",
+    "4096",
+    "--no-advice",
+]
 MEASUREMENTS = Path(__file__).parents[2] / "validation" / "measurements.csv"
 
 

@@ -308,3 +308,17 @@ def test_temporary_folders_of_killed_runs_are_swept(tmp_path: Path) -> None:
     (tmp_path / "tmp" / "windtunnel-run-999999999-abc").mkdir()
     assert run(tmp_path, HEAD).returncode == 0
     assert tempfile.gettempdir()
+
+
+@pytest.mark.extras
+def test_a_technique_is_put_into_a_script_that_does_not_know_of_it(tmp_path: Path) -> None:
+    """Each bucket is then two all-reduces, of norms and of chosen chunks, and what is learnt still counts."""
+    options = ("--json", "--no-memory", "--technique", "sparse_gradients:ratio=0.05,chunk=16")
+    done = run(tmp_path, DDP + train(12, 2e-2), *options)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["technique"]["parameters"]["ratio"] == 0.05
+    assert found["technique"]["modules"] == 1
+    assert found["kinds"]["all_reduce"][0] == 2 * 12
+    assert 0.05 <= found["technique"]["share_sent"] < 0.2
+    assert losses(done.stderr)[-1] < losses(done.stderr)[0]

@@ -91,6 +91,19 @@ def test_a_mistake_is_one_message(words: list[str], said: str, capsys: pytest.Ca
     assert len(err.splitlines()) == 1
 
 
+def test_planned_changes_cost_a_standby_little_and_a_restart_much(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cluster", "h100-sxm:1024", "--seeds", "10", "--days", "20", "--failures", "none"]
+    words += ["--policy", "restart,standby"]
+    calm = answer(capsys, *words)
+    changed = answer(capsys, *words, "--planned-every", "2h")
+    assert calm["planned"] == changed["interruptions"] == 0  # who plans a change is not interrupted
+    assert 200 < changed["planned"] < 280  # 240 expected
+    restart, standby = changed["policies"]  # type: ignore[misc]
+    assert restart["ettr"] < standby["ettr"] < 1
+    assert main(["survive", *words, "--planned-every", "0h"]) == 2
+    assert "--planned-every" in capsys.readouterr().err
+
+
 class Once:
     """Kills a rank once, at a random moment after the job has begun."""
 

@@ -79,12 +79,12 @@ def command_line(words: str) -> dict[str, Any]:
     assert name == "windtunnel"
     out = StringIO()
     with redirect_stdout(out):
-        assert main([*arguments, "--json", "--no-save"]) in (0, 3)  # 3: does not fit
+        assert main([*arguments, "--json", "--no-save", "--no-advice"]) in (0, 3)  # 3: does not fit
     found: dict[str, Any] = json.loads(out.getvalue())
     return found
 
 
-@settings(law, max_examples=60)
+@settings(law, max_examples=30)
 @given(jobs(), st.sampled_from([0.0, 0.5, 1e-7]), st.sampled_from([None, "it's new -x", "-x", "mlperf-v4.1"]))
 def test_reproduce_gives_the_same_result_on_the_command_line(job, offloaded, release):
     plan = {key: value for key, value in job.plan.items() if value is not None}
@@ -97,7 +97,7 @@ def test_reproduce_gives_the_same_result_on_the_command_line(job, offloaded, rel
     assert again["reproduce"] == result.reproduce
 
 
-@settings(law, max_examples=40)
+@settings(law, max_examples=20)
 @given(jobs(), st.sampled_from(sorted(WORSE)), st.integers(1, 3))
 def test_reproduce_spells_out_a_changed_model_and_cluster(job, what, layers):
     model = load_model("llama-3-8b").with_changes(layers=8 * layers, tied_embeddings=layers == 2)

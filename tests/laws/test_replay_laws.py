@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.engine import Slowdown, Timeline, critical_path, exposed, replay
-from windtunnel.engine.compiled import kernels
+from windtunnel.engine.compiled import fixed_kernels, kernels
 from windtunnel.errors import ScheduleError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.deadlock import runnable
@@ -169,8 +169,8 @@ def test_compiled_and_uncompiled_kernels_agree(case: Case) -> None:
     common = (g.dep_ptr, g.dep_idx, g.rendezvous, case.duration)
     outputs = []
     for fixed, rated in (
-        (kernels.replay_fixed, kernels.replay_rated),
-        (kernels.replay_fixed.py_func, kernels.replay_rated.py_func),
+        (fixed_kernels.replay_fixed, kernels.replay_rated),
+        (fixed_kernels.replay_fixed.py_func, kernels.replay_rated.py_func),
     ):
         out = np.empty((4, g.n_ops), np.int64)
         ran = fixed(g.stream, g.n_streams, *common, out[0], out[1])
@@ -186,7 +186,7 @@ def test_compiled_and_uncompiled_kernels_agree(case: Case) -> None:
         kernels.split_time.py_func(*args, *times, timeline.makespan_ns),
     )
     walk = (g.stream, g.n_streams, g.dep_ptr, g.dep_idx, g.rendezvous, *times)
-    assert np.array_equal(kernels.binding_path(*walk), kernels.binding_path.py_func(*walk))
+    assert np.array_equal(fixed_kernels.binding_path(*walk), fixed_kernels.binding_path.py_func(*walk))
 
 
 @given(cases(), st.booleans())
@@ -289,7 +289,7 @@ def test_a_cycle_is_found_alike_by_the_kernels_and_by_validate(case: Case, data:
             with pytest.raises(ScheduleError, match="deadlock"):
                 replay(looped, case.duration, slowdown)
     start, end = np.empty(g.n_ops, np.int64), np.empty(g.n_ops, np.int64)
-    ran = kernels.replay_fixed(
+    ran = fixed_kernels.replay_fixed(
         g.stream, g.n_streams, looped.dep_ptr, looped.dep_idx, g.rendezvous, case.duration, start, end
     )
     assert np.array_equal(end >= 0, done)

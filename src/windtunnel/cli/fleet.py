@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
     from windtunnel.report.fleet.page import Occupancy
 
+PACKING_SEEDS = 10
+
 fleet = App(
     name="fleet",
     help="Many jobs, one cluster: what each policy makes of a trace.",
@@ -41,7 +43,13 @@ def run(
     placement: Annotated[str, Parameter(help="nodes: gangs on real nodes; pool: GPUs are a count (nodes).")] = "nodes",
     gpus_per_node: Annotated[int | None, Parameter(help="Where the usual node of that GPU is not meant.")] = None,
     seed: Annotated[int, Parameter(help="Of policies and clusters that draw (0).")] = 0,
-    seeds: Annotated[int, Parameter(help="Packing: how many shuffles are averaged (10).")] = 10,
+    seeds: Annotated[
+        int | None, Parameter(help="Packing: how many shuffles are averaged (10). --when: how many draws (40).")
+    ] = None,
+    when: Annotated[str | None, Parameter(help="When will this job start and end, and why does it wait?")] = None,
+    spread: Annotated[
+        float, Parameter(help="--when: of the logarithm of run times that are not yet known (0.3).")
+    ] = 0.3,
     slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
     restart: Annotated[float | None, Parameter(help="Seconds without progress after each new allocation.")] = None,
     serving: Annotated[Path | None, Parameter(help="Lyra: the serving pool that lends servers, a YAML file.")] = None,
@@ -77,7 +85,9 @@ def run(
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
     if cluster.lower().endswith(".csv"):
-        _pack(jobs, cluster, names, seed, seeds, jobs_out, json)
+        if when is not None:
+            raise SpecError("--when", when, "pods are packed and never end: give a cluster such as t4:64")
+        _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
     from windtunnel.fleet.outcome import aggregates, write_jobs
     from windtunnel.fleet.run import Options, simulate
@@ -109,6 +119,13 @@ def run(
 
         with working("serving"):
             options = replace(options, loans=loans_of(serving, elastic, seed))
+    if when is not None:
+        if jobs_out is not None or report is not None:
+            raise SpecError("--when", when, "it prints an answer of its own: leave out --jobs-out and --report")
+        from windtunnel.cli.fleet_when import answer_when
+
+        answer_when(jobs, site, names, options, when, seeds, spread, json)
+        return
     outcomes = []
     for name in names:
         with working(f"running {name}"):

@@ -66,12 +66,15 @@ def working(what: str) -> Iterator[None]:
 def cold() -> bool:
     """Whether compiled kernels are kept in none of the places where numba looks for them."""
     import os
+    import tempfile
     from pathlib import Path
 
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     beside = Path(__file__).parents[1] / "engine" / "compiled" / "__pycache__"
-    places = [Path(chosen)] if chosen else [beside, Path(caches) / "numba"]  # the second where the first is read-only
+    # Each where those before are read-only; the last as in `engine/compiled/__init__.py`.
+    temporary = Path(tempfile.gettempdir()) / f"windtunnel-numba-{getattr(os, 'getuid', lambda: 'user')()}"
+    places = [Path(chosen)] if chosen else [beside, Path(caches) / "numba", temporary]
     return not any(place.is_dir() and next(place.rglob("kernels.*.nbi"), None) for place in places)
 
 

@@ -51,6 +51,15 @@ def run(
     write_times: Annotated[
         Path | None, Parameter(help="Keep what this rank computed, for runs of ranks unlike it (--peer-times).")
     ] = None,
+    technique: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            consume_multiple=False,
+            help="Put a technique's real twin into the script: sparse_gradients or collective_partitioning, with"
+            " :key=value,... after it.",
+        ),
+    ] = (),
     trace: Annotated[Path | None, Parameter(help="Write the last step as a timeline for Perfetto here.")] = None,
     no_memory: Annotated[bool, Parameter(negative="", help="Do not profile two steps for the peak of memory.")] = False,
     json: Annotated[
@@ -71,7 +80,7 @@ def run(
     asked = _asked(launch, cluster, world_size, rank, ranks, slow, jitter, seed, data, tape, captured, not no_memory)
     if peer_times and captured is None:
         raise UserError("--peer-times says what ranks unlike the real one compute: name their job too, by --captured")
-    asked = replace(asked, aside=json, peer_times=peer_times)
+    asked = replace(asked, aside=json, peer_times=peer_times, techniques=technique)
     outcomes = emulate_ranks(asked)
     for rank_, one in outcomes.items():
         if one.status != "ok":

@@ -48,6 +48,9 @@ def survive(
         tuple[str, ...],
         Parameter(negative="", help="A time of a recovery, e.g. schedule=2min or load=90s; repeatable."),
     ] = (),
+    planned_every: Annotated[
+        str | None, Parameter(help="Planned changes of one machine too, so far apart on average, e.g. 2h (none).")
+    ] = None,
     storage: Annotated[
         str | None,
         Parameter(help="Bandwidth of the file system, e.g. 2TB/s; loading is computed with it (0.25 GB/s a GPU)."),
@@ -69,6 +72,9 @@ def survive(
         Parameter(group=SPOT, help="What parcae knows: the future (known), or that nothing changes (persistence)."),
     ] = "known",
     look_ahead: Annotated[int | None, Parameter(group=SPOT, help="Minutes that parcae looks ahead (12).")] = None,
+    spot_gpu_hour: Annotated[
+        float | None, Parameter(group=SPOT, help="Dollars for one GPU-hour of a spot machine; --gpu-hour: on-demand.")
+    ] = None,
     decisions_out: Annotated[
         Path | None, Parameter(group=SPOT, help="Write minute,d,p of the first policy here.")
     ] = None,
@@ -93,13 +99,15 @@ def survive(
 
         answered_spot(
             model, spot, names, tables=tables, forecast=forecast, look_ahead=look_ahead, decisions_out=decisions_out,
-            seed=seed, json=json,
+            seed=seed, gpu_hour=gpu_hour, spot_gpu_hour=spot_gpu_hour, json=json,
         )  # fmt: skip
         return
     if cluster is None:
         raise SpecError("--cluster", None, "name the cluster, e.g. h100-sxm:16384, or give --spot TRACE.csv")
     if decisions_out is not None:
         raise SpecError("--decisions-out", str(decisions_out), "decisions by the minute need --spot TRACE.csv")
+    if spot_gpu_hour is not None:
+        raise SpecError("--spot-gpu-hour", spot_gpu_hour, "a spot price needs --spot TRACE.csv; use --gpu-hour")
     from windtunnel.resilience import survive as survived
     from windtunnel.survive.question import DEFAULT_POLICIES, asked_of
 
@@ -117,6 +125,7 @@ def survive(
             recovery=recovery,
             storage=storage,
             gpu_hour=gpu_hour,
+            planned_every=planned_every,
             seeds=seeds,
             seed=seed,
         )

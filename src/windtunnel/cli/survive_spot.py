@@ -17,6 +17,8 @@ def answered_spot(
     look_ahead: int | None,
     decisions_out: Path | None,
     seed: int,
+    gpu_hour: float | None,
+    spot_gpu_hour: float | None,
     json: bool,
 ) -> None:
     """Ask, print and write. Raises UserError on the first mistake."""
@@ -27,8 +29,9 @@ def answered_spot(
 
     with working("surviving"):
         answer = survive_spot(
-            trace, policies, model=model, tables=tables, forecast=forecast, look_ahead=look_ahead, seed=seed
-        )
+            trace, policies, model=model, tables=tables, forecast=forecast, look_ahead=look_ahead, seed=seed,
+            usd_per_gpu_hour=gpu_hour, usd_per_spot_gpu_hour=spot_gpu_hour,
+        )  # fmt: skip
     if model is None and len(answer.models) > 1:
         others = ", ".join(name for name in answer.models if name != answer.model)
         note(f"model {answer.model}; name another as the first word: {others}")

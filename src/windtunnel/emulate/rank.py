@@ -24,6 +24,7 @@ from windtunnel.process import die_with_parent
 if TYPE_CHECKING:
     from windtunnel.emulate.clock.compute_time import ComputeTime
     from windtunnel.emulate.conductor import Conductor
+    from windtunnel.emulate.ddp_technique import Applied
     from windtunnel.emulate.memory import Peak
     from windtunnel.emulate.observe import ObservedStep
     from windtunnel.programs.communication import Communication
@@ -49,6 +50,7 @@ class Journal:
         self._watch: Any = None
         self.conductor: Conductor | None = None
         self.own: ComputeTime | None = None
+        self.technique: Applied | None = None
 
     @property
     def profiling(self) -> bool:
@@ -176,7 +178,8 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     try:
         with world:
             checkpoints_of_one_rank(replaced, journal.notes.append)
-            _run(launch)
+            with _technique(task, launch, journal):
+                _run(launch)
             if several and journal.conductor is not None and journal.conductor.company is not None:
                 journal.conductor.company.leave()
     finally:
@@ -185,6 +188,20 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
         journal.stop_watch()
         journal.notes += world.notes
     return outcome
+
+
+@contextlib.contextmanager
+def _technique(task: Mapping[str, Any], launch: Any, journal: Journal) -> Iterator[None]:
+    """The script runs with the technique that was asked for, if any."""
+    if not task["techniques"]:
+        yield
+        return
+    from windtunnel.emulate.ddp_technique import PARTS_ARE_MINE, applied
+
+    with applied(task["techniques"][0], launch.local_world_size) as journal.technique:
+        if journal.technique.name == "collective_partitioning":
+            journal.notes.append(PARTS_ARE_MINE)
+        yield
 
 
 def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
@@ -436,6 +453,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
         "events": events,
         "times": document(program, conductor.world_size) if (program := conductor.typical()) is not None else None,
         "notes": journal.notes,
+        "technique": journal.technique.to_dict() if journal.technique is not None else None,
         "cpu_s": time.process_time(),
         "without_program": conductor.company.not_alike if conductor.company is not None else 0,
     }

@@ -62,6 +62,7 @@ class Emulation:
     memory: bool = True
     aside: bool = False  # what the script prints goes to stderr: stdout is for one document
     ranks: tuple[int, ...] = ()  # all that are real, where there are several; `rank` is the first
+    techniques: tuple[str, ...] = ()  # whose real twin is put into the script, e.g. "sparse_gradients:ratio=0.01"
 
     @property
     def real(self) -> tuple[int, ...]:
@@ -144,6 +145,7 @@ class _Run:
                 "captured": str(self.asked.captured) if self.asked.captured else "",
                 "peer_times": [str(path) for path in self.asked.peer_times],
                 "memory": self.asked.memory,
+                "techniques": list(self.asked.techniques),
             }
             (self.folder / "task.json").write_text(json.dumps(task))
             environment = {**os.environ, FOLDER_VARIABLE: str(self.folder)}
@@ -306,6 +308,12 @@ def watched(asked: Emulation) -> list[int]:
 
 
 def _check(asked: Emulation) -> None:
+    if asked.techniques:
+        from windtunnel.emulate.ddp_technique import checked
+
+        checked(asked.techniques)
+    if asked.techniques and asked.tape is not None:
+        raise SpecError("--technique", asked.techniques[0], "a tape holds what the script alone said: leave out --tape")
     size = asked.launch.world_size
     for rank in asked.real:
         if not 0 <= rank < size:

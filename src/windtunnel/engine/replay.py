@@ -60,18 +60,21 @@ def replay(
         ScheduleError: ops can never start; names them.
         SpecError: `sharing` contradicts itself.
     """
-    from windtunnel.engine.compiled import kernels  # numba takes 0.2 s to import; only a replay needs it
-
     durations = _checked(graph, duration_ns, slowdown, sharing)
     found = None if sharing is None else contenders(graph, durations, sharing)
     if found is not None:
         return _shared(graph, durations, slowdown, found, False)[0]
     start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
     if slowdown is None:
-        ran = kernels.replay_fixed(
+        # Imported where it is needed: importing compiles, the first time on a machine.
+        from windtunnel.engine.compiled import fixed_kernels
+
+        ran = fixed_kernels.replay_fixed(
             graph.stream, graph.n_streams, graph.dep_ptr, graph.dep_idx, graph.rendezvous, durations, start, end
         )
     else:
+        from windtunnel.engine.compiled import kernels
+
         ran = kernels.replay_rated(
             graph.stream,
             graph.stream_rank,

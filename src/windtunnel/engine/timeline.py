@@ -74,10 +74,10 @@ def critical_path(graph: Graph, timeline: Timeline) -> NDArray[np.int32]:
     Walks back from the op that ends last. Where several predecessors bind, the one before it on its stream goes first,
     then the dependencies in their order; at a rendezvous the predecessors of all its members count.
     """
-    from windtunnel.engine.compiled import kernels
+    from windtunnel.engine.compiled import fixed_kernels
 
     assert len(timeline.start_ns) == len(timeline.end_ns) == graph.n_ops
-    path: NDArray[np.int32] = kernels.binding_path(
+    path: NDArray[np.int32] = fixed_kernels.binding_path(
         graph.stream,
         graph.n_streams,
         graph.dep_ptr,

@@ -192,6 +192,11 @@ def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     start, placed = queues.run_queue(
         policy, submit_ns, duration_ns, jobs.gpus, nodes=site.nodes, per_node=site.per_node, pool=options.pool
     )
+    over = np.flatnonzero(start + duration_ns < submit_ns)  # 2**63 ns were passed
+    if len(over):
+        raise UserError(
+            f"{jobs.where(int(over[0]))}: the run passes 292 years before this job ends: check the durations"
+        )
     return Outcome(
         jobs,
         policy,

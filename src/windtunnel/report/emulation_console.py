@@ -18,6 +18,7 @@ def report_lines(asked: Emulation, outcome: Outcome, predicted_s: float | None =
     others = f"{peers:,} peer{'' if peers == 1 else 's'} virtual"
     yield f"rank {asked.rank} of {asked.launch.world_size:,} ran for real, {others}, on {asked.cluster}"
     yield from _steps(asked, outcome, predicted_s)
+    yield from _technique(facts)
     yield from _memory(facts)
     yield from _faked(asked, facts)
     for text in facts.get("notes") or ():
@@ -40,6 +41,7 @@ def report_lines_of_several(
     if predicted_s is not None:
         yield f"predicted   {format_time(predicted_s)} on {asked.cluster} (the real ranks run on this machine)"
     facts = outcomes[asked.rank].facts
+    yield from _technique(facts)
     yield from _faked(asked, facts)
     missing = facts.get("without_program")
     if missing:
@@ -49,6 +51,14 @@ def report_lines_of_several(
         )
     for text in dict.fromkeys(text for outcome in outcomes.values() for text in outcome.facts.get("notes") or ()):
         yield f"note: {text}"
+
+
+def _technique(facts: Mapping[str, Any]) -> Iterator[str]:
+    told = facts.get("technique")
+    if told is not None:
+        given = ", ".join(f"{key}={value}" for key, value in told["parameters"].items() if value is not None)
+        share = f"; {told['share_sent']:.1%} of the gradients' elements were sent" if "share_sent" in told else ""
+        yield f"technique   {told['name']} ({given}) on {told['modules']} DistributedDataParallel{share}"
 
 
 def _steps(asked: Emulation, outcome: Outcome, predicted_s: float | None) -> Iterator[str]:

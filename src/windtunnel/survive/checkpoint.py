@@ -94,6 +94,8 @@ class Checkpoints:
             problem = f"was written by {manifest['world_size']} ranks, and this job has {self._world()}"
             raise InputFileError(path, problem, "start as many ranks, or restore with reshard=True")
         others = {} if others is None else others
+        # torch makes an optimizer's empty state only where there are no gradients, and would read no moments otherwise.
+        optimizer.zero_grad(set_to_none=True)
         state = _state(model, optimizer, others)
         try:
             load(state, storage_reader=FileSystemReader(path), process_group=self.group, no_dist=self.group is None)

@@ -78,6 +78,7 @@ def asked_of(
     recovery: Sequence[str] = (),
     storage: str | None = None,
     gpu_hour: float | None = None,
+    planned_every: str | None = None,
     seeds: int = 200,
     seed: int = 0,
 ) -> Asked:
@@ -104,7 +105,7 @@ def asked_of(
         stages=shape.stages,
         step_s=shape.step_s,
         rate=shape.rate,
-        process=_process(str(failures), observed, machine),
+        process=_with_planned(_process(str(failures), observed, machine), planned_every),
         times=_times(recovery, saved if storage is not None else None),
         checkpoint=saved,
         days=days,
@@ -116,6 +117,19 @@ def asked_of(
         tokens_per_s=shape.tokens_per_s,
         usd_per_gpu_hour=gpu_hour,
     )
+
+
+def _with_planned(process: FailureProcess, every: str | None) -> FailureProcess:
+    """With planned changes of one machine (maintenance, rebalancing), so far apart on average."""
+    if every is None:
+        return process
+    from windtunnel.resilience.failures import Cause
+
+    apart_s = parse_time(every, "--planned-every")
+    if apart_s <= 0:
+        raise SpecError("--planned-every", every, "give a time above 0, e.g. 2h")
+    cause = Cause("planned change", "operations", "job", 1.0 / apart_s, hosts=1, symptom="planned")
+    return replace(process, causes=(*process.causes, cause))
 
 
 def _whole(text: str) -> int:

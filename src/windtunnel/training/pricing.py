@@ -118,7 +118,7 @@ class Pricer:
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_nodes) / speed
         self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
-        self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0)
+        self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:
             self.launch_s = host.compiled_launch_s

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,30 @@ def test_damaged_cache_is_built_again(cache: Path, damage: bytes | None) -> None
     tables.load_tables.cache_clear()
     np.testing.assert_array_equal(times(), built)
     assert len(file.read_bytes()) == len(whole)
+
+
+def test_a_cache_file_is_trusted_only_whole(tmp_path: Path) -> None:
+    file = tmp_path / "arrays.npz"
+    arrays = {"a": np.arange(7.0), "b": np.ones((2, 3), np.float32)}
+    assert tables.write_arrays(file, arrays)
+    read = tables.read_arrays(file)
+    assert read is not None
+    assert all(np.array_equal(read[name], arrays[name]) for name in arrays)
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert tables.read_arrays(file) is None, at
+    file.write_bytes(whole[tables.DIGEST_BYTES :])  # a good archive that nobody testifies to
+    assert tables.read_arrays(file) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users")
+def test_a_cache_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "arrays.npz"
+    assert tables.write_arrays(file, {"a": np.arange(7.0)})
+    assert tables.read_arrays(file) is not None
+    monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1)
+    assert tables.read_arrays(file) is None
 
 
 @needs_package

@@ -42,7 +42,7 @@ THROUGHPUT = """
 """
 
 
-TABLES = Path(spot_kernels.__file__).parents[1] / "resilience" / "spot" / "catalogue"
+TABLES = Path(spot_kernels.__file__).parents[2] / "resilience" / "spot" / "catalogue"
 NOBODY = np.full((1, 1), 10**6)
 
 
@@ -197,3 +197,16 @@ def test_events_in_seconds_and_counts_by_minute_are_the_same(tmp_path: Path) -> 
     events.write_text("time_s,event,node\n0,add,a\n0,add,b\n119.9,remove,a\n180,add,c\n")
     counts.write_text("minute,added,removed\n0,2,0\n1,0,1\n2,0,0\n3,1,0\n")
     assert read_trace(events) == read_trace(counts)
+
+
+def test_money_is_hours_times_the_price_of_the_kind_of_machine(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["survive", "bert", "--spot", str(trace), "--policy", "varuna,on-demand", "--json"]
+    assert main([*words, "--gpu-hour", "3", "--spot-gpu-hour", "1"]) == 0
+    varuna_, fixed = json.loads(capsys.readouterr().out)["policies"]
+    assert varuna_["cost_usd"] == pytest.approx(varuna_["node_hours"])
+    assert fixed["cost_usd"] == pytest.approx(3 * fixed["node_hours"])
+    assert fixed["usd_per_million_samples"] == pytest.approx(fixed["cost_usd"] / fixed["samples"] * 1e6)
+    assert main([*words, "--gpu-hour", "3"]) == 0
+    assert [one["cost_usd"] for one in json.loads(capsys.readouterr().out)["policies"]] == [None, fixed["cost_usd"]]
+    assert main([*words, "--spot-gpu-hour", "-1"]) == 2
+    assert "spot-gpu-hour" in capsys.readouterr().err

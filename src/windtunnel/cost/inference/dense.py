@@ -17,7 +17,7 @@ from windtunnel.cost.inference.measured import FRAMEWORKS, paths
 from windtunnel.cost.measured.interpolation import Array, LogGrid, as_axis
 from windtunnel.cost.measured.tables import cache_folders, package_data, read_arrays, write_arrays
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DTYPES = ("fp8", "fp8_block", "nvfp4")
 
 

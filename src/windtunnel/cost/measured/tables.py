@@ -4,18 +4,20 @@ The measurements are the parquet tables of `aiconfigurator-core` (NVIDIA, Apache
 takes pyarrow and seconds; what the cost model needs of them is a few grids of float32. `load_tables` builds those once
 (`compaction`), keeps them as one `.npz` per system under the user's cache folder, and from then on reads only that.
 
-The file name carries the package's version and our format's, so an upgrade never meets old content; a file that cannot
-be read is built again; a folder that cannot be written is passed over. Without the package, or for a system it does
+The file name carries the package's version and our format's, so an upgrade never meets old content. A file is trusted
+only if this user owns it and it holds what was written, to which the SHA-256 in front of it testifies: any other is
+built again. A folder that cannot be written is passed over. Without the package, or for a system it does
 not know, the answer is None, and the roofline serves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +31,8 @@ from numpy.typing import NDArray
 from windtunnel.cost.measured.interpolation import LogGrid
 
 PACKAGE = "aiconfigurator-core"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+DIGEST_BYTES = 32  # SHA-256, in front of what it testifies to
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,32 +107,38 @@ def cache_folders() -> Iterator[Path]:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]] | None:
-    """What a cache file holds; None where it is absent, cut short or not ours."""
+    """What a cache file holds; None where it is absent, damaged or not ours."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with path.open("rb") as stream:
+            if hasattr(os, "getuid") and os.fstat(stream.fileno()).st_uid != os.getuid():
+                return None
+            digest, content = stream.read(DIGEST_BYTES), stream.read()
+    except OSError:
         return None
+    if hashlib.sha256(content).digest() != digest:
+        return None
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
 
 
 def _read(path: Path, system: str, version: str) -> KernelTables | None:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return _tables({name: stored[name] for name in stored.files}, system, version)
-    except (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile):
-        return None  # absent, cut short or not ours: built again
+    arrays = read_arrays(path)
+    return None if arrays is None else _tables(arrays, system, version)
 
 
 def write_arrays(path: Path, arrays: dict[str, NDArray[np.generic]]) -> bool:
     """Write atomically: readers see the old file or the whole new one."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".npz.part")
     except OSError:
         return False
     try:
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]  # numpy's stub knows no ** of arrays
         with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]  # numpy's stub knows no ** of arrays
+            stream.write(hashlib.sha256(content.getbuffer()).digest())
+            stream.write(content.getbuffer())
         os.replace(scratch, path)
     except OSError:
         Path(scratch).unlink(missing_ok=True)

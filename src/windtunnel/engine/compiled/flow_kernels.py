@@ -15,10 +15,11 @@ would be full; that level only rises while others fill, so a stale entry of the 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
+from numba import float64, int32, int64, njit, types
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
@@ -63,12 +64,23 @@ class Network(NamedTuple):
     size: Array  # i64[2] of `chosen` and `dirty`
 
 
+_FIELD = {"f64": float64[::1], "i64": int64[::1], "i32": int32[::1], "bool": types.boolean[::1]}
+_KINDS = """
+    f64 i64 i32 f64 f64 i32 i64 i32 i32 i32 f64 f64 i32
+    i32 bool f64 i32 bool i32 bool f64 i32 f64 f64 i32 f64 i32 i64
+"""
+_named: Any = types.NamedTuple  # numba has no type for it
+NETWORK = _named([_FIELD[kind] for kind in _KINDS.split()], Network)  # as numba knows it
+# One signature each, as in `kernels.py`; what only compiled code calls needs no wrapper for Python.
+_inner = partial(njit, cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
 @njit(cache=True, error_model="numpy", inline="always")
 def _is_full(net: Network, link: int, load: float) -> Any:
     return load >= net.capacity[link] * (1.0 - TOLERANCE)
 
 
-@njit(cache=True, error_model="numpy")
+@_inner(types.void(NETWORK, int64))
 def _choose(net: Network, flow: int) -> None:
     if not net.is_chosen[flow]:
         net.is_chosen[flow] = True
@@ -77,7 +89,7 @@ def _choose(net: Network, flow: int) -> None:
         net.size[0] += 1
 
 
-@njit(cache=True, error_model="numpy")
+@_inner(types.void(NETWORK, int64))
 def _choose_group(net: Network, link: int) -> None:
     """All flows whose bottleneck is `link`."""
     first = net.link_ptr[link]
@@ -87,7 +99,7 @@ def _choose_group(net: Network, link: int) -> None:
             _choose(net, flow)
 
 
-@njit(cache=True, error_model="numpy")
+@_inner(types.void(NETWORK, int64))
 def _mark_if_full(net: Network, link: int) -> None:
     if not net.is_dirty[link] and _is_full(net, link, net.load[link]):
         net.is_dirty[link] = True
@@ -95,7 +107,7 @@ def _mark_if_full(net: Network, link: int) -> None:
         net.size[1] += 1
 
 
-@njit(cache=True, error_model="numpy")
+@njit(types.void(NETWORK, int64), cache=True, error_model="numpy")
 def arrive(net: Network, flow: int) -> None:
     """Put a flow on its links, at level 0 until the next `rerate`."""
     net.level[flow] = 0.0
@@ -116,7 +128,7 @@ def arrive_all(net: Network, flows: Array) -> None:
         arrive(net, flow)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(types.void(NETWORK, int64), cache=True, error_model="numpy")
 def depart(net: Network, flow: int) -> None:
     """Take a flow that has been rated off its links."""
     for e in range(net.flow_ptr[flow], net.flow_ptr[flow + 1]):
@@ -130,7 +142,7 @@ def depart(net: Network, flow: int) -> None:
     net.bottleneck[flow] = -1
 
 
-@njit(cache=True, error_model="numpy")
+@_inner(types.void(float64[::1], int32[::1], int64, int64))
 def _sink(key: Array, item: Array, i: int, n: int) -> None:
     """Restore a heap of minima below place `i`."""
     k, x = key[i], item[i]
@@ -147,7 +159,7 @@ def _sink(key: Array, item: Array, i: int, n: int) -> None:
     key[i], item[i] = k, x
 
 
-@njit(cache=True, error_model="numpy")
+@_inner(float64(NETWORK, int64))
 def _exact_level(net: Network, link: int) -> Any:
     """Level at which `link` would be full, from its members alone; sets what is left and its growth to match."""
     taken, growth = 0.0, 0.0
@@ -164,7 +176,7 @@ def _exact_level(net: Network, link: int) -> Any:
     return net.left[link] / growth
 
 
-@njit(cache=True, error_model="numpy")
+@_inner(types.void(NETWORK, int64))
 def _fill(net: Network, n_touched: int) -> None:
     """Progressive filling of the chosen flows in what the others leave."""
     n = net.size[0]
@@ -215,7 +227,7 @@ def _fill(net: Network, n_touched: int) -> None:
         _sink(net.heap_key, net.heap_link, 0, size)
 
 
-@njit(cache=True, error_model="numpy")
+@_inner(types.void(NETWORK, int64))
 def _choose_more(net: Network, n_touched: int) -> None:
     """Choose the held flows that have no bottleneck any more, or because of which a chosen one has none."""
     for i in range(n_touched):
@@ -250,7 +262,7 @@ def _choose_more(net: Network, n_touched: int) -> None:
                     _choose_group(net, net.bottleneck[flow])
 
 
-@njit(cache=True, error_model="numpy")
+@njit(int64(NETWORK), cache=True, error_model="numpy")
 def rerate(net: Network) -> int:
     """Max-min levels again after any number of `arrive` and `depart`.
 
@@ -286,7 +298,7 @@ def rerate(net: Network) -> int:
     return n_seen
 
 
-@njit(cache=True, error_model="numpy")
+@njit(types.void(NETWORK), cache=True, error_model="numpy")
 def settle(net: Network) -> None:
     """Forget which flows were chosen."""
     for i in range(net.size[0]):
@@ -317,11 +329,12 @@ def _place(heap: Array, place: Array, key: Array, i: int, n: int, flow: int) -> 
     place[flow] = i
 
 
-@njit(cache=True, error_model="numpy")
+@njit(float64[:, ::1](float64[:, ::1], int64, float64, int64, float64), cache=True, error_model="numpy")
 def _append(log: Array, n: int, time: float, flow: int, rate: float) -> Array:
     if n == len(log):
         longer = np.empty((2 * n + 64, 3), np.float64)
-        longer[:n] = log
+        for i in range(n):  # copied by hand: numba compiles 3 s of error messages for an array into a slice
+            longer[i, 0], longer[i, 1], longer[i, 2] = log[i, 0], log[i, 1], log[i, 2]
         log = longer
     log[n, 0] = time
     log[n, 1] = flow

@@ -1,4 +1,6 @@
-"""All compiled loops of the engine. Each function's `.py_func` is the same code uncompiled, and serves as its oracle.
+"""Compiled replay of a graph whose ops interfere, and where its time goes.
+
+Each function's `.py_func` is the same code uncompiled, and serves as its oracle.
 
 Ids are dense from 0. "-1" means none. Every kernel compiles once, from its explicit signature, and is cached on disk.
 
@@ -9,6 +11,7 @@ O(ops + dependencies) and the memory it needs is two int32 per op.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,11 +39,17 @@ _U8, _U16, _I32, _I64, _F64, _F64_2D = (
     _constant(float64, 2),
 )
 
+# Helpers have one signature each. Without, numba compiles one more for every literal and every width of int that they
+# are called with.
+_inner = partial(njit, cache=True, error_model="numpy", no_cfunc_wrapper=True)
+
+_pair: Any = types.Tuple  # numba has no type for it
+
 NEVER = np.iinfo(np.int64).max
 MALFORMED = -1  # an index points outside its array, a duration is negative
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, inline="always", error_model="numpy")
 def _is_malformed(
     n: int, n_streams: int, stream: I32, dep_ptr: I64, dep_idx: I32, rendezvous: I32, duration: I64
 ) -> Any:
@@ -55,24 +64,61 @@ def _is_malformed(
     return bad
 
 
-@njit(cache=True)
+# Arrays are made here and not where they are used: numba compiles each way of making one anew in every function.
+@_inner(int32[::1](int64, int64))
+def ints(n: int, value: int) -> I32:
+    """int32[n], all `value`."""
+    array = np.empty(n, np.int32)
+    for i in range(n):
+        array[i] = value
+    return array
+
+
+@_inner(int64[::1](int64, int64))
+def longs(n: int, value: int) -> I64:
+    """int64[n], all `value`."""
+    array = np.empty(n, np.int64)
+    for i in range(n):
+        array[i] = value
+    return array
+
+
+@_inner(float64[::1](int64, float64))
+def floats(n: int, value: float) -> F64:
+    """float64[n], all `value`."""
+    array = np.empty(n, np.float64)
+    for i in range(n):
+        array[i] = value
+    return array
+
+
+@_inner(types.boolean[::1](int64))
+def flags(n: int) -> NDArray[np.bool_]:
+    """bool[n], none set."""
+    array = np.empty(n, np.bool_)
+    for i in range(n):
+        array[i] = False
+    return array
+
+
+@_inner(_pair((int32[::1], int32[::1]))(_I32, int64))
 def _queues(stream: I32, n_streams: int) -> tuple[I32, I32]:
     """The first op of each stream, and the op after each op on its stream."""
-    head = np.full(n_streams, -1, np.int32)
-    following = np.empty(len(stream), np.int32)
+    head = ints(n_streams, -1)
+    following = ints(len(stream), -1)
     for i in range(len(stream) - 1, -1, -1):
         following[i] = head[stream[i]]
         head[stream[i]] = i
     return head, following
 
 
-@njit(cache=True)
+@_inner(int32[::1](_I32))
 def _group_sizes(rendezvous: I32) -> I32:
     """Members of each rendezvous."""
     n_groups = 0
     for i in range(len(rendezvous)):
         n_groups = max(n_groups, rendezvous[i] + 1)
-    sizes = np.zeros(n_groups, np.int32)
+    sizes = ints(n_groups, 0)
     if n_groups > 0:
         for i in range(len(rendezvous)):
             if rendezvous[i] >= 0:
@@ -80,112 +126,7 @@ def _group_sizes(rendezvous: I32) -> I32:
     return sizes
 
 
-@njit(int64(_I32, int64, _I64, _I32, _I32, _I64, int64[::1], int64[::1]), cache=True, nogil=True)
-def replay_fixed(
-    stream: I32, n_streams: int, dep_ptr: I64, dep_idx: I32, rendezvous: I32, duration: I64, start: I64, end: I64
-) -> int:
-    """Start and end of every op when each takes exactly its duration.
-
-    start = max(end of the previous op of the stream, ends of the dependencies, readiness of the last member of the
-    rendezvous). `start` and `end` hold -1 where an op never runs. Returns the number of ops that ran, or MALFORMED.
-
-    On large graphs the time goes into fetching from memory what belongs to an op. So an op that has not ended yet keeps
-    in `end` who waits for it, as -2 - stream; a rendezvous keeps its state in one place; and starts come last.
-    """
-    n = len(stream)
-    if _is_malformed(n, n_streams, stream, dep_ptr, dep_idx, rendezvous, duration):
-        return MALFORMED
-    head, following = _queues(stream, n_streams)
-    sizes = _group_sizes(rendezvous)
-    group = np.empty((len(sizes), 2), np.int32)  # members still missing, and the one that arrived last
-    group[:, 0] = sizes
-    group[:, 1] = -1
-    earlier = np.empty(n if len(sizes) else 0, np.int32)  # member -> the one that arrived before it
-    end[:] = -1
-    next_waiter = np.empty(n_streams, np.int32)
-    cursor = np.full(n_streams, -1, np.int64)  # dependency at which a blocked head goes on; -1: from its first
-    ready = np.zeros(n_streams, np.int64)  # of the head: the maximum so far; of a fresh head: end of the one before
-    pending = np.empty(n_streams, np.int32)  # streams to look at; a stream is in here at most once
-    for s in range(n_streams):
-        pending[s] = n_streams - 1 - s
-    n_pending = n_streams
-    ran = 0
-    while n_pending > 0:
-        n_pending -= 1
-        s = pending[n_pending]
-        i = head[s]
-        t = ready[s]
-        k = cursor[s]
-        while i >= 0:
-            if k < 0:
-                k = dep_ptr[i]
-            last = dep_ptr[i + 1]
-            while k < last:
-                e = end[dep_idx[k]]
-                if e < 0:
-                    break
-                if e > t:
-                    t = e
-                k += 1
-            if k < last:
-                next_waiter[s] = -2 - end[dep_idx[k]]
-                end[dep_idx[k]] = -2 - s
-                break
-            k = -1
-            g = rendezvous[i]
-            if g < 0:
-                w = -2 - end[i]
-                t += duration[i]
-                end[i] = t
-                ran += 1
-                while w >= 0:
-                    pending[n_pending] = w
-                    n_pending += 1
-                    w = next_waiter[w]
-                i = following[i]
-                continue
-            ready[s] = t
-            earlier[i] = group[g, 1]
-            group[g, 1] = i
-            group[g, 0] -= 1
-            if group[g, 0] > 0:
-                break  # the last member to arrive will move this stream on
-            m = i
-            while m >= 0:
-                t = max(t, ready[stream[m]])
-                m = earlier[m]
-            m = i
-            while m >= 0:
-                q = stream[m]
-                w = -2 - end[m]
-                end[m] = t + duration[m]
-                ran += 1
-                ready[q] = end[m]
-                head[q] = following[m]
-                cursor[q] = -1
-                if q != s:
-                    pending[n_pending] = q
-                    n_pending += 1
-                while w >= 0:
-                    pending[n_pending] = w
-                    n_pending += 1
-                    w = next_waiter[w]
-                m = earlier[m]
-            i = head[s]
-            t = ready[s]
-        head[s] = i
-        ready[s] = t
-        cursor[s] = k
-    for i in range(n):
-        if end[i] < 0:
-            end[i] = -1
-            start[i] = -1
-        else:
-            start[i] = end[i] - duration[i]
-    return ran
-
-
-@njit(cache=True)
+@_inner(types.void(int64[::1], int64, int64, int64))
 def _put(tree: I64, leaves: int, p: int, time: int) -> None:
     """Set leaf `p` of a tree of minima (root at 1, leaves from `leaves` on)."""
     at = leaves + p
@@ -195,7 +136,7 @@ def _put(tree: I64, leaves: int, p: int, time: int) -> None:
         tree[at] = min(tree[2 * at], tree[2 * at + 1])
 
 
-@njit(cache=True)
+@_inner(float64(int64, int32[::1], _F64_2D))
 def _rate(a: int, count: I32, factor: F64) -> float:
     """Rate of an op of class `a` on a program where count[b] ops of class b run, itself included."""
     extra = 0.0
@@ -205,7 +146,7 @@ def _rate(a: int, count: I32, factor: F64) -> float:
     return 1.0 / (1.0 + extra)
 
 
-@njit(cache=True)
+@_inner(int64(int64, int32[::1], types.boolean[::1], int64))
 def _mark(p: int, dirty: I32, is_dirty: NDArray[np.bool_], n_dirty: int) -> int:
     """Note that what runs on program `p` has changed; returns the number of programs noted."""
     if not is_dirty[p]:
@@ -215,7 +156,7 @@ def _mark(p: int, dirty: I32, is_dirty: NDArray[np.bool_], n_dirty: int) -> int:
     return n_dirty
 
 
-@njit(cache=True)
+@_inner(types.void(int64, float64, int64, float64[::1], float64[::1], int64[::1], int64[::1]))
 def _set_rate(s: int, r: float, now: int, rate: F64, work: F64, since: I64, key: I64) -> None:
     """The op that runs on stream `s` goes on at rate `r` from `now`."""
     if r != rate[s]:
@@ -229,6 +170,7 @@ def _set_rate(s: int, r: float, now: int, rate: F64, work: F64, since: I64, key:
     int64(_I32, _I32, int64, _I64, _I32, _I32, _I64, _U8, _F64_2D, int64[::1], int64[::1]),
     cache=True,
     nogil=True,
+    error_model="numpy",
 )
 def replay_rated(
     stream: I32,
@@ -262,25 +204,25 @@ def replay_rated(
     head, following = _queues(stream, n_streams)
     missing = _group_sizes(rendezvous)
     n_groups = len(missing)
-    arrived = np.full(n_groups, -1, np.int32)
-    earlier = np.empty(n if n_groups else 0, np.int32)
-    latest = np.zeros(n_groups, np.int64)
-    rated_group = np.zeros(n_groups, np.bool_)  # one member has a class: then all members follow the common rate
-    touched_at = np.full(n_groups, -1, np.int64)  # count of the instant at which it was last put into `touched`
-    waiters = np.full(n, -1, np.int32)
-    next_waiter = np.empty(n_streams, np.int32)
-    cursor = np.full(n_streams, -1, np.int64)
-    ready = np.zeros(n_streams, np.int64)
-    pending = np.empty(n_streams, np.int32)
+    arrived = ints(n_groups, -1)
+    earlier = ints(n if n_groups else 0, -1)
+    latest = longs(n_groups, 0)
+    rated_group = flags(n_groups)  # one member has a class: then all members follow the common rate
+    touched_at = longs(n_groups, -1)  # count of the instant at which it was last put into `touched`
+    waiters = ints(n, -1)
+    next_waiter = ints(n_streams, -1)
+    cursor = longs(n_streams, -1)
+    ready = longs(n_streams, 0)
+    pending = ints(n_streams, -1)
     start[:] = -1
     end[:] = -1
 
     # The streams of each program on which a rated op may run.
-    may_run = np.zeros(n_streams, np.bool_)
+    may_run = flags(n_streams)
     for i in range(n):
         may_run[stream[i]] |= kind_class[i] > 0 or rendezvous[i] >= 0
-    first_stream = np.full(n_programs, -1, np.int32)
-    next_stream = np.empty(n_streams, np.int32)
+    first_stream = ints(n_programs, -1)
+    next_stream = ints(n_streams, -1)
     for s in range(n_streams - 1, -1, -1):
         pending[n_streams - 1 - s] = s
         if may_run[s]:
@@ -289,23 +231,23 @@ def replay_rated(
     n_pending = n_streams
 
     # At most one rated op is under way on a stream, so its state is kept per stream.
-    active = np.full(n_streams, -1, np.int32)  # the rated op that runs, or waits for its start
-    running = np.zeros(n_streams, np.bool_)
-    key = np.full(n_streams, NEVER, np.int64)  # when it ends, or starts
-    work = np.zeros(n_streams, np.float64)  # left at `since`
-    since = np.zeros(n_streams, np.int64)
-    rate = np.ones(n_streams, np.float64)
-    own_rate = np.ones(n_streams, np.float64)  # what its own program would allow a member of a rendezvous
+    active = ints(n_streams, -1)  # the rated op that runs, or waits for its start
+    running = flags(n_streams)
+    key = longs(n_streams, NEVER)  # when it ends, or starts
+    work = floats(n_streams, 0.0)  # left at `since`
+    since = longs(n_streams, 0)
+    rate = floats(n_streams, 1.0)
+    own_rate = floats(n_streams, 1.0)  # what its own program would allow a member of a rendezvous
     count = np.zeros((n_programs, len(factor)), np.int32)  # rated ops that run, by program and class
-    dirty = np.empty(n_programs, np.int32)
-    is_dirty = np.zeros(n_programs, np.bool_)
+    dirty = ints(n_programs, -1)
+    is_dirty = flags(n_programs)
     n_dirty = 0
-    touched = np.empty(2 * n_streams, np.int32)  # rendezvous of which a member started, ended or changed its rate
+    touched = ints(2 * n_streams, -1)  # rendezvous of which a member started, ended or changed its rate
     n_touched = 0
     leaves = 1
     while leaves < n_programs:
         leaves *= 2
-    soonest = np.full(2 * leaves, NEVER, np.int64)  # tree of minima: the next instant of each program
+    soonest = longs(2 * leaves, NEVER)  # tree of minima: the next instant of each program
     ran = 0
     now = 0
     instant = 0
@@ -463,7 +405,7 @@ def replay_rated(
                 s = next_stream[s]
 
 
-@njit(cache=True)
+@_inner(int64(int64))
 def _claim(kind: int) -> int:
     """Who owns an instant at which several ops run: compute 0, communication 1, host and bookkeeping 2."""
     if kind == 0:
@@ -471,7 +413,12 @@ def _claim(kind: int) -> int:
     return 1 if kind <= 3 else 2
 
 
-@njit(int64[:, :, ::1](_U8, _U16, int64, _I32, _I32, int64, _I64, _I64, int64), cache=True, nogil=True)
+@njit(
+    int64[:, :, ::1](_U8, _U16, int64, _I32, _I32, int64, _I64, _I64, int64),
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
 def split_time(
     kind: U8,
     category: U8,
@@ -491,8 +438,8 @@ def split_time(
     """
     result = np.zeros((n_programs, 4, n_categories + 1), np.int64)
     head, following = _queues(stream, len(stream_rank))
-    first_stream = np.full(n_programs, -1, np.int32)
-    next_stream = np.empty(len(stream_rank), np.int32)
+    first_stream = ints(n_programs, -1)
+    next_stream = ints(len(stream_rank), -1)
     for s in range(len(stream_rank) - 1, -1, -1):
         next_stream[s] = first_stream[stream_rank[s]]
         first_stream[stream_rank[s]] = s
@@ -529,42 +476,3 @@ def split_time(
                 result[p, claim, n_categories] += until - t
             t = until
     return result
-
-
-@njit(int32[::1](_I32, int64, _I64, _I32, _I32, _I64, _I64), cache=True, nogil=True)
-def binding_path(stream: I32, n_streams: int, dep_ptr: I64, dep_idx: I32, rendezvous: I32, start: I64, end: I64) -> I32:
-    """From the op that ends last back to time 0, always to a predecessor whose end is the op's start; in time order."""
-    n = len(stream)
-    last = np.full(n_streams, -1, np.int32)
-    before = np.empty(n, np.int32)  # the op before this one on its stream
-    first_member = np.full(len(_group_sizes(rendezvous)), -1, np.int32)
-    next_member = np.full(n, -1, np.int32)
-    final = 0
-    for i in range(n):
-        before[i] = last[stream[i]]
-        last[stream[i]] = i
-        if end[i] > end[final]:
-            final = i
-    for i in range(n - 1, -1, -1):
-        if rendezvous[i] >= 0:
-            next_member[i] = first_member[rendezvous[i]]
-            first_member[rendezvous[i]] = i
-    path = np.empty(n, np.int32)
-    length = 0
-    i = final if n > 0 else -1
-    while i >= 0:
-        path[n - 1 - length] = i
-        length += 1
-        found = -1
-        m = i if rendezvous[i] < 0 else first_member[rendezvous[i]]
-        while m >= 0 and found < 0 and start[i] > 0:
-            if before[m] >= 0 and end[before[m]] == start[i]:
-                found = before[m]
-            k = dep_ptr[m]
-            while found < 0 and k < dep_ptr[m + 1]:
-                if end[dep_idx[k]] == start[i]:
-                    found = dep_idx[k]
-                k += 1
-            m = next_member[m]
-        i = found
-    return path[n - length :].copy()

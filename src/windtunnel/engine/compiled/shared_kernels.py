@@ -8,15 +8,27 @@ this file alone to tell whether that is still good: after a change there, touch 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import float64, int32, int64, njit, typeof, types, uint8
+from numba import float64, int32, int64, njit, types, uint8
 from numpy.typing import NDArray
 
-from windtunnel.engine.compiled.flow_kernels import Network, _append, _choose, arrive, depart, rerate, settle
-from windtunnel.engine.compiled.kernels import MALFORMED, _group_sizes, _is_malformed, _mark, _queues, _rate, _set_rate
-from windtunnel.engine.flows import Paths, network_of
+from windtunnel.engine.compiled.flow_kernels import NETWORK, Network, _append, _choose, arrive, depart, rerate, settle
+from windtunnel.engine.compiled.kernels import (
+    MALFORMED,
+    _group_sizes,
+    _is_malformed,
+    _mark,
+    _queues,
+    _rate,
+    _set_rate,
+    flags,
+    floats,
+    ints,
+    longs,
+)
 
 Array: TypeAlias = NDArray[Any]
 
@@ -29,12 +41,11 @@ def _constant(scalar: types.Type, ndim: int = 1) -> types.Array:
 
 
 _U8, _I32, _I64, _F64_2D = _constant(uint8), _constant(int32), _constant(int64), _constant(float64, 2)
-_typed: Any = typeof  # numba has no types for these two
-_pair: Any = types.Tuple
-_NETWORK = _typed(network_of(np.ones(1), Paths(np.zeros(1, np.int64), np.zeros(0, np.int32), np.ones(0), np.ones(0))))
+_pair: Any = types.Tuple  # numba has no type for it
+_inner = partial(njit, cache=True, error_model="numpy", no_cfunc_wrapper=True)
 
 
-@njit(cache=True)
+@_inner(float64(float64, float64))
 def speed_of(level: float, cap: float) -> float:
     """A speed to 40 binary digits; `cap` itself, all of its digits, where it is that high."""
     if level >= cap * (1.0 - GRAIN):
@@ -43,7 +54,7 @@ def speed_of(level: float, cap: float) -> float:
     return shifted - (shifted - level)
 
 
-@njit(cache=True)
+@_inner(types.void(int64[::1], int64, int64, int64))
 def _schedule(tree: Array, leaves: int, s: int, time: int) -> None:
     """Set leaf `s` of a tree of minima (root at 1, leaves from `leaves` on)."""
     at = leaves + s
@@ -56,7 +67,7 @@ def _schedule(tree: Array, leaves: int, s: int, time: int) -> None:
         tree[at] = lowest
 
 
-@njit(cache=True)
+@_inner(types.void(NETWORK, int64, float64))
 def _set_cap(net: Network, flow: int, cap: float) -> None:
     """From the next `rerate` on a flow that is there may go at `cap` at most."""
     own = len(net.capacity) - len(net.weight) + flow
@@ -77,13 +88,14 @@ def _set_cap(net: Network, flow: int, cap: float) -> None:
         _U8,
         _F64_2D,
         _I32,
-        _NETWORK,
+        NETWORK,
         int64[::1],
         int64[::1],
         types.boolean,
     ),
     cache=True,
     nogil=True,
+    error_model="numpy",
 )
 def replay_shared(
     stream: Array,
@@ -122,26 +134,26 @@ def replay_shared(
     head, following = _queues(stream, n_streams)
     missing = _group_sizes(rendezvous)
     n_groups = len(missing)
-    arrived = np.full(n_groups, -1, np.int32)
-    earlier = np.empty(n if n_groups else 0, np.int32)
-    latest = np.zeros(n_groups, np.int64)
-    timed_group = np.zeros(n_groups, np.bool_)  # one member has a class or a flow: then all follow the common rate
-    touched_at = np.full(n_groups, -1, np.int64)  # count of the instant at which it was last put into `touched`
-    waiters = np.full(n, -1, np.int32)
-    next_waiter = np.empty(n_streams, np.int32)
-    cursor = np.full(n_streams, -1, np.int64)
-    ready = np.zeros(n_streams, np.int64)
-    pending = np.empty(n_streams, np.int32)
+    arrived = ints(n_groups, -1)
+    earlier = ints(n if n_groups else 0, -1)
+    latest = longs(n_groups, 0)
+    timed_group = flags(n_groups)  # one member has a class or a flow: then all follow the common rate
+    touched_at = longs(n_groups, -1)  # count of the instant at which it was last put into `touched`
+    waiters = ints(n, -1)
+    next_waiter = ints(n_streams, -1)
+    cursor = longs(n_streams, -1)
+    ready = longs(n_streams, 0)
+    pending = ints(n_streams, -1)
     start[:] = -1
     end[:] = -1
 
     # The streams of each program on which ops may interfere.
-    may_run = np.zeros(n_streams, np.bool_)
+    may_run = flags(n_streams)
     if interferes:
         for i in range(n):
             may_run[stream[i]] |= kind_class[i] > 0 or rendezvous[i] >= 0 or flow[i] >= 0
-    first_stream = np.full(n_programs, -1, np.int32)
-    next_stream = np.empty(n_streams, np.int32)
+    first_stream = ints(n_programs, -1)
+    next_stream = ints(n_streams, -1)
     for s in range(n_streams - 1, -1, -1):
         pending[n_streams - 1 - s] = s
         if may_run[s]:
@@ -150,34 +162,34 @@ def replay_shared(
     n_pending = n_streams
 
     # At most one timed op is under way on a stream, so its state is kept per stream.
-    active = np.full(n_streams, -1, np.int32)  # the timed op that runs, or waits for its start
-    running = np.zeros(n_streams, np.bool_)
-    key = np.full(n_streams, NEVER, np.int64)  # when it ends, or starts
-    work = np.zeros(n_streams, np.float64)  # left at `since`
-    since = np.zeros(n_streams, np.int64)
-    rate = np.ones(n_streams, np.float64)
-    own_rate = np.ones(n_streams, np.float64)  # what its own program would allow a member of a rendezvous
+    active = ints(n_streams, -1)  # the timed op that runs, or waits for its start
+    running = flags(n_streams)
+    key = longs(n_streams, NEVER)  # when it ends, or starts
+    work = floats(n_streams, 0.0)  # left at `since`
+    since = longs(n_streams, 0)
+    rate = floats(n_streams, 1.0)
+    own_rate = floats(n_streams, 1.0)  # what its own program would allow a member of a rendezvous
     count = np.zeros((n_programs, len(factor)), np.int32)  # timed ops that run, by program and class
-    here = np.zeros(len(net.weight), np.int32)  # ops of each flow that run
-    member = np.empty(len(net.weight), np.int32)  # one of them
-    speed = np.zeros(len(net.weight), np.float64)
-    leaving = np.empty(len(net.weight), np.int32)  # flows of which the last op ended now
-    is_leaving = np.zeros(len(net.weight), np.bool_)
+    here = ints(len(net.weight), 0)  # ops of each flow that run
+    member = ints(len(net.weight), -1)  # one of them
+    speed = floats(len(net.weight), 0.0)
+    leaving = ints(len(net.weight), -1)  # flows of which the last op ended now
+    is_leaving = flags(len(net.weight))
     n_leaving = 0
-    starting = np.empty(n_streams, np.int32)  # streams whose active op starts now
+    starting = ints(n_streams, -1)  # streams whose active op starts now
     n_starting = 0
-    moved = np.empty(n_streams, np.int32)  # streams whose key has changed
-    is_moved = np.zeros(n_streams, np.bool_)
+    moved = ints(n_streams, -1)  # streams whose key has changed
+    is_moved = flags(n_streams)
     n_moved = 0
-    dirty = np.empty(n_programs, np.int32)  # programs of which the set of running ops has changed
-    is_dirty = np.zeros(n_programs, np.bool_)
+    dirty = ints(n_programs, -1)  # programs of which the set of running ops has changed
+    is_dirty = flags(n_programs)
     n_dirty = 0
-    touched = np.empty(2 * n_streams, np.int32)  # rendezvous of which a member started, ended or changed its rate
+    touched = ints(2 * n_streams, -1)  # rendezvous of which a member started, ended or changed its rate
     n_touched = 0
     leaves = 1
     while leaves < n_streams:
         leaves *= 2
-    soonest = np.full(2 * leaves, NEVER, np.int64)  # tree of minima: the next instant of each stream
+    soonest = longs(2 * leaves, NEVER)  # tree of minima: the next instant of each stream
     ran = 0
     now = 0
     instant = 0

@@ -45,6 +45,12 @@ class Running:
     rejected: bool = False
     ticket: int | None = None
 
+    @property
+    def share_done(self) -> float:
+        """Of its work, as booked: 1 when it has ended."""
+        total = self.work.phase_end(self.work.phases - 1)
+        return 1.0 if self.end_ns is not None or total <= 0 else min(self.done / total, 1.0)
+
 
 @dataclass(frozen=True)
 class NodeChange:
@@ -99,6 +105,8 @@ class Clock:
         """Until all jobs are done, rejected, or nothing more happens."""
         while self.left and (next_ns := self.queue.next_ns()) is not None:
             if until_ns is not None and next_ns > until_ns:
+                for job in self.active.values():
+                    self._book(job, until_ns)
                 return
             decide = False
             while self.queue.next_ns() == next_ns:
@@ -106,6 +114,14 @@ class Clock:
                 decide |= self._happens(now_ns, kind, what, ticket)
             if decide and self.active:
                 self._decide(next_ns)
+
+    def replace_works(self, works: Sequence[Work]) -> None:
+        """From now on, jobs that have not ended run these, by the order of the jobs; what they have done stays done."""
+        for job, work in zip(self.jobs, works, strict=True):
+            if job.end_ns is None:
+                job.work = work
+                if job.placement:
+                    self._rate(job, job.since_ns)
 
     def _happens(self, now_ns: int, kind: int, what: Any, ticket: int) -> bool:
         """Take one event in; returns whether the policy is to be asked."""

@@ -22,6 +22,13 @@ RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 
 def run_exact(jobs: Jobs, site: Site, policy: str, options: Any) -> Outcome:
     """Outcome of all jobs; `options` as `windtunnel.fleet.run.Options`."""
+    clock = clock_of(jobs, site, policy, options)
+    clock.run(None if options.until_s is None else round(options.until_s * NS))
+    return outcome_of(jobs, policy, clock.jobs)
+
+
+def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
+    """The clock before anything has happened. Raises UserError for jobs that say too little."""
     work = exact_works(jobs, site, policy, options)
     running = [
         Running(
@@ -33,9 +40,7 @@ def run_exact(jobs: Jobs, site: Site, policy: str, options: Any) -> Outcome:
         )
         for index in range(len(jobs))
     ]
-    clock = Clock(running, [site.per_node] * site.nodes, policy_of(policy, options.seed))
-    clock.run(None if options.until_s is None else round(options.until_s * NS))
-    return outcome_of(jobs, policy, running)
+    return Clock(running, [site.per_node] * site.nodes, policy_of(policy, options.seed))
 
 
 def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:

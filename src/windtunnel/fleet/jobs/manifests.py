@@ -29,7 +29,12 @@ def read_manifests(path: Path) -> Table:
         raise InputFileError(path, "is not a file", "give the path of a trace")
     try:
         documents = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each is not None]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # ValueError: bad UTF-8, the 13th month
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""
         raise InputFileError(path, f"{place}is not YAML", "mend it there") from None
@@ -47,7 +52,7 @@ def read_manifests(path: Path) -> Table:
     for number, item in enumerate(items, 1):
         if not isinstance(item, Mapping):
             raise InputFileError(path, f"job {number} is no mapping", "give job, submit_s, gpus, ... for each")
-        rows.append(_manifest(item, number, path) if "kind" in item else {str(key): item[key] for key in item})
+        rows.append(_manifest_of(item, number, path) if "kind" in item else {str(key): item[key] for key in item})
     _from_first(rows)
     names = list(dict.fromkeys(key for row in rows for key in row))
     texts = {name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names}
@@ -63,6 +68,19 @@ def _from_first(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if "created" in row:
             row["submit_s"] = (row.pop("created") - min(moments)).total_seconds()
+
+
+def _manifest_of(item: Mapping[str, Any], number: int, path: Path) -> dict[str, Any]:
+    try:
+        return _manifest(item, number, path)
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # a text where a mapping belongs, or a count of words
+        problem = f"manifest {number} is not laid out as a {str(item['kind'])[:40]!r}"
+        raise InputFileError(path, problem, "write it with `kubectl get -o yaml`") from None
 
 
 def _manifest(item: Mapping[str, Any], number: int, path: Path) -> dict[str, Any]:

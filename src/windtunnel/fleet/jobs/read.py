@@ -88,7 +88,8 @@ def jobs_of(table: Table) -> Jobs:
 
     def numbers(key: str, least: float | None = 0.0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         column = named[key]
-        return table.numbers(column, least=least) if column else np.full(len(table), np.nan)
+        seconds = key in ("duration_s", "start_s")
+        return table.numbers(column, least=least, seconds=seconds) if column else np.full(len(table), np.nan)
 
     def texts(key: str) -> list[str]:
         column = named[key]
@@ -105,7 +106,7 @@ def jobs_of(table: Table) -> Jobs:
         name=name,
         line=table.line,
         submit_s=np.nan_to_num(
-            table.numbers(submit, needed=not pods)
+            table.numbers(submit, needed=not pods, seconds=True)
         ),  # pods may come without times, in order of names
         gpus=table.whole(gpus, needed=True),
         duration_s=numbers("duration_s"),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputFileError, SpecError, UserError
 
 Floats = NDArray[np.float64]
+LONGEST_S = 4e9  # of a time: 126 years, and the year 2096 of Unix time; 2**63 ns are 9.2e9 s
 LARGEST = 1e15  # of any number in a trace; far beyond what is meant
 
 
@@ -42,10 +43,11 @@ class Table:
         values: list[str] = pc.utf8_trim_whitespace(self.columns[column]).to_pylist()
         return values
 
-    def numbers(self, column: str, *, needed: bool = False, least: float | None = 0.0) -> Floats:
+    def numbers(self, column: str, *, needed: bool = False, least: float | None = 0.0, seconds: bool = False) -> Floats:
         """A column as numbers, NaN where it is empty.
 
-        Raises InputFileError for what is no number, empty where `needed`, or less than `least`.
+        Raises InputFileError for what is no number, empty where `needed`, less than `least`, or
+        more `seconds` than a clock in integer nanoseconds counts with room for a run.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -65,6 +67,9 @@ class Table:
             self._refuse(int(np.flatnonzero(empty)[0]), column, "is missing")
         if least is not None and (values[~empty] < least).any():
             self._refuse(int(np.flatnonzero(~empty & (values < least))[0]), column, f"is less than {least:g}")
+        if seconds and (values > LONGEST_S).any():
+            row = int(np.flatnonzero(values > LONGEST_S)[0])
+            self._refuse(row, column, f"is more than {LONGEST_S:.0e} s: is it in milliseconds?")
         values[empty] = np.nan
         return values
 
@@ -89,11 +94,14 @@ class Table:
 
 
 def _is_number(text: str) -> bool:
+    """As pyarrow reads numbers: Python's float() takes digits of any script and underscores, too."""
+    import pyarrow as pa
+
     try:
-        float(text)
-    except ValueError:
+        pa.scalar(text, pa.string()).cast(pa.float64())
+    except pa.ArrowInvalid:
         return False
-    return "_" not in text
+    return True
 
 
 def read_table(path: Path, delimiter: str = ",") -> Table:
@@ -130,6 +138,9 @@ def _read_csv(path: Path, delimiter: str) -> Table:
     names = [name.strip() for name in header]
     if not any(names):
         raise InputFileError(path, "is empty", "give a CSV with a line of column names")
+    broken = next((name for name in names if len(name.splitlines()) > 1), None)
+    if broken is not None:
+        raise InputFileError(path, f"line 1: the name {broken[:40]!r} runs over several lines", "close its quote")
     again = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if again is not None:
         raise InputFileError(path, f"has two columns {again!r}", "name each column once")

@@ -25,7 +25,9 @@ def print_spot(answer: SpotAnswer, console: Console) -> None:
     knows = "the future" if answer.forecast == "known" else "nothing of the future"
     console.print(Text(f"parcae looks {answer.look_ahead} decisions ahead and knows {knows}"))
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("policy", "samples", "samples/s", "ETTR", "moving", "node-hours", "samples per node-hour"):
+    money = any(one.cost_usd is not None for one in answer.entries)
+    names = ("policy", "samples", "samples/s", "ETTR", "moving", "node-hours", "samples per node-hour")
+    for name in (*names, *(("cost", "per million samples") if money else ())):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for one in answer.entries:
         table.add_row(
@@ -36,5 +38,10 @@ def print_spot(answer: SpotAnswer, console: Console) -> None:
             format_time(one.waterfall["moving"]),
             f"{one.node_hours:,.1f}",
             f"{one.samples / one.node_hours:,.0f}" if one.node_hours else "",
+            *((_dollars(one.cost_usd), _dollars(one.usd_per_million_samples)) if money else ()),
         )
     console.print(table)
+
+
+def _dollars(value: float | None) -> str:
+    return "" if value is None else f"${value:,.2f}"

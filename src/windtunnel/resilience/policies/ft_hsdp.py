@@ -10,7 +10,7 @@ As `shrink`, but a replica is away only for its own restart, because a machine i
 from __future__ import annotations
 
 from windtunnel.resilience.failures import Cause
-from windtunnel.resilience.policies.policy import Job, Phases, Policy, Reaction, detection, full_restart, localisation
+from windtunnel.resilience.policies.policy import Job, Phases, Policy, Reaction, full_restart, noticed
 
 
 def ft_hsdp(job: Job) -> Policy:
@@ -22,7 +22,7 @@ def ft_hsdp(job: Job) -> Policy:
         if hit >= job.replicas or cause.symptom in ("silent", "manual"):
             return full_restart(cause, times)
         alone = times.groups + times.warm_up + times.load + (times.schedule if cause.hosts else 0.0)
-        phases = Phases(detect=detection(cause, times), localise=localisation(cause, times), groups=times.drop_replica)
+        phases = noticed(cause, times)._replace(groups=times.drop_replica)
         return Reaction(phases, keeps_step=True, away_s=alone)
 
     return Policy(

@@ -92,15 +92,18 @@ def localisation(cause: Cause, times: RecoveryTimes) -> float:
     return {"hang": times.localise_hang, "silent": times.localise_silent}.get(cause.symptom, 0.0)
 
 
+def noticed(cause: Cause, times: RecoveryTimes) -> Phases:
+    """The part that no policy is spared: until somebody knows, and knows where."""
+    return Phases(detect=detection(cause, times), localise=localisation(cause, times))
+
+
 def full_restart(cause: Cause, times: RecoveryTimes) -> Reaction:
     """All processes start again from the last checkpoint; a new machine is scheduled where one is needed.
 
     People stop a job after saving it, so what they do loses no work.
     """
     planned = cause.symptom in ("manual", "planned")
-    phases = Phases(
-        detect=detection(cause, times),
-        localise=localisation(cause, times),
+    phases = noticed(cause, times)._replace(
         schedule=times.schedule if cause.hosts else 0.0,
         groups=times.groups,
         warm_up=times.warm_up,

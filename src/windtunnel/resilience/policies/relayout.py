@@ -14,15 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from windtunnel.resilience.failures import Cause
-from windtunnel.resilience.policies.policy import (
-    Job,
-    Phases,
-    Policy,
-    Reaction,
-    detection,
-    full_restart,
-    localisation,
-)
+from windtunnel.resilience.policies.policy import Job, Phases, Policy, Reaction, full_restart, noticed
 
 RateOfHosts = Callable[[int], float]
 
@@ -65,7 +57,8 @@ def _relayout(job: Job, name: str, leave: Phases, join: Phases, rate: RateOfHost
     def react(cause: Cause, spare: bool) -> Reaction:
         if cause.symptom in ("silent", "manual") or not cause.hosts:
             return full_restart(cause, times)
-        phases = leave._replace(detect=detection(cause, times), localise=localisation(cause, times))
+        seen = noticed(cause, times)
+        phases = leave._replace(detect=seen.detect, localise=seen.localise)
         return Reaction(phases, keeps_step=live or cause.symptom == "planned", away_s=times.replenish)
 
     return Policy(name, react, away="from the job", rate=rate, rejoin=join)

@@ -10,15 +10,7 @@ Speed with fewer replicas is the predictor's, each replica keeping its part of t
 from __future__ import annotations
 
 from windtunnel.resilience.failures import Cause
-from windtunnel.resilience.policies.policy import (
-    Job,
-    Phases,
-    Policy,
-    Reaction,
-    detection,
-    full_restart,
-    localisation,
-)
+from windtunnel.resilience.policies.policy import Job, Phases, Policy, Reaction, full_restart, noticed
 
 
 def shrink(job: Job) -> Policy:
@@ -32,7 +24,7 @@ def shrink(job: Job) -> Policy:
             return Reaction(Phases(groups=times.delta_groups), keeps_step=True, away_s=times.schedule)
         if cause.symptom in ("silent", "manual"):
             return full_restart(cause, times)
-        phases = Phases(detect=detection(cause, times), localise=localisation(cause, times), groups=times.delta_groups)
+        phases = noticed(cause, times)._replace(groups=times.delta_groups)
         return Reaction(phases, keeps_step=True, away_s=times.replenish)
 
     return Policy(

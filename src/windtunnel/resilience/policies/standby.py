@@ -13,15 +13,7 @@ and to the leaver. Its state comes from a replica of the same stage, or from the
 from __future__ import annotations
 
 from windtunnel.resilience.failures import Cause
-from windtunnel.resilience.policies.policy import (
-    Job,
-    Phases,
-    Policy,
-    Reaction,
-    detection,
-    full_restart,
-    localisation,
-)
+from windtunnel.resilience.policies.policy import Job, Policy, Reaction, full_restart, noticed
 
 
 def standby(job: Job) -> Policy:
@@ -32,12 +24,7 @@ def standby(job: Job) -> Policy:
         if cause.symptom in ("silent", "manual") or not (cause.hosts or cause.symptom == "planned"):
             # Corrupt state or new code: nothing in memory is worth keeping.
             return full_restart(cause, times)
-        phases = Phases(
-            detect=detection(cause, times),
-            localise=localisation(cause, times),
-            groups=times.delta_groups,
-            load=times.peer_state,
-        )
+        phases = noticed(cause, times)._replace(groups=times.delta_groups, load=times.peer_state)
         if not spare and cause.symptom != "planned":  # a planned change waits until its machine is warm
             phases = phases._replace(schedule=times.schedule, warm_up=times.warm_up)
         return Reaction(phases, keeps_step=True, away_s=times.replenish)

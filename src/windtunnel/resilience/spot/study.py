@@ -26,6 +26,12 @@ class SpotEntry:
     samples: float
     node_hours: float
     waterfall: Mapping[str, float]  # seconds; sums to the wall time
+    cost_usd: float | None = None  # None without a price
+
+    @property
+    def usd_per_million_samples(self) -> float | None:
+        """What a million samples cost; None without a price or without samples."""
+        return None if self.cost_usd is None or not self.samples else self.cost_usd / self.samples * 1e6
 
     @property
     def ettr(self) -> float:
@@ -77,6 +83,8 @@ class SpotAnswer:
             "samples": one.samples,
             "samples_per_s": one.samples / self.wall_s,
             "node_hours": one.node_hours,
+            "cost_usd": one.cost_usd,
+            "usd_per_million_samples": one.usd_per_million_samples,
             "decisions": [
                 {
                     "minute": self.trace.first + at,
@@ -108,11 +116,14 @@ def survive_spot(
     look_ahead: int | None = None,
     draws: int = DRAWS,
     seed: int = 0,
+    usd_per_gpu_hour: float | None = None,
+    usd_per_spot_gpu_hour: float | None = None,
 ) -> SpotAnswer:
     """Every policy on one trace.
 
     `tables`: the folder with the two tables; left open, the trace's own folder, or the tables of BERT and GPT-1.5B that
     come with the package. `model`: left open, the one that the trace's name ends with, or the first of the tables.
+    A node has one GPU; policies on spot machines pay the spot price, on-demand the other.
     Raises UserError on the first mistake.
     """
     for name in policies:
@@ -120,6 +131,9 @@ def survive_spot(
             raise UnknownNameError("policy for spot machines", name, POLICIES)
     if look_ahead is not None and not 1 <= look_ahead <= 120:
         raise SpecError("look-ahead", look_ahead, "give 1 to 120 minutes")
+    for flag, price in (("gpu-hour", usd_per_gpu_hour), ("spot-gpu-hour", usd_per_spot_gpu_hour)):
+        if price is not None and not 0.0 <= price < float("inf"):
+            raise SpecError(flag, price, "give dollars for an hour of one GPU, 0 or more")
     with ExitStack() as stack:
         folder = tables
         if folder is None:
@@ -133,11 +147,14 @@ def survive_spot(
     recorded = read_trace(trace, measured.interval_s)
     ahead = look_ahead or measured.look_ahead
     moves = Moves(measured, draws, seed)
-    entries = [_entry(name, moves, recorded, ahead, forecast) for name in policies or POLICIES]
+    prices = {name: usd_per_gpu_hour if name == "on-demand" else usd_per_spot_gpu_hour for name in POLICIES}
+    entries = [_entry(name, moves, recorded, ahead, forecast, prices[name]) for name in policies or POLICIES]
     return SpotAnswer(chosen, names, recorded, measured.interval_s, ahead, forecast, entries)
 
 
-def _entry(name: str, moves: Moves, trace: SpotTrace, look_ahead: int, forecast: Forecast) -> SpotEntry:
+def _entry(
+    name: str, moves: Moves, trace: SpotTrace, look_ahead: int, forecast: Forecast, usd_per_hour: float | None
+) -> SpotEntry:
     model: SpotModel = moves.model
     if name == "parcae":
         decisions = parcae(moves, trace, look_ahead, forecast)
@@ -150,10 +167,12 @@ def _entry(name: str, moves: Moves, trace: SpotTrace, look_ahead: int, forecast:
     idle = sum(one.idle_s for one in decisions if one.layout != IDLE)
     waiting = sum(one.idle_s for one in decisions if one.layout == IDLE)
     wall = len(nodes) * model.interval_s
+    node_hours = sum(hired) * model.interval_s / 3600.0
     return SpotEntry(
         policy=name,
         decisions=decisions,
         samples=sum(one.samples for one in decisions),
-        node_hours=sum(hired) * model.interval_s / 3600.0,
+        node_hours=node_hours,
         waterfall={"productive": wall - idle - waiting, "moving": idle, "too few machines": waiting},
+        cost_usd=None if usd_per_hour is None else node_hours * usd_per_hour,
     )

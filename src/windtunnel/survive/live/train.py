@@ -6,6 +6,10 @@ After a death the members of the next view compare how far they are (survivors d
 furthest hands its state to those that are behind and to joiners. A joiner takes the very rank of the dead process, so
 sums are formed in the same order and losses are the same bits as without the death.
 
+With a folder for checkpoints rank 0 saves in two stages (`survive/checkpoint.py`): a copy between two steps, a write
+behind the next ones. Replicas are alike, so one of them saves all. Where nobody has state, at the start or when all
+were lost, rank 0 reads the newest complete checkpoint and hands it to the others like any state.
+
 Without a launcher (`python train.py`) the same loop runs alone.
 """
 
@@ -17,9 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from windtunnel.errors import SpecError
 from windtunnel.process import die_with_parent
+from windtunnel.survive.checkpoint import Checkpoints
 from windtunnel.survive.live.group import Building, gathered, handed_over, reduced, store_of
 from windtunnel.survive.live.place import Place, own_place
 from windtunnel.survive.live.shadow import Recorder, answered
@@ -62,6 +69,55 @@ class Progress:
         self.step, self.losses = parts["step"], parts["losses"]
 
 
+@dataclass
+class Saving:
+    """Checkpoints of the loop: which steps are saved, and what is read where nobody has state."""
+
+    checkpoints: Checkpoints
+    every: int
+    steps: int
+
+    def after(self, progress: Progress) -> None:
+        """A step is done: save it if it is its turn. Raises CheckpointError where the last one could not be written."""
+        if progress.step % self.every == 0 or progress.step == self.steps:
+            others = {"others": {name: one.state_dict() for name, one in progress.others.items()}}
+            rest = {**others, "losses": list(progress.losses)}
+            self.checkpoints.save(progress.step, progress.model, progress.optimizer, {"rest": _packed(rest)})
+
+    def restore(self, progress: Progress) -> None:
+        """Take the newest complete checkpoint, if there is one. Raises InputFileError where it is damaged."""
+        import torch
+
+        rest: dict[str, Any] = {"rest": b""}
+        step = self.checkpoints.restore(progress.model, progress.optimizer, rest)
+        if step is None:
+            return
+        found = torch.load(io.BytesIO(rest["rest"]), weights_only=True)
+        for name, one in progress.others.items():
+            one.load_state_dict(found["others"][name])
+        progress.step, progress.losses = step, found["losses"]
+
+    def finish(self) -> None:
+        """Until the last one is on disk."""
+        self.checkpoints.wait()
+
+
+def _packed(value: Any) -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _saving(folder: Path | str | None, every: int, steps: int) -> Saving | None:
+    if folder is None:
+        return None
+    if every < 1:
+        raise SpecError("checkpoint_every", every, "save every step or more rarely: give 1 or more")
+    return Saving(Checkpoints(Path(folder)), every, steps)
+
+
 def train(
     model: Any,
     optimizer: Any,
@@ -71,23 +127,38 @@ def train(
     others: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_step: Callable[[int, float], None] | None = None,
+    checkpoints: Path | str | None = None,
+    checkpoint_every: int = 100,
 ) -> list[float]:
     """Run `steps` optimizer steps and return the mean loss of each.
 
     loss(step, rank, world) gives the scalar loss of one rank's part of the batch. `others`: further objects with a
-    state_dict, such as a scheduler. `on_step(step, loss)` is called on rank 0 after each step that it does. A standby
-    that was never needed, and a process that was replaced as planned, end here with exit status 0.
+    state_dict, such as a scheduler. `on_step(step, loss)` is called on rank 0 after each step that it does.
+    `checkpoints`: a folder; every `checkpoint_every` steps and the last one are saved there, and a job that starts goes
+    on from the newest complete one. A standby that was never needed, and a process that was replaced as planned, end
+    here with exit status 0.
+
+    Raises:
+        CheckpointError: a checkpoint could not be written.
+        InputFileError: the newest checkpoint is damaged, or of another model.
     """
     place = own_place()
     progress = Progress(model, optimizer, others or {})
+    saving = _saving(checkpoints, checkpoint_every, steps)
     if place is None:
+        if saving is not None:
+            saving.restore(progress)
         while progress.step < steps:
             pieces = _local(progress, loss, 0, 1, seed)
             _commit(progress, pieces, 1)
+            if saving is not None:
+                saving.after(progress)
             if on_step is not None:
                 on_step(progress.step - 1, progress.losses[-1])
+        if saving is not None:
+            saving.finish()
         return progress.losses
-    return _Member(place, progress, loss, steps, seed, on_step).run()
+    return _Member(place, progress, loss, steps, seed, on_step, saving).run()
 
 
 def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> list[Any]:
@@ -136,12 +207,13 @@ class _Member:
         steps: int,
         seed: int,
         on_step: Callable[[int, float], None] | None,
+        saving: Saving | None,
     ) -> None:
         import os
 
         die_with_parent(os.getppid())
         self.place, self.progress, self.loss, self.steps, self.seed = place, progress, loss, steps, seed
-        self.on_step = on_step
+        self.on_step, self.saving = on_step, saving
         self.store = store_of(place)
         self.log = RankLog.create(place.folder / f"{place.name}.log")
         self.log.start_beat()
@@ -163,6 +235,7 @@ class _Member:
                     return self.progress.losses
             # Whoever leaves here knows that everybody has done all steps.
             if gathered(self.group, self.progress.step, self.place.size) is not None:
+                self._finish_saving()
                 self.log.end()
                 self.store.set(f"done/{self.place.name}", "1")
                 return self.progress.losses
@@ -182,7 +255,7 @@ class _Member:
     def _step(self) -> bool:
         """One step; False where a member was lost and the step does not count."""
         recorder = None
-        if self.generation == 0 and self.progress.step == 0 and self.rank == 0:
+        if self.generation == 0 and self.first_of_generation and self.rank == 0:
             recorder = Recorder(self.place.tape, self.place.size)
         with self.log.segment("forward and backward"):
             pieces = _local(self.progress, self.loss, self.rank, self.place.size, self.seed)
@@ -202,6 +275,8 @@ class _Member:
             if self.first_of_generation:
                 self.store.set(f"first/{self.generation}", repr(time.time()))
                 self.first_of_generation = False
+            if self.saving is not None:
+                self.saving.after(self.progress)
             if self.on_step is not None:
                 self.on_step(self.progress.step - 1, self.progress.losses[-1])
         if everybody_ready:
@@ -225,6 +300,7 @@ class _Member:
         began = time.time()
         chosen, self.next = self.next, None
         if isinstance(chosen, _Leaving):
+            self._finish_saving()
             self.log.end()
             sys.exit(0)
         self.generation, self.rank, self.group = chosen.generation, chosen.rank, chosen.group
@@ -277,6 +353,8 @@ class _Member:
             return False
         furthest = max(steps)
         source = steps.index(furthest)
+        if furthest < 0 and self.rank == source and self.saving is not None:
+            self.saving.restore(progress)
         # Nobody has state at the start: then rank 0's counts, so that all begin alike.
         lacking = [rank for rank, step in enumerate(steps) if rank != source and (step < furthest or furthest < 0)]
         state = progress.to_bytes() if self.rank == source and lacking else b""
@@ -287,6 +365,10 @@ class _Member:
             progress.take(state_or_none)
         self.has_state = True
         return True
+
+    def _finish_saving(self) -> None:
+        if self.saving is not None:
+            self.saving.finish()
 
     def _newest(self) -> dict[str, Any] | None:
         if not self.store.check(["view"]):

@@ -5,6 +5,7 @@ from windtunnel.techniques import collective_partitioning as partitioning
 summed = partitioning.all_reduce_by_group(gradient, inside, across)
 y = partitioning.gather_then_matmul(shard, weight, group, pieces=4)
 z = partitioning.matmul_then_scatter(x, weight, group, pieces=4)
+ddp.register_comm_hook(partitioning.Partitioned.of(PartitionPlan(group=True), local=8), partitioning.partitioned_hook)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from windtunnel.techniques.collective_partitioning.ddp_hook import Partitioned, partitioned_hook
     from windtunnel.techniques.collective_partitioning.partitioned import (
         all_reduce_by_group,
         all_reduce_by_primitive,
@@ -21,10 +23,27 @@ if TYPE_CHECKING:
         two_levels,
     )
 
-__all__ = ["all_reduce_by_group", "all_reduce_by_primitive", "gather_then_matmul", "matmul_then_scatter", "two_levels"]
+_HOME = {
+    "Partitioned": "ddp_hook",
+    "all_reduce_by_group": "partitioned",
+    "all_reduce_by_primitive": "partitioned",
+    "gather_then_matmul": "partitioned",
+    "matmul_then_scatter": "partitioned",
+    "partitioned_hook": "ddp_hook",
+    "two_levels": "partitioned",
+}
+__all__ = [
+    "Partitioned",
+    "all_reduce_by_group",
+    "all_reduce_by_primitive",
+    "gather_then_matmul",
+    "matmul_then_scatter",
+    "partitioned_hook",
+    "two_levels",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.partitioned"), name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,37 @@
+"""`windtunnel fleet TRACE ... --when JOB`: when it starts and ends, with a band, and why it waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from windtunnel.fleet.jobs.trace import Jobs
+    from windtunnel.fleet.run import Options
+    from windtunnel.fleet.site import Site
+
+
+def answer_when(
+    jobs: Jobs,
+    site: Site,
+    names: list[str],
+    options: Options,
+    job: str,
+    draws: int | None,
+    spread: float,
+    json: bool,
+) -> None:
+    """Print the answer of each policy. JSON: `when` by policy. Raises UserError."""
+    from windtunnel.cli.output import print_json, stdout, working
+    from windtunnel.fleet.when import DRAWS, when
+    from windtunnel.report.fleet.when_console import print_when
+
+    answers = []
+    for name in names:
+        with working(f"running {name}"):
+            answer = when(jobs, site, name, options, job, draws=DRAWS if draws is None else draws, spread=spread)
+        answers.append(answer.to_dict())
+    if json:
+        print_json({"trace": jobs.source, "cluster": site.text, "when": {each["policy"]: each for each in answers}})
+        return
+    for answer_ in answers:
+        print_when(answer_, stdout())
