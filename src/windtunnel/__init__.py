@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.accuracy import run_validation
+    from windtunnel.calibrate.run import calibrate
+    from windtunnel.capture.launch import capture
+    from windtunnel.cli.whatif import ask_again as whatif
     from windtunnel.errors import (
         InputFileError,
         LayoutError,
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from windtunnel.model import Model, load_model
     from windtunnel.planning import plan
     from windtunnel.planning.advice import advise
+    from windtunnel.report.comparison.compare import compare
+    from windtunnel.report.notebook import notebook_html
+    from windtunnel.report.prediction.html import write_html as write_report
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
@@ -38,7 +44,9 @@ if TYPE_CHECKING:
     from windtunnel.survive.question import survive
     from windtunnel.sweeps import sweep
     from windtunnel.techniques import predict_with
+    from windtunnel.traces.explain import explain
     from windtunnel.training import Plan, predict, read_plan
+    from windtunnel.training.op_table import op_table
 
     __version__: str
 
@@ -59,9 +67,15 @@ _HOME = {
     "WindtunnelError": ("errors", "WindtunnelError"),
     "Workload": ("serving", "Workload"),
     "advise": ("planning.advice", "advise"),
+    "calibrate": ("calibrate.run", "calibrate"),
+    "capture": ("capture.launch", "capture"),
+    "compare": ("report.comparison.compare", "compare"),
+    "explain": ("traces.explain", "explain"),
     "fleet": ("fleet.study", "fleet"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
+    "notebook_html": ("report.notebook", "notebook_html"),
+    "op_table": ("training.op_table", "op_table"),
     "parse_cluster": ("hardware", "parse_cluster"),
     "plan": ("planning", "plan"),
     "predict": ("training", "predict"),
@@ -72,6 +86,8 @@ _HOME = {
     "sweep": ("sweeps", "sweep"),
     "serve": ("serving", "serve"),
     "survive": ("survive.question", "survive"),
+    "whatif": ("cli.whatif", "ask_again"),
+    "write_report": ("report.prediction.html", "write_html"),
 }
 __all__ = [
     "Cluster",
@@ -89,9 +105,15 @@ __all__ = [
     "WindtunnelError",
     "Workload",
     "advise",
+    "calibrate",
+    "capture",
+    "compare",
+    "explain",
     "fleet",
     "load_model",
     "load_result",
+    "notebook_html",
+    "op_table",
     "parse_cluster",
     "plan",
     "predict",
@@ -102,6 +124,8 @@ __all__ = [
     "serve",
     "survive",
     "sweep",
+    "whatif",
+    "write_report",
 ]
 
 

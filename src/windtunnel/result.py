@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from windtunnel.errors import SpecError, UserError
 
 SCHEMA = "windtunnel.result/1"
 ADVICE = ("advice", "advice_tried")  # fields beside the answer
@@ -248,6 +252,42 @@ class Result:
         """What a reader calls the rank class of this number (`stage` of what is told by class)."""
         return self.class_names[number] if number < len(self.class_names) else f"stage {number}"
 
+    def report(self, path: str | Path) -> None:
+        """Write the offline HTML report. Raises InputFileError where `path` cannot be written."""
+        _renderer("write_report")(self, path)
+
+    def _repr_html_(self) -> str:
+        """A notebook's view of it."""
+        return str(_renderer("notebook_html")(self))
+
+    def to_table(self, what: Literal["time", "memory", "timeline"] = "time") -> Any:
+        """A `pyarrow.Table` in long form, for analysis.
+
+        - "time": rank_class, name, ranks, layers, category, time_ns, share of the step; one class's rows sum to it
+        - "memory": rank_class, name, ranks, category, size_bytes; one class's rows sum to its allocated peak, apart
+          from what lies outside the allocator
+        - "timeline": rank_class, stream, label, category, start_ns, end_ns of the excerpt
+
+        Raises SpecError for another word.
+        """
+        import pyarrow as pa
+
+        rows = {"time": _time_rows, "memory": _memory_rows, "timeline": _timeline_rows}
+        columns = {"time": _TIME, "memory": _MEMORY, "timeline": _TIMELINE}
+        if what not in rows:
+            raise SpecError("what", what, f"give one of {', '.join(rows)}")
+        kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+        schema = pa.schema([(name, kinds[kind]) for name, kind in columns[what].items()])
+        return pa.Table.from_pylist([dict(zip(columns[what], row, strict=True)) for row in rows[what](self)], schema)
+
+    def to_dataframe(self, what: Literal["time", "memory", "timeline"] = "time") -> Any:
+        """`to_table` as a pandas DataFrame. Raises UserError where pandas is not installed."""
+        table = self.to_table(what)
+        try:
+            return table.to_pandas()
+        except ImportError:
+            raise UserError("to_dataframe needs pandas: pip install pandas, or use to_table") from None
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; `from_dict` is its inverse."""
         return cast("dict[str, Any]", _as_data(self))
@@ -317,6 +357,40 @@ def _as_data(value: Any) -> Any:
 @cache
 def _names(kind: type) -> tuple[str, ...]:
     return tuple(one.name for one in fields(kind))
+
+
+_TIME = {
+    **{"rank_class": "int", "name": "str", "ranks": "int", "layers": "int"},
+    **{"category": "str", "time_ns": "int", "share": "float"},
+}
+_MEMORY = {"rank_class": "int", "name": "str", "ranks": "int", "category": "str", "size_bytes": "int"}
+_TIMELINE = {
+    **{"rank_class": "int", "stream": "str", "label": "str", "category": "str"},
+    **{"start_ns": "int", "end_ns": "int"},
+}
+
+
+def _time_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+    for stage in result.stages:
+        for name, part in sorted(stage.breakdown_ns.items()):
+            share = part / max(result.step_time_ns, 1)
+            yield stage.stage, result.class_name(stage.stage), stage.ranks, stage.layers, name, part, share
+
+
+def _memory_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+    for stage in result.memory:
+        for name, size in sorted(stage.categories.items()):
+            yield stage.stage, result.class_name(stage.stage), stage.ranks, name, size
+
+
+def _timeline_rows(result: Result) -> Iterator[tuple[Any, ...]]:
+    for op in result.excerpt:
+        yield op.stage, op.stream, op.label, op.category, op.start_ns, op.end_ns
+
+
+def _renderer(name: str) -> Any:
+    """A renderer among the public names: a result imports no report, the top-level package knows both."""
+    return getattr(sys.modules[__name__.partition(".")[0]], name)
 
 
 def _without(data: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -6,6 +6,23 @@ virtual_world/      torch.distributed as one rank sees it, answered without peer
 fake_tensors/       tensors without data, and the GPU that the script is told it has
 recorder/           what is executed, written down as the program of one rank
 torch_private/      all that rests on what PyTorch does not promise to keep
+
+`windtunnel.capture` is the name of this package and of its one function: the package is callable.
 """
 
 from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    def __call__(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """`windtunnel.capture.launch.capture`."""
+        from windtunnel.capture.launch import capture
+
+        return capture(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -22,6 +22,7 @@ from windtunnel.cli.plan import plan
 from windtunnel.cli.plan_flags import check_whole_numbers, switches_spelled_out
 from windtunnel.cli.predict import predict
 from windtunnel.cli.run import run
+from windtunnel.cli.runs import runs
 from windtunnel.cli.serve import serve
 from windtunnel.cli.survive import survive
 from windtunnel.cli.sweep import sweep
@@ -56,6 +57,7 @@ def build() -> App:
         whatif,
         compare,
         explain,
+        runs,
         serve,
         techniques,
         fleet,
@@ -68,6 +70,7 @@ def build() -> App:
         version,
     ):
         app.command(verb)
+    app.register_install_completion_command()
     return app
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from windtunnel.result import Result
 
 INFEASIBLE = 3
+OPS_IN_JSON = Path("json")  # as `--ops` says it
 
 
 def predict(
@@ -81,6 +82,10 @@ def predict(
     price: Annotated[float | None, Parameter(help="Of one GPU for an hour, e.g. 2.5.")] = None,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write a timeline for Perfetto here (gzipped Chrome JSON).")] = None,
+    ops: Annotated[
+        Path | None,
+        Parameter(help="Write a table of every op of the undisturbed step: a .parquet file, or json: into --json."),
+    ] = None,
     launch_flags: Annotated[
         Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
         Parameter(help="Print the plan as that framework is launched with it, too."),
@@ -109,6 +114,8 @@ def predict(
         from windtunnel.errors import SpecError
 
         raise SpecError("--price", price, "give --tokens as well, e.g. --tokens 15T")
+    if ops is not None:
+        check_ops(ops, model, technique, json=json)
     with working("predicting"):
         result = answered(
             model,
@@ -127,11 +134,14 @@ def predict(
             advice=advice,
         )
     whole = None if tokens is None else training_run(result, tokens, price)
+    rows = [] if ops is None else asked_ops(model, cluster, plan, flags, set)
     # Printed first: a finished answer is not lost where it cannot be written.
     if json:
         from windtunnel.report.prediction.document import TRAINING_RUN, to_document
 
         more: dict[str, Any] = {} if whole is None else {TRAINING_RUN: whole}
+        if ops == OPS_IN_JSON:
+            more["ops"] = rows
         if launch_flags is not None:
             more["launch"] = launched(launch_flags, result)
         print_json(to_document(result) | more)
@@ -154,6 +164,11 @@ def predict(
 
         write_trace(result, trace)
         written.append(trace)
+    if ops is not None and ops != OPS_IN_JSON:
+        from windtunnel.training.op_table import write_ops
+
+        write_ops(rows, ops)
+        written.append(ops)
     if save:
         from windtunnel.report.run_folder import save as save_run
 
@@ -163,6 +178,30 @@ def predict(
     for path in written:
         note(f"wrote {path}")
     return INFEASIBLE if result.status == "infeasible" else 0
+
+
+def check_ops(ops: Path, model: str, technique: Sequence[str], *, json: bool) -> None:
+    """Refuse, before anything is predicted, a `--ops` that cannot be answered. Raises SpecError."""
+    from windtunnel.cli.captured import is_captured_word
+    from windtunnel.errors import SpecError
+
+    if ops != OPS_IN_JSON and ops.suffix != ".parquet":
+        raise SpecError("--ops", str(ops), "name a .parquet file, or say json together with --json")
+    if ops == OPS_IN_JSON and not json:
+        raise SpecError("--ops", str(ops), "add --json, or name a .parquet file")
+    if is_captured_word(model) or technique:
+        raise SpecError("--ops", str(ops), "the table is of plans without a technique: leave one out")
+
+
+def asked_ops(
+    model: str, cluster: str, plan: Path | None, flags: PlanFlags, set: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Rows of `training.op_table` for what `predict` is asked."""
+    from windtunnel.training.op_table import op_rows
+    from windtunnel.training.question import Question
+
+    question = Question.asked(model, cluster, plan, flags.given(), set)
+    return op_rows(question.model, question.cluster, question.plan)
 
 
 def launched(kind: str, result: Result) -> dict[str, str]:

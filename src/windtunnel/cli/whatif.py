@@ -54,10 +54,8 @@ def whatif(
     if not set and not slow:
         raise UserError("nothing is different: add --set, such as cluster.nic=800Gb/s or slow.none, or --slow")
     before = load(run, out)
-    arguments = arguments_of(before, run)
-    after_words = changed(arguments, set, slow)
     with working("predicting"):
-        after = answered(after_words.pop("model"), **{**after_words, "advice": False})
+        after = ask_again(before, *set, slow=slow, run=run)
     comparison = compare(before, after)
     made_by = before.spec.get("version")
     if made_by != after.spec["version"]:
@@ -71,6 +69,20 @@ def whatif(
         print_comparison(comparison, stdout())
     if save:
         note(f"wrote {save_run(after, out)}")
+
+
+def ask_again(result: Result, *changes: str, slow: Sequence[str] = (), run: str = "") -> Result:
+    """What a result becomes with something changed: `windtunnel whatif` for Python, without advice.
+
+    `changes`: as `--set` takes them: `cluster.nic=800Gb/s`, `plan.tp=4`, `model.layers=64`, `slow.none`,
+    `slow.without=gpu=1037:1.15`. `slow`: disturbances that come on top. `run`: what errors call the result.
+    Raises UserError where a change means nothing, and InputFileError where the result does not say how it was made or
+    was made from files that are not there.
+    """
+    if not changes and not slow:
+        raise UserError("nothing is different: give a change, such as cluster.nic=800Gb/s or slow.none, or slow")
+    arguments = changed(arguments_of(result, run or f"run {result.content_hash}"), changes, slow)
+    return answered(arguments.pop("model"), **{**arguments, "advice": False})
 
 
 def arguments_of(result: Result, run: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@
     guard.py        who may ask: hosts, origins, token, sizes, what scripts a page may run
     form.py         a form's fields as a question, and the question as a command, Python and YAML
     variations.py   one field of a question over its values
-    runs.py         run folders: list, tags, delete
     jobs.py         long questions as processes of their own: started, watched, stopped, found again
 
 It owns no physics and no state: run folders are the database, the report's templates are the picture.

@@ -27,11 +27,11 @@ from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserE
 from windtunnel.report import figures
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction.html import view_of
+from windtunnel.report.run_list import RunList
 from windtunnel.result import Result
 from windtunnel.ui.form import FIRST, SECOND, START, Asked, asked_of, field_for, plan_fields
 from windtunnel.ui.guard import Guard
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
-from windtunnel.ui.runs import RunList
 from windtunnel.ui.swept import journalled, tabled
 from windtunnel.ui.variations import VALUES, points
 

@@ -15,10 +15,10 @@ pytest.importorskip("httpx")
 
 from starlette.testclient import TestClient
 
+from windtunnel.report.run_list import RunList
 from windtunnel.ui.form import asked_of, field_for, file_or_name, plan_fields, plan_of
 from windtunnel.ui.guard import FORM_BYTES_MOST
 from windtunnel.ui.jobs import JobList
-from windtunnel.ui.runs import RunList
 from windtunnel.ui.server import application
 from windtunnel.ui.swept import journalled, tabled
 
@@ -246,7 +246,7 @@ def test_a_study_that_runs_is_stopped_with_all_its_processes(tmp_path: Path) -> 
 
 
 def test_a_thousand_runs_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windtunnel.ui import runs
+    from windtunnel.report import run_list as runs
 
     read: list[str] = []
     monkeypatch.setattr(runs, "load", lambda folder: read.append(folder.name) or _raise())

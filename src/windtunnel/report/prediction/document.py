@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
+OPS = "ops"  # and in `--json --ops json`
 DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes")
 
 
@@ -61,7 +62,7 @@ def from_bytes(data: bytes) -> Result:
         raise DocumentError("is not a windtunnel result (no `schema`)", "give the result.json of a run folder")
     _check_schema(parsed["schema"])
     promised = parsed.get("content_hash")
-    body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN)}
+    body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN, OPS)}
     try:
         text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
         result = _reader().validate_json(_canonical(body), strict=True)

@@ -54,6 +54,8 @@ class PassBuilder:
     busy: dict[Source, float] = field(default_factory=dict)
     traffic: dict[str, float] = field(default_factory=dict)
     flops: float = 0.0
+    block: int = 0  # of the blocks given: whose work is being added
+    noted: list[tuple[int, int, Price]] | None = None  # (op, block, price) of each kernel and transfer, where wanted
 
     def compute(
         self,
@@ -91,7 +93,7 @@ class PassBuilder:
         )
         self.classes.append(TRAFFIC if category == "memory-bound" else MATH)
         self.pending = []
-        self._account(price, share)
+        self._account(self.last, price, share)
         self.flops += flops * share
         return self.last
 
@@ -127,7 +129,7 @@ class PassBuilder:
             self.nic_shares[op] = self.pricer.nic_share(transfer)
         key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
         self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total * share
-        self._account(price, share)
+        self._account(op, price, share)
         return op
 
     def hidden_share(self, transfer: Transfer) -> float:
@@ -156,10 +158,12 @@ class PassBuilder:
             bytes=bytes_total,
         )
         self.classes.append(0)
-        self._account(Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
+        self._account(op, Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
         return op
 
-    def _account(self, price: Price, share: float) -> None:
+    def _account(self, op: int, price: Price, share: float) -> None:
+        if self.noted is not None:
+            self.noted.append((op, self.block, price.scaled(share)))
         self.p5_s += price.p5 * share
         self.p95_s += price.p95 * share
         self.busy[price.source] = self.busy.get(price.source, 0.0) + price.seconds * share

@@ -77,14 +77,20 @@ class Block:
         return self.operations[-1].name in ("embedding", "loss")
 
 
-def build_segment(pricer: Pricer, blocks: Sequence[Block], phase: Phase) -> Segment:
-    """Lower, price and replay one pass over `blocks`."""
-    build = PassBuilder(pricer)
+def build_segment(
+    pricer: Pricer, blocks: Sequence[Block], phase: Phase, noted: list[tuple[int, int, Price]] | None = None
+) -> Segment:
+    """Lower, price and replay one pass over `blocks`.
+
+    `noted`: a list that takes each kernel and transfer as (op of the graph, index of its block, price).
+    """
+    build = PassBuilder(pricer, noted=noted)
     order = list(blocks) if phase is Phase.FORWARD else list(reversed(blocks))
     gathers = _Gathers(build, order, phase)
     fetched: dict[int, int] = {}
     for number, block in enumerate(order):
         gathers.before(number)
+        build.block = gathers.index(number)
         if phase is not Phase.FORWARD:
             _fetch(build, order, number, fetched)
         if phase is Phase.FORWARD:
@@ -134,6 +140,11 @@ class _Gathers:
             gathered[ends[0]] = root if phase is Phase.FORWARD else []
             reduced[ends[-1]] = root
         self._gathered, self._reduced = gathered, reduced
+        self._forward = phase is Phase.FORWARD
+
+    def index(self, number: int) -> int:
+        """Place of the block in a forward pass."""
+        return number if self._forward else len(self._order) - 1 - number
 
     def before(self, number: int) -> None:
         """Make the block's parameters present; issue the next block's gather."""
@@ -143,6 +154,7 @@ class _Gathers:
             if ahead < len(self._order) and ahead not in self._ready:
                 # The prefetch may start once the block before last is done: its buffer is then free.
                 done = self._ends.get(ahead - 2)
+                self._build.block = self.index(ahead)
                 self._ready[ahead] = self._fetch(self._gathered[ahead], after=(done,) if done is not None else ())
         self._build.pending += self._ready[number]
 

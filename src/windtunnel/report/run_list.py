@@ -1,4 +1,4 @@
-"""Run folders as the page lists them: read once, tagged, deleted. The folders are the database.
+"""Run folders as `windtunnel runs` and the page list them: read once, tagged, deleted. The folders are the database.
 
 Tags lie in `tags.json` beside the runs; a summary of each run is kept by the size and time of its `result.json`, so
 that a list of thousands is read once.
@@ -64,6 +64,11 @@ class RunList:
                     found.append(self._run(folder))
             self._known = {run.name: self._known[run.name] for run in found}
         return sorted(found, key=lambda run: (-run.saved_s, run.name))
+
+    def names(self) -> list[str]:
+        """Of all runs; none is read."""
+        folders = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(one.name for one in folders if NAME.fullmatch(one.name) and (one / RESULT_FILE).is_file())
 
     def matching(self, search: str, tag: str = "") -> list[Run]:
         """Those that hold every word searched for, in what the list shows or in their tags."""

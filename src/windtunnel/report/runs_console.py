@@ -1,0 +1,39 @@
+"""Saved runs as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from windtunnel.report.figures import plain
+from windtunnel.report.run_list import Run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_runs(
+    runs: Sequence[Run], tags: Mapping[str, Sequence[str]], console: Console, *, some: bool, where: str
+) -> None:
+    """One line a run; `some`: a part of what there is was asked for."""
+    if not runs:
+        console.print(f"no run in {where}{' matches' if some else ''}", markup=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "model", "cluster", "layout", "step", "MFU", "memory", "saved", "tags"):
+        table.add_column(name, justify="right" if name in ("step", "MFU", "memory") else "left", overflow="fold")
+    for run in runs:
+        saved = datetime.fromtimestamp(run.saved_s).strftime("%Y-%m-%d %H:%M")
+        own = plain(" ".join(tags.get(run.name, ())))
+        if run.problem:
+            cells = [run.name, "unreadable", "", "", "", "", "", saved, own]
+        else:
+            memory = f"{run.memory_share:.0%}" + (" does not fit" if run.status == "infeasible" else "")
+            figures = [f"{run.step_time_s:.4g} s", f"{run.mfu:.1%}", memory]
+            cells = [run.name, plain(run.model), plain(run.where), run.layout, *figures, saved, own]
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)

@@ -1,0 +1,104 @@
+"""What a result gives to a notebook: tables whose rows sum to the step, a page, a picture; and verbs as functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import windtunnel
+from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.result import Result
+
+PLAN = {"tp": 2, "pp": 2, "global_batch": 16, "seq_len": 2048}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return windtunnel.predict("llama-3-8b", "h100-sxm:16", PLAN)
+
+
+def test_rows_of_a_class_sum_to_its_step_and_its_memory(result: Result) -> None:
+    time, memory = result.to_table().to_pylist(), result.to_table("memory").to_pylist()
+    for stage in result.stages:
+        rows = [row for row in time if row["rank_class"] == stage.stage]
+        assert sum(row["time_ns"] for row in rows) == result.step_time_ns
+        assert sum(row["share"] for row in rows) == pytest.approx(1.0)
+        assert {row["layers"] for row in rows} == {stage.layers}
+    for held in result.memory:
+        sizes = {row["category"]: row["size_bytes"] for row in memory if row["rank_class"] == held.stage}
+        assert sizes == dict(held.categories)
+    timeline = result.to_table("timeline")
+    assert timeline.num_rows == len(result.excerpt)
+    assert timeline["end_ns"].to_pylist() == [op.end_ns for op in result.excerpt]
+    with pytest.raises(SpecError, match="time, memory, timeline"):
+        result.to_table("ops")  # type: ignore[arg-type]
+
+
+def test_a_table_without_rows_has_its_columns(result: Result) -> None:
+    empty = dataclasses.replace(result, excerpt=()).to_table("timeline")
+    assert empty.num_rows == 0
+    assert empty.column_names == result.to_table("timeline").column_names
+
+
+def test_a_data_frame_is_the_table_or_one_clear_error(result: Result) -> None:
+    if find_spec("pandas") is None:
+        with pytest.raises(UserError, match="pip install pandas"):
+            result.to_dataframe()
+    else:
+        assert result.to_dataframe().to_dict("records") == result.to_table().to_pylist()
+
+
+def test_a_notebook_shows_the_figures_and_runs_nothing(result: Result) -> None:
+    named = dataclasses.replace(result, warnings=("<script>alert(1)</script>",))
+    shown = named._repr_html_()
+    assert f"{result.step_time_s:.4g} s" in shown
+    assert f"{result.mfu:.1%}" in shown
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown
+
+
+def test_a_result_writes_its_report(result: Result, tmp_path: Path) -> None:
+    result.report(tmp_path / "own.html")
+    windtunnel.write_report(result, tmp_path / "public.html")
+    assert (tmp_path / "own.html").read_bytes() == (tmp_path / "public.html").read_bytes()
+    with pytest.raises(InputFileError):
+        result.report(tmp_path / "own.html" / "below a file.html")
+
+
+def test_whatif_is_the_prediction_with_the_change(result: Result) -> None:
+    slower = windtunnel.whatif(result, "cluster.nic=100Gb/s", "plan.tp=4", slow=("gpu=3:1.3",))
+    assert slower.spec["plan"]["tp"] == 4
+    assert slower.disturbed is not None
+    mended = windtunnel.whatif(slower, "slow.none")
+    assert mended.disturbed is None
+    assert mended.step_time_ns < slower.step_time_ns
+    comparison = windtunnel.compare(result, mended)
+    assert comparison.step_ns == mended.step_time_ns - result.step_time_ns
+    with pytest.raises(UserError, match="nothing is different"):
+        windtunnel.whatif(result)
+
+
+def test_explain_takes_paths_and_says_what_is_wrong_with_them(tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="is missing"):
+        windtunnel.explain(str(tmp_path / "trace.parquet"))
+    with pytest.raises(SpecError):
+        windtunnel.explain()
+
+
+def test_packages_with_the_name_of_a_verb_are_that_verb() -> None:
+    code = (
+        "import windtunnel, windtunnel.calibrate, windtunnel.capture\n"
+        "assert callable(windtunnel.calibrate) and callable(windtunnel.capture)\n"
+        "try: windtunnel.calibrate(None, write=None, budget_s=0)\n"
+        "except windtunnel.SpecError as error: print(error)\n"
+        "try: windtunnel.capture()\n"
+        "except TypeError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "--budget" in done.stdout
+    assert "capture() missing" in done.stdout
