@@ -2,7 +2,7 @@
 
 It is `kernels.replay_rated` with one more reason for an op to slow down: the speed of a flow is its level in
 `flow_kernels`, where a link of the flow's own has what interference leaves of its speed as capacity. Compiled at first
-use, some 13 s once per machine. Numba links the functions of the other two files into the cached code, but looks at
+use, some 9 s once per machine. Numba links the functions of the other two files into the cached code, but looks at
 this file alone to tell whether that is still good: after a change there, touch this file.
 """
 
