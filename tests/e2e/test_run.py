@@ -237,7 +237,7 @@ def test_what_another_class_measured_is_waited_for(tmp_path: Path) -> None:
 def test_what_is_asked_wrongly_is_one_line(tmp_path: Path) -> None:
     for options, text in (
         (("--rank", "1024"), "--rank = 1024: ranks are 0 to 1023"),
-        (("--slow", "gpu=0:1.2"), "is the real rank"),
+        (("--slow", "gpu=0:1.2"), "is a real rank"),
         (("--slow", "lost=node1.nic0"), "virtual peers can be given"),
         (("--tape", "play:x"), "give record:FILE or replay:FILE"),
         (("--tape", "record:x"), "torchrun did not start this process"),

@@ -44,6 +44,7 @@ def ui(
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
+        bound.listen(2048)  # whoever connects from now on is answered, if not at once
     except OSError as error:
         raise SpecError("--port", port, f"cannot be listened on ({error.strerror}); give another, or 0") from None
     taken = bound.getsockname()[1]
