@@ -25,7 +25,8 @@ def print_runs(
         return
     table = Table(box=None, pad_edge=False)
     for name in ("run", "model", "cluster", "layout", "step", "MFU", "memory", "saved", "tags"):
-        table.add_column(name, justify="right" if name in ("step", "MFU", "memory") else "left", overflow="fold")
+        right, whole = name in ("step", "MFU", "memory"), name == "run"  # a run's name is there to be copied
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=whole)
     for run in runs:
         saved = datetime.fromtimestamp(run.saved_s).strftime("%Y-%m-%d %H:%M")
         own = plain(" ".join(tags.get(run.name, ())))
