@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.engine.compiled import queue_kernels
@@ -98,17 +98,20 @@ def test_queues_are_their_rules(name, jobs):
 
 
 @settings(max_examples=30, deadline=None)
+@example(jobs=[*[(0, 1, 1)] * 4, (0, 1, 12), (0, 1, 1), (0, 1, 2), (1, 1, 2), (0, 1, 4), (0, 1, 6)])
 @given(jobs=jobs_strategy)
 def test_gangs_on_nodes_share_no_gpu(jobs):
     submit, duration, gpus = arrays(jobs)
     start, _ = run_queue("fifo-skip", submit, duration, gpus, nodes=2, per_node=8, pool=False)
     nodes = queue_kernels.empty_nodes(2, 8)
     begins, ends = start.tolist(), (start + duration).tolist()
+    # Of those that start at one instant, who was submitted first is placed first.
     order = sorted(
-        [(time, 1, job) for job, time in enumerate(begins)] + [(time, 0, job) for job, time in enumerate(ends)]
+        [(time, 1, submit[job], job) for job, time in enumerate(begins)]
+        + [(time, 0, submit[job], job) for job, time in enumerate(ends)]
     )
     where = {}
-    for _, starts, job in order:
+    for _, starts, _, job in order:
         if starts:
             assert queue_kernels.fits(nodes, gpus[job], 8)
             where[job] = queue_kernels.take(nodes, gpus[job], 8)
