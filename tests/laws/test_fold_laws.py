@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from exact_fold import Folded, fold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_jobs import Taken, model_of, take
@@ -17,7 +18,7 @@ from small_jobs import Taken, model_of, take
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import LayoutError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
-from windtunnel.graph.fold import Folded, fold, refine
+from windtunnel.graph.fold import refine
 from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
 from windtunnel.training.disturbances.replicas import unfold
