@@ -262,3 +262,16 @@ def test_constants_are_whole() -> None:
     document = memory_document()
     assert set(document["frameworks"]) == set(get_args(Framework))
     assert 0 <= document["slack"]["expandable"] <= document["slack"]["segments"] < 0.1
+
+
+def test_torch_pipelines_have_a_buffer_for_every_micro_batch() -> None:
+    """PyTorch keeps a receive buffer for each (`torch.distributed.pipelining`): 16 bits of every token's width."""
+    model = dense()
+    few, many = (
+        memory(model, "h100-sxm:2", framework="torchtitan", pp=2, seq_len=1024, micro_batch=1, global_batch=batches)
+        for batches in (8, 24)
+    )
+    for before, after in zip(few, many, strict=True):
+        assert after.peak_allocated_bytes - before.peak_allocated_bytes >= 16 * 1024 * model.hidden_size * 2
+    first = [parts[0].categories["workspace"] for parts in (few, many)]
+    assert first[1] - first[0] == 16 * 1024 * model.hidden_size * 2
