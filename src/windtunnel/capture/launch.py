@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.capture.arguments import Launch
+from windtunnel.capture.processes.leftovers import sweep
 from windtunnel.capture.processes.scheduler import Outcome, Report, ScriptError, Workers
 from windtunnel.errors import SpecError
 from windtunnel.process import terminated_is_an_end
@@ -62,13 +63,15 @@ def capture(launch: Launch, options: Options, out: Path, report: Report | None =
     """Capture one steady step of every rank of a script, into a folder; the folder's document.
 
     Raises ScriptError (the script cannot be captured) and other UserErrors. Whatever the end, no process and no
-    temporary file is left.
+    temporary file is left (of SIGKILL: after the next start).
     """
-    from windtunnel.programs.folder import check_place
+    from windtunnel.programs.folder import check_place, sweep_place
 
     begun = time.monotonic()
     _check(launch, options)
     check_place(out)
+    sweep_place(out)
+    sweep()
     settings = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
     with terminated_is_an_end(), Workers(settings, **waiting) as workers:  # type: ignore[arg-type]

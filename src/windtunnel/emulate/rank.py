@@ -390,7 +390,16 @@ def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
         os.environ.update(launch_of(task).environment(task["rank"]))
     import torch  # noqa: F401 - before the clock of the script runs
 
-    yield
+    from windtunnel.capture.processes.write_overlay import short_place_for_sockets
+
+    # Data-loader workers leave folders of sockets when they are killed: these go with the run's own.
+    sockets = Path(task["folder"]) / f"sockets_{task['rank']}"
+    sockets.mkdir()
+    undo = short_place_for_sockets(str(sockets))
+    try:
+        yield
+    finally:
+        undo()
 
 
 def told(error: BaseException) -> dict[str, Any]:
