@@ -292,10 +292,13 @@ def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, Any]:
         "ranks": count,
         "ops": outcome["ops"],
         "flops": outcome["flops"],
-        "collectives": {
-            kind: {"calls": calls, "bytes": moved} for kind, (calls, moved) in sorted(outcome["collectives"].items())
-        },
+        "collectives": _calls(outcome["collectives"]),
+        "control": _calls(outcome["control"]),
         "peak_bytes": outcome["peak_bytes"],
         "peak_op": outcome["peak_op"],
         "resident_bytes": outcome["resident_bytes"],
     }
+
+
+def _calls(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    return {kind: {"calls": calls, "bytes": moved} for kind, (calls, moved) in sorted(found.items())}

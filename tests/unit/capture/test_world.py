@@ -519,7 +519,7 @@ def test_ranks_that_are_known_to_run_gather_and_scatter_real_objects() -> None:
     # both need each other, and there is one world per process: the first is played on a second thread's mailbox by hand
     box.put(_key(1, 3, "all_gather"), _pickled(1))
     box.put(_key(1, 3, "gather"), _pickled(1))
-    box.put(_key(1, 3, "scatter"), _pickled("to 3"))
+    box.put(_key(1, 1, "scatter"), _pickled([_pickled(f"to {other}") for other in range(4)]))
     box.put(_key(1, 3, "tag 0"), b"=" + (9).to_bytes(4, "little"))
     as_rank(3, box, script, reachable={1, 3})
     # 0 and 2 do not run: 0 is like 1, 2 like 3
