@@ -1,10 +1,11 @@
 """Deployments that a public benchmark published, for rows of its results that leave workers and drafting open.
 
 InferenceX lists what it starts at each concurrency: workers of both kinds, their layouts, whether tokens are drafted.
-`recipes.csv` holds those lists for prompts and answers on GPUs of their own, as they stood in February 2026 (facts, read
-in SemiAnalysisAI/InferenceX, .github/configs/nvidia-master.yaml at 0004cf5f; drafting depths in the names of the recipes
-and in srt-slurm's recipes/). No measurement is in it. On H200 TensorRT-LLM's list counts requests of one decode worker
-(1 stands for 1.2 of them); here as everywhere `concurrency` is the client's.
+`recipes.csv` holds those lists for prompts and answers on GPUs of their own, as they stood in February and March 2026:
+facts, no measurement. Read in SemiAnalysisAI/InferenceX, .github/configs/nvidia-master.yaml (0004cf5f; B200 SGLang of
+March: togethercomputer/InferenceX 35558d28), perf-changelog.yaml (layouts corrected by pull request 919; drafting on
+B200 SGLang added by 667, after the lists without), and in the recipes of srt-slurm (depths of drafting). TensorRT-LLM's
+list on H200 counts requests of one decode worker (1 stands for 1.2); here as everywhere `concurrency` is the client's.
 
 A layout is `tp8` (all over 8 GPUs), `tep8` (attention over 8, experts apart), `dep8` (attention repeated, experts
 apart), `dp8` (attention repeated, experts in slices).
@@ -34,6 +35,7 @@ class Recipe:
     prefill: str
     decode_workers: int
     decode: str
+    ran: tuple[str, ...] = ()  # dates on which the benchmark ran this list, where it did not run all at once
 
 
 def layout_of(name: str) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def layout_of(name: str) -> dict[str, Any]:
 def recipes_of(row: ServingRow) -> list[Recipe]:
     """Recipes of the row's model, GPU, engine, precision, lengths and concurrency, in the order of the list.
 
-    Where some of them have the row's own sizes, the others are left out. Tables list the sizes of one side for both:
+    Where some of them ran on the row's date or have its own sizes, the others are left out. Tables list the sizes of one side for both:
     those of prefill workers for the most part.
     """
     concurrency = row.number("concurrency")
@@ -63,6 +65,8 @@ def recipes_of(row: ServingRow) -> list[Recipe]:
     key = (MODELS.get(family, family), gpu, engine, precision, row.whole("isl", 1), row.whole("osl", 1))
     found = list(dict.fromkeys(_listed().get((*key, round(concurrency)), ())))
     sizes = _sizes(layout(row, "prefill_"))
+    dated = [one for one in found if row.text("measured") in one.ran]
+    found = dated or [one for one in found if not one.ran] or found
     by_prefill = [one for one in found if _sizes(layout_of(one.prefill)) == sizes]
     return by_prefill or [one for one in found if _sizes(layout_of(one.decode)) == sizes] or found
 
@@ -79,7 +83,7 @@ def _listed() -> dict[tuple[Any, ...], list[Recipe]]:
         for line in csv.DictReader(file):
             sides = [re.fullmatch(r"(\d+) x (\w+)", line[side]) for side in ("prefill", "decode")]
             (n_prefill, prefill), (n_decode, decode) = (side.groups() for side in sides if side is not None)
-            one = Recipe(int(line["drafted"]), int(n_prefill), prefill, int(n_decode), decode)
+            one = Recipe(int(line["drafted"]), int(n_prefill), prefill, int(n_decode), decode, tuple(line["ran"].split()))
             names = (line["model"], line["gpu"], line["engine"], line["precision"])
             for concurrency in line["concurrency"].split():
                 key = (*names, int(line["isl"]), int(line["osl"]), int(concurrency))
