@@ -40,6 +40,7 @@ TRY_TO_LOAD = (
     *("windtunnel.capture.recorder.recorder", "windtunnel.capture.fake_tensors.fake"),
 )
 PLAYER = "windtunnel.capture.processes.rank_process:play"
+DRAWN, FEW_RANKS = 4, 8
 MOST_DRAWS = 4  # times that drawn ranks may differ from what they were taken to be
 MOST_AT_ALL = 4096  # ranks that `--representatives all` plays
 
@@ -52,7 +53,7 @@ class Options:
     device: Literal["cuda", "cpu"] = "cuda"
     ranks: tuple[int, ...] = ()  # only these; nothing is said about others
     representatives: Literal["auto", "all"] = "auto"
-    verify: int = 4  # ranks drawn at random
+    verify: int | None = None  # ranks drawn at random; None: DRAWN, or all of a job of up to FEW_RANKS
     seed: int = 0
     answers: Mapping[str, str] = field(default_factory=dict)  # what control flow is told: loss=2.0
     timeout_s: float = 600.0  # for one rank, not counting what it waits for others and for a core
@@ -150,6 +151,8 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
         return [(numbers_of(runs), places) for runs, places in workers.outcomes[rank]["tails"]]
 
     known: list[int] = []
+    few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
+    count = few if options.verify is None else options.verify
     try:
         for turn in range(MOST_DRAWS):
             table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
@@ -157,7 +160,7 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
                 table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
-            drawn = draw(layout, options.verify, options.seed + turn, workers.outcomes)
+            drawn = draw(layout, count, options.seed + turn, workers.outcomes)
             digests(drawn)
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
             odd = _that_differs(table, workers)
@@ -241,7 +244,7 @@ def _check(launch: Launch, options: Options) -> None:
             raise SpecError("--ranks", rank, f"ranks are 0 to {launch.world_size - 1}")
     if options.steps < 1:
         raise SpecError("--steps", options.steps, "capture at least one step")
-    if options.verify < 0:
+    if options.verify is not None and options.verify < 0:
         raise SpecError("--verify", options.verify, "give a number of ranks, or 0 to trust the representatives")
     if options.timeout_s <= 0:
         raise SpecError("--timeout", options.timeout_s, "give seconds, more than 0")

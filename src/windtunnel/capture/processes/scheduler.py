@@ -273,7 +273,7 @@ class Workers:
         if sender in self.outcomes:
             # It ended, so its letters are all there; is this one among them?
             if self._wait_of(rank) == key:
-                self._fail_waiting(rank, f"a message that rank {sender} ended without sending")
+                self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
         self._steps.setdefault(sender, sender - rank)
         fresh = sender not in queue
