@@ -61,9 +61,10 @@ def least_sums(
                     quickest, which = np.inf, -1
                     for configuration in range(configurations):
                         time = times[first, last, submesh, configuration]
+                        if planes > 1 and limits[first, last, submesh, configuration] < plane - 1:
+                            continue
                         if time <= longest and time < quickest:
-                            if planes == 1 or limits[first, last, submesh, configuration] >= plane - 1:
-                                quickest, which = time, configuration
+                            quickest, which = time, configuration
                     if which < 0:
                         continue
                     code = (last * submeshes + submesh) * configurations + which

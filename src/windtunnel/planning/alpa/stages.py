@@ -7,10 +7,10 @@ devices are used, the least of
     sum over stages of t  +  (B - 1) x the longest stage
 
 For each bound on the longest stage, in rising order, F(s, k, d) is the least sum for layers k.. in s stages on d
-devices. Looking begins at the least bound under which the layers need no more devices than there are (that number falls
-as the bound rises, so it is found by bisection), and stops when B x bound is no less than the best total: any plan whose
-longest stage takes that costs at least as much. Memory: a stage with q stages behind it keeps q + 1 micro-batches
-(1F1B), so it is allowed only where q is at most its table of most successors.
+devices. Looking begins at the least bound under which the layers need no more devices than there are (that number
+falls as the bound rises, so it is found by bisection), and stops when B x bound is no less than the best total: any
+plan whose longest stage takes that costs at least as much. Memory: a stage with q stages behind it keeps q + 1
+micro-batches (1F1B), so it is allowed only where q is at most its table of most successors.
 
 Under a bound most small submeshes are too slow for any layer. Devices are counted in the largest unit that divides the
 widths of those that are not, which is what makes thousands of devices small.
@@ -113,8 +113,8 @@ def _least_sum(
     from windtunnel.engine.compiled.stage_kernels import least_sums
 
     layers, _, submeshes, configurations = times.shape
-    usable = (times <= longest).any(axis=(0, 1, 3))
-    widths = [width for width, one in zip(devices, usable.tolist(), strict=True) if one and width <= total_devices]
+    usable: list[bool] = np.any(times <= longest, axis=(0, 1, 3)).tolist()
+    widths = [width for width, one in zip(devices, usable, strict=True) if one and width <= total_devices]
     unit = gcd(*widths)
     if not widths or total_devices % unit:
         return None
