@@ -81,7 +81,9 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
         span = max(last - first, 1e-9)
         result["last_end_s"] = _rounded(last)
         result["makespan_s"] = _rounded(span)
-        result["utilisation"] = _rounded(float(np.nansum(outcome.gpu_seconds[done])) / (capacity * span))
+        whole = (outcome.extra or {}).get("capacity_gpu_hours")  # where nodes come and go
+        offered = capacity * span if whole is None else max(whole * 3600.0, 1e-9)
+        result["utilisation"] = _rounded(float(np.nansum(outcome.gpu_seconds[done])) / offered)
         ends = np.where(outcome.state == COMPLETED_AT, outcome.end_s, last)
         there = (outcome.state == COMPLETED_AT) | (outcome.state == UNFINISHED_AT)
         inside = float((np.minimum(ends, last) - jobs.submit_s)[there].clip(0).sum()) / span

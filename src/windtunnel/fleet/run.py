@@ -48,6 +48,7 @@ class Options:
     restart_s: float | None = None
     iteration_s: Runtime | None = None  # the training predictor
     loans: Any = None  # `loans.run.Loans`, for lyra
+    changes: Any = None  # `capacity.changes.Changes`: nodes that come and go
 
 
 def policies_of(clock: str) -> tuple[str, ...]:
@@ -61,6 +62,13 @@ def policies_of(clock: str) -> tuple[str, ...]:
     return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
 
 
+def changing() -> tuple[str, ...]:
+    """Names of policies that run where nodes come and go."""
+    from windtunnel.fleet.exact.policies import NAMES
+
+    return (*queues.NAMES, *NAMES)
+
+
 def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     """What becomes of each job. Raises UserError for what cannot be asked."""
     if options.clock not in CLOCKS:
@@ -69,6 +77,10 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     if policy not in policies_of(options.clock):
         known = ", ".join(policies_of(options.clock))
         raise SpecError("--policy", policy, f"in the clock {options.clock} give one of {known}")
+    if options.changes is not None and (options.clock != "exact" or policy not in changing()):
+        raise SpecError(
+            "--policy", policy, f"with nodes that fail give, in the clock exact, one of {', '.join(changing())}"
+        )
     keep, why = _possible(jobs, site, policy, options)
     kept = jobs.take(keep) if len(keep) < len(jobs) else jobs
     blank = _blank(jobs, policy, options.clock, keep, why)
@@ -78,7 +90,7 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
         part = _adaptdl(kept, site, policy, options)
     elif options.clock == "elasticflow" or policy in ("edf", "elasticflow", "gandiva"):
         part = _elasticflow(kept, site, policy, options)
-    elif policy in queues.NAMES:
+    elif policy in queues.NAMES and options.changes is None:
         part = _queue(kept, site, policy, options)
     elif policy == "current":
         part = _current(kept, options)
