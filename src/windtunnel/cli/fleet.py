@@ -181,11 +181,11 @@ def _changes(mtbf: str | None, repair: str, checkpoint_every: str, capacity: Pat
 
 def _occupancy(outcome: Outcome) -> Occupancy:
     """What the page draws of a run."""
-    import numpy as np
 
     from windtunnel.report.fleet.page import Occupancy
 
-    ran = np.flatnonzero((outcome.state == 0) & (outcome.end_s > outcome.start_s))
+    ran = outcome.ran()
+    ran = ran[outcome.end_s[ran] > outcome.start_s[ran]]
     return Occupancy(
         outcome.policy,
         outcome.start_s[ran].tolist(),

@@ -40,6 +40,8 @@ ROWS = (
     ("p95 of services, of requested-only", "service_p95_ratio", "x"),
     ("evictions", "evictions", ""),
     ("completed", "completed_jobs", ""),
+    ("failed, as traced", "failed_jobs", ""),
+    ("cancelled, as traced", "cancelled_jobs", ""),
     ("rejected", "rejected_jobs", ""),
     ("unfinished", "unfinished_jobs", ""),
     ("left out: impossible", "impossible_jobs", ""),
