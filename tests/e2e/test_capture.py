@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windtunnel.capture.processes.fork_server import FOLDER_PREFIX, processes
+from windtunnel.capture.processes.fork_server import processes
+from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX
 from windtunnel.programs.folder import CapturedFolder, load_job
 from windtunnel.programs.program_file import read_program
 from windtunnel.programs.rank_classes.equality import digest
@@ -138,7 +139,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def left_over(folder: Path) -> list[str]:
     """Temporary files, half-written folders, and processes that know this folder."""
-    found = [str(path) for path in (folder / "tmp").glob(f"{FOLDER_PREFIX}*")]
+    found = [str(path) for path in (folder / "tmp").glob(f"{CAPTURE_PREFIX}*")]
     found += [str(path) for path in folder.glob(".captured*")]
     for pid, _, _ in processes():
         try:
