@@ -69,8 +69,8 @@ def plan(
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
     failures of the job leave. `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried
     on the best plans (`planning/techniques.py`). `choices_within_s`: how long to search on for what each single choice
-    is worth, which is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer has no
-    plans, but the nearest ones and what makes one fit.
+    is worth, which is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer
+    has no plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):

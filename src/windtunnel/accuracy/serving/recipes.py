@@ -52,8 +52,8 @@ def layout_of(name: str) -> dict[str, Any]:
 def recipes_of(row: ServingRow) -> list[Recipe]:
     """Recipes of the row's model, GPU, engine, precision, lengths and concurrency, in the order of the list.
 
-    Where some of them ran on the row's date or have its own sizes, the others are left out. Tables list the sizes of one side for both:
-    those of prefill workers for the most part.
+    Where some of them ran on the row's date or have its own sizes, the others are left out. Tables list the sizes of one side for
+    both: those of prefill workers for the most part.
     """
     concurrency = row.number("concurrency")
     if concurrency is None:
@@ -83,7 +83,9 @@ def _listed() -> dict[tuple[Any, ...], list[Recipe]]:
         for line in csv.DictReader(file):
             sides = [re.fullmatch(r"(\d+) x (\w+)", line[side]) for side in ("prefill", "decode")]
             (n_prefill, prefill), (n_decode, decode) = (side.groups() for side in sides if side is not None)
-            one = Recipe(int(line["drafted"]), int(n_prefill), prefill, int(n_decode), decode, tuple(line["ran"].split()))
+            one = Recipe(
+                int(line["drafted"]), int(n_prefill), prefill, int(n_decode), decode, tuple(line["ran"].split())
+            )
             names = (line["model"], line["gpu"], line["engine"], line["precision"])
             for concurrency in line["concurrency"].split():
                 key = (*names, int(line["isl"]), int(line["osl"]), int(concurrency))
