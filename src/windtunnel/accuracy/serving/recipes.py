@@ -52,8 +52,8 @@ def layout_of(name: str) -> dict[str, Any]:
 def recipes_of(row: ServingRow) -> list[Recipe]:
     """Recipes of the row's model, GPU, engine, precision, lengths and concurrency, in the order of the list.
 
-    Where some of them ran on the row's date or have its own sizes, the others are left out. Tables list the sizes of one side for
-    both: those of prefill workers for the most part.
+    Where some of them ran on the row's date or have its own sizes, the others are left out. Tables list the sizes of
+    one side for both: those of prefill workers for the most part.
     """
     concurrency = row.number("concurrency")
     if concurrency is None:
