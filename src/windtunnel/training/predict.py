@@ -164,7 +164,7 @@ def _result(
         reproduce=command,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
-        excerpt=excerpt_of(step, timeline),
+        excerpt=excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
 
