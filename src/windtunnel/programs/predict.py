@@ -40,6 +40,7 @@ from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_a
 from windtunnel.programs.lowering.pricing import op_pricer
 from windtunnel.programs.lowering.stages import class_names
 from windtunnel.programs.memory import CapturedMemory, memory_of_program
+from windtunnel.programs.program import RankProgram
 from windtunnel.programs.rank_classes.agreement import deadlock
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
 from windtunnel.step.disturbances.disturbances import parse_disturbances
@@ -269,11 +270,18 @@ def _infeasible(
     room = max(0, capacity - outside)
     tight = memory if exact else memory_of_program(program, capacity_bytes=room, settings=settings)
     return Infeasible(
-        reason=f"out of memory in {tight.where(program, tight.oom_op)}",
+        reason=f"out of memory in {tight.where(program, tight.oom_op)}{_line_at_peak(program)}",
         stage=number,
         needed_bytes=stage.device_bytes,
         capacity_bytes=capacity,
     )
+
+
+def _line_at_peak(program: RankProgram) -> str:
+    """The line of the script that holds most: a program keeps no other op's."""
+    peak = program.facts.get("peak")
+    stack = peak.get("stack") if isinstance(peak, dict) else None
+    return f"; most is held at {stack[0]}" if stack else ""
 
 
 def _spec(
