@@ -12,6 +12,7 @@ from windtunnel.cli.fleet_flows import flows
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
+    from windtunnel.fleet.capacity.changes import Changes
     from windtunnel.fleet.outcome import Outcome
     from windtunnel.report.fleet.page import Occupancy
 
@@ -52,6 +53,16 @@ def run(
     ] = 0.3,
     slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
     restart: Annotated[float | None, Parameter(help="Seconds without progress after each new allocation.")] = None,
+    mtbf_node: Annotated[
+        str | None, Parameter(help="Nodes fail: mean time between failures of one, such as 30d.")
+    ] = None,
+    repair: Annotated[str, Parameter(help="Until a failed node is back (1h).")] = "1h",
+    checkpoint_every: Annotated[
+        str, Parameter(help="Progress between checkpoints; 0: nothing is lost; never: all since the start (30min).")
+    ] = "30min",
+    capacity: Annotated[
+        Path | None, Parameter(help="Nodes come and go as in this CSV: time_s,node,gpus or time_s,nodes.")
+    ] = None,
     serving: Annotated[Path | None, Parameter(help="Lyra: the serving pool that lends servers, a YAML file.")] = None,
     elastic: Annotated[float, Parameter(help="Lyra: share of jobs that can use twice their GPUs (0.05).")] = 0.05,
     json: Annotated[bool, Parameter(negative="", help="Print the figures as JSON.")] = False,
@@ -113,6 +124,7 @@ def run(
         slot_s=slot,
         pool=placement == "pool",
         restart_s=restart,
+        changes=_changes(mtbf_node, repair, checkpoint_every, capacity),
     )
     if any(name.startswith("lyra") for name in names):
         from windtunnel.cli.fleet_loans import loans_of
@@ -150,13 +162,30 @@ def run(
         note(f"wrote {report}")
 
 
+def _changes(mtbf: str | None, repair: str, checkpoint_every: str, capacity: Path | None) -> Changes | None:
+    """What happens to nodes, or None. Raises SpecError."""
+    if mtbf is None and capacity is None:
+        return None
+    from windtunnel.fleet.capacity.changes import Changes
+    from windtunnel.units import parse_time
+
+    if mtbf is not None and capacity is not None:
+        raise SpecError("--capacity", str(capacity), "give this or --mtbf-node: a trace holds failures too")
+    return Changes(
+        None if mtbf is None else parse_time(mtbf, "--mtbf-node"),
+        parse_time(repair, "--repair"),
+        float("inf") if checkpoint_every == "never" else parse_time(checkpoint_every, "--checkpoint-every"),
+        capacity,
+    )
+
+
 def _occupancy(outcome: Outcome) -> Occupancy:
     """What the page draws of a run."""
-    import numpy as np
 
     from windtunnel.report.fleet.page import Occupancy
 
-    ran = np.flatnonzero((outcome.state == 0) & (outcome.end_s > outcome.start_s))
+    ran = outcome.ran()
+    ran = ran[outcome.end_s[ran] > outcome.start_s[ran]]
     return Occupancy(
         outcome.policy,
         outcome.start_s[ran].tolist(),

@@ -12,6 +12,8 @@ from windtunnel.fleet.policies.pollux import Pollux
 from windtunnel.fleet.policies.srtf import Srtf
 from windtunnel.fleet.policies.themis import Themis
 from windtunnel.fleet.policies.tiresias import Tiresias
+from windtunnel.fleet.policies.waiting import Waiting
+from windtunnel.fleet.site import Site
 
 NAMES = ("tiresias", "gittins", "srtf", "themis", "optimus", "pollux")
 ROUND_S = 60.0
@@ -42,3 +44,9 @@ def policy_of(name: str, seed: int) -> Policy:
         return Rounds(Themis(), LEASE_S)
     plain: dict[str, Policy] = {"tiresias": Tiresias(), "gittins": Gittins(), "srtf": Srtf()}
     return plain[name]
+
+
+def queue_of(name: str, site: Site, pool: bool) -> Policy:
+    """A queue (`policies/queues.py`) by its name, for nodes that come and go."""
+    rule = "easy" if name == "easy" else "skip" if name.endswith("-skip") else "block"
+    return Waiting(name.startswith("sjf"), rule, 0 if pool else site.per_node)
