@@ -197,7 +197,8 @@ class StepTimes:
         gained = self.tokens_per_step
         times = []
         for context in contexts:
-            gpu = fixed + stages * self._checking(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
+            attention = stages * self._checking(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
+            gpu = fixed + attention
             times.append((gpu + self._exposed(host, gpu)) / gained)
         ends, base, slope = [], [], []
         for place in range(len(contexts) - 1):
