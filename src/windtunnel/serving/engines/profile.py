@@ -50,6 +50,7 @@ class Profile:
     gather_steps: int = 0  # attention ranks: steps that prompts wait until there is one for every rank
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
     kv: str = "bf16"
+    kv_quantised: str = "bf16"  # with weights below 16 bits
     # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
     # (InferenceX on B200: SGLang --kv-cache-dtype fp8_e4m3, TensorRT-LLM kv_cache_config dtype fp8).
     kv_blackwell_quantised: str = "fp8"
