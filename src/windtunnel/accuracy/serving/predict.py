@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from windtunnel.accuracy.serving.models import model_named
 from windtunnel.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
-from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
+from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
 from windtunnel.errors import UserError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
@@ -36,6 +36,7 @@ MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
 DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
+LARGE_BATCH = 16384  # tokens from which the first batch compiles
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -67,7 +68,7 @@ def predicted(row: ServingRow, profiles: dict[str, Profile] | None = None, taken
         if result.ttft is None or result.tpot is None:
             reason = result.reason or "no request got an answer of two tokens"
             return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
-    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None])
+    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None]) + _cold_s(row, assumed)
     tpot = _middle([one.tpot.mean for one in results if one.tpot is not None])
     concurrency, osl = row.whole("concurrency", ASSUMED_CONCURRENCY), row.whole("osl", 1)
     rate = concurrency * osl / (ttft + (osl - 1) * tpot)
@@ -76,6 +77,20 @@ def predicted(row: ServingRow, profiles: dict[str, Profile] | None = None, taken
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
+
+
+def _cold_s(row: ServingRow, assumed: list[str]) -> float:
+    """What compiling adds to the mean time to first token where the client is known to have sent no warm-up.
+
+    The first request of every slot waits for it, if together they are a large batch.
+    """
+    if row.disaggregated or row.number("warmups_per_slot") != 0.0:
+        return 0.0
+    cold = load_engine(engine_named(row)).cold_start_s
+    if not cold or row.whole("concurrency", 1) * row.whole("isl", 1) <= LARGE_BATCH:
+        return 0.0
+    assumed.append(f"no warm-up: the first request of every slot waits {cold:.0f} s for compilation")
+    return cold / row.whole("prompts_per_slot", 10)
 
 
 def _middle(values: list[float]) -> float:

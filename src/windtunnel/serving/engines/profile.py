@@ -34,6 +34,7 @@ class Profile:
 
     engine: str
     release: str
+    released: str = ""  # date of the release
     framework: str = "vllm"  # whose kernels: of cost.inference.measured.FRAMEWORKS
     batching: Literal["mixed", "prefill_first"] = "mixed"  # prompts beside decodes, or before them
     reserve: Literal["prompt", "output", "ratio"] = "prompt"  # blocks that admission asks for
@@ -71,6 +72,7 @@ class Profile:
     quantised_prefill_factor: float = 1.0  # on top, where dense weights have fewer than 16 bits
     expert_prefill_factor: float = 1.0
     prefill_attention_factor: float = 1.0
+    cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
     speculative_tokens: int = 0  # drafted per step where a model has its own drafting layers and nothing else is said
     acceptance: float = 0.0
@@ -120,6 +122,14 @@ def load_engine(spec: str) -> Profile:
     release = _nearest(wanted, list(document["releases"]))
     fields = {**document.get("defaults", {}), **(document["releases"][release] or {})}
     return _profile(name, wanted or release, fields, path)
+
+
+def release_on(engine: str, date: str) -> str:
+    """The newest release that was out on a date (2025-11-10); "" where the profile says no dates."""
+    path = FOLDER / f"{ALIASES.get(engine, engine)}.yaml"
+    releases = _document(path)["releases"] if path.exists() else {}
+    out = [name for name, fields in releases.items() if "" < (fields or {}).get("released", "") <= date]
+    return out[-1] if out else ""
 
 
 def _nearest(wanted: str, releases: list[str]) -> str:
