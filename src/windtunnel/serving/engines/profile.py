@@ -71,6 +71,7 @@ class Profile:
     prefill_factor: float = 1.0
     quantised_prefill_factor: float = 1.0  # on top, where dense weights have fewer than 16 bits
     expert_prefill_factor: float = 1.0
+    expert_prefill_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     prefill_attention_factor: float = 1.0
     cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser

@@ -157,7 +157,8 @@ class StepTimes:
         tokens = rank_tokens / stages
         dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
         seconds = self.over("dense", tokens) * dense
-        seconds += self.over("group", all_tokens / stages) * profile.expert_prefill_factor
+        factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
+        seconds += self.over("group", all_tokens / stages) * factor
         seconds += self.prices.handover(tokens)
         gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
         return stages * (seconds + gaps)
