@@ -37,6 +37,14 @@ def plan(
         tuple[str, ...], Parameter(negative="", help="A disturbance that plans are ranked under, as in predict.")
     ] = (),
     mtbf: Annotated[str | None, Parameter(help="Mean time between failures of the whole job, e.g. 6h.")] = None,
+    techniques: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="Try techniques on the best plans: all, exact (what is trained stays the same), or names with"
+            " parameters as predict --technique takes them.",
+        ),
+    ] = (),
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     launch_flags: Annotated[
         Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
@@ -75,6 +83,7 @@ def plan(
             price_per_gpu_hour=price,
             slow=slow,
             mtbf_s=None if mtbf is None else parse_time(mtbf, "--mtbf"),
+            techniques=techniques,
             named=" ".join([shlex.quote(model), *map(shlex.quote, sets), "--cluster", spec]),
         )
     document = found.to_dict()

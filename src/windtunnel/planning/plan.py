@@ -29,7 +29,10 @@ from windtunnel.planning.oracle import Layout, Plan, checked, predict, stragglin
 from windtunnel.planning.robust import Trouble, scored
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
+from windtunnel.planning.techniques import Tried, chosen, tried
 from windtunnel.planning.thumb import rule_of_thumb
+from windtunnel.result import Result
+from windtunnel.techniques import predict_with
 from windtunnel.training.launch import launch_files
 
 OBJECTIVES = ("time", "cost", "memory", "energy")
@@ -37,6 +40,8 @@ WITHIN_S = 60.0
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
 CHOICES_WITHIN_S = 1.0
+FINALISTS = 5  # plans that techniques are tried on
+PLAINLY_WITHIN_S = 10.0
 
 
 def plan(
@@ -52,6 +57,7 @@ def plan(
     price_per_gpu_hour: float | None = None,
     slow: Sequence[str] = (),
     mtbf_s: float | None = None,
+    techniques: str | Sequence[str] = (),
     choices_within_s: float = CHOICES_WITHIN_S,
     named: str | None = None,
     **fields: Any,
@@ -61,8 +67,9 @@ def plan(
     `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
-    failures of the job leave. `choices_within_s`: how long to search on for what each single choice is worth, which
-    is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer has no
+    failures of the job leave. `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried
+    on the best plans (`planning/techniques.py`). `choices_within_s`: how long to search on for what each single choice
+    is worth, which is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer has no
     plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
@@ -73,6 +80,9 @@ def plan(
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
+    asked = chosen([techniques] if isinstance(techniques, str) else techniques)
+    if asked and (slow or mtbf_s is not None):
+        raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
     if top < 1:
         raise SpecError("top", top, "at least 1")
     begun = monotonic()
@@ -108,6 +118,23 @@ def plan(
         for each in answer.found
     ]
     ranked = _ranked(found, objective)
+    attempts: Tried | None = None
+    if asked:
+        by_size = {one.n_gpus: one for one in sizes}
+
+        def rewritten(one: Planned, words_of: tuple[str, ...]) -> Planned | None:
+            cluster = by_size[one.n_gpus]
+            result = predict_with(model, cluster, checked(one.plan), words_of)
+            if result.status != "ok":
+                return None
+            return _told(result, cluster, checked(one.plan), words, price_per_gpu_hour, None, words_of)
+
+        finalists = ranked[:FINALISTS]
+        for one, answer in answers:
+            if answer.found and given.get("zero_stage") is None:
+                finalists += _plainly_sharded(searches[one.n_gpus][0], model, one, words, price_per_gpu_hour)
+        attempts = tried(_ranked(finalists, objective), asked, rewritten)
+        ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
     worth: tuple[Choice, ...] = ()
     if ranked and objective != "memory":
@@ -121,7 +148,10 @@ def plan(
     }
     space_counts["bounded"] = space_counts["legal"] - space_counts["replayed"]
     gap = max((one.gap for _, one in answers), default=0.0)
-    result = Plans(tuple(ranked[:top]), space_counts, gap, objective, monotonic() - begun)
+    result = Plans(
+        tuple(ranked[:top]), space_counts, gap, objective, monotonic() - begun,
+        techniques=None if attempts is None else attempts.to_dict(),
+    )  # fmt: skip
     if not ranked:
         result = replace(
             result,
@@ -182,17 +212,35 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
     return answers
 
 
+def _plainly_sharded(
+    search: Search, model: Model, cluster: Cluster, words: str, price: float | None
+) -> list[Planned]:  # fmt: skip
+    """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
+    found = []
+    for zero in (0, 1):
+        space = replace(search.space, given={**search.space.given, "zero_stage": zero}, counts={})
+        answer = Search(space, search.bounds).run(1, PLAINLY_WITHIN_S)
+        found += [_planned(model, cluster, one.layout, words, price, None) for one in answer.found]
+    return found
+
+
 def _planned(
     model: Model, cluster: Cluster, layout: Layout, words: str, price: float | None, score_ns: float | None
 ) -> Planned:
-    result = predict(model, cluster, layout.asked)
+    return _told(predict(model, cluster, layout.asked), cluster, layout.asked, words, price, score_ns)
+
+
+def _told(
+    result: Result, cluster: Cluster, asked: Plan, words: str, price: float | None, score_ns: float | None,
+    techniques: tuple[str, ...] = (),
+) -> Planned:  # fmt: skip
     flags = shlex.split(result.reproduce)
     flags = flags[flags.index("--cluster") + 2 :]
     seconds, tokens = result.step_time_s, result.tokens_per_step
     hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
     named = words.replace("{gpus}", str(cluster.n_gpus))
     return Planned(
-        plan=layout.asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        plan=asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
         n_gpus=cluster.n_gpus,
         step_time_s=seconds,
         p5_s=result.step_time_p5_ns / 1e9,
@@ -207,6 +255,7 @@ def _planned(
         cost_per_million_tokens=None if price is None else hours * price,
         effective_step_time_s=None if score_ns is None else score_ns / 1e9,
         tokens_per_joule=tokens / (seconds * cluster.n_gpus * cluster.gpu.tdp_w),
+        techniques=techniques,
     )
 
 
@@ -235,7 +284,7 @@ def _ranked(found: list[Planned], objective: str) -> list[Planned]:
     """Best first, each once."""
     kept: dict[str, Planned] = {}
     for one in sorted(found, key=lambda one: (*_least(objective, one), one.reproduce)):
-        kept.setdefault(f"{one.n_gpus} {sorted(one.plan.items())}", one)
+        kept.setdefault(f"{one.n_gpus} {one.techniques} {sorted(one.plan.items())}", one)
     return list(kept.values())
 
 

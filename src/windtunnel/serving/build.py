@@ -79,6 +79,7 @@ def engine_of(
         _speculation(model, deployment, used),
         2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
         deployment.weights not in ("bf16", "fp16"),
+        used.draft_step_hopper_s if cluster.gpu.generation == "hopper" else 0.0,
     )
     return Engine(
         model, cluster, deployment, used, memory, times, rules_of(used, deployment, blocks), blocks, kernels.measured

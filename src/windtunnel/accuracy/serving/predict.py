@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from windtunnel.accuracy.serving.models import model_named
+from windtunnel.accuracy.serving.recipes import layout_of, recipes_of
 from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
 from windtunnel.errors import UserError
 from windtunnel.hardware.cluster import Cluster
@@ -32,7 +33,7 @@ ODD_WORKERS = (11, 9, 7, 5, 3)
 USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
 MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
-DRAFTED = (3, 0.7)  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
+DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
 REGIMES = ("stable", "near saturation", "over")
 
@@ -107,29 +108,70 @@ def _run(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[ServingRes
 def _pools(
     row: ServingRow, model: Model, load: Workload, profiles: dict[str, Profile], assumed: list[str]
 ) -> list[ServingResult]:
-    """One result where the row says what ran; two, without and with drafting, where it leaves the workers open."""
+    """One result where the row says what ran; one for each reading where it leaves the workers open."""
     sides = [deployment_of(row, f"{side}_") for side in SIDES]
     counts = [row.whole(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
-    decodes = [sides[1]]
-    if not all(counts) and model.mtp_layers and not load_engine(sides[1].engine).speculative_tokens:
-        decodes.append(replace(sides[1], speculative_tokens=DRAFTED[0], acceptance=DRAFTED[1]))
-        assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
-    found = []
     concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
-    n_decode = counts[1] or decode_workers(concurrency, load_engine(sides[1].engine).engine)
-    for decode in decodes:
-        profile = profiles.get(decode.engine)
-        cluster = gpu_of(row.text("gpu"), max(sides[0].gpus, decode.gpus))
-        one = [_engine(model, cluster, side, profile) for side in (sides[0], decode)]
+    found = []
+    for read in _readings(row, model, sides, counts, assumed):
+        profile = profiles.get(read.decode.engine)
+        cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
+        one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
         lengths = (row.whole("isl", 1), row.whole("osl", 1))
-        n_prefill = counts[0] or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
+        n_decode = read.n_decode or decode_workers(concurrency, one[1].profile.engine)
+        n_prefill = read.n_prefill or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
         if not all(counts):
-            assumed.append(f"{n_prefill} prefill and {n_decode} decode workers")
-        cluster = gpu_of(row.text("gpu"), n_prefill * sides[0].gpus + n_decode * decode.gpus)
-        engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in (sides[0], decode)]
+            drafted = f", {read.decode.speculative_tokens} drafted" if read.decode.speculative_tokens else ""
+            assumed.append(
+                f"{n_prefill} prefill {read.prefill.words()}, {n_decode} decode {read.decode.words()}{drafted}"
+            )
+        cluster = gpu_of(row.text("gpu"), n_prefill * read.prefill.gpus + n_decode * read.decode.gpus)
+        engines = [
+            _roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, read.decode)
+        ]
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
         found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What may have run: a worker of each kind, and how many (0 = not known)."""
+
+    prefill: Deployment
+    decode: Deployment
+    n_prefill: int
+    n_decode: int
+
+
+def _readings(
+    row: ServingRow, model: Model, sides: list[Deployment], counts: list[int], assumed: list[str]
+) -> list[_Reading]:
+    """What the row says; else the published recipes that fit it; else its layouts, without and with drafting."""
+    prefill, decode = sides
+    if all(counts):
+        return [_Reading(prefill, decode, *counts)]
+    recipes = recipes_of(row)
+    if recipes:
+        assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))
+        return [
+            _Reading(
+                replace(prefill, **layout_of(one.prefill)),
+                _drafting(replace(decode, **layout_of(one.decode)), one.drafted),
+                one.prefill_workers,
+                one.decode_workers,
+            )
+            for one in recipes
+        ]
+    readings = [_Reading(prefill, decode, *counts)]
+    if model.mtp_layers and not load_engine(decode.engine).speculative_tokens:
+        readings.append(_Reading(prefill, _drafting(decode, DRAFTED), *counts))
+        assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
+    return readings
+
+
+def _drafting(deployment: Deployment, tokens: int) -> Deployment:
+    return replace(deployment, speculative_tokens=tokens, acceptance=ACCEPTED) if tokens else deployment
 
 
 def decode_workers(concurrency: int, engine: str) -> int:

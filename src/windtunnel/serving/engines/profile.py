@@ -64,6 +64,7 @@ class Profile:
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
+    expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     attention_factor: float = 1.0
     prefill_factor: float = 1.0
     quantised_prefill_factor: float = 1.0  # on top, where dense weights have fewer than 16 bits
@@ -72,6 +73,7 @@ class Profile:
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
     speculative_tokens: int = 0  # drafted per step where a model has its own drafting layers and nothing else is said
     acceptance: float = 0.0
+    draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     band: float = 0.15  # log half-width of p5 to p95 of a step time
 
     def padded(self, batch: int) -> tuple[int, bool]:
