@@ -10,7 +10,7 @@ rank alike; over several numbers they do not. Several at once are a front: plans
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -25,7 +25,7 @@ from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.choices import Choice, choices
 from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
-from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
+from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
 from windtunnel.planning.robust import Trouble, scored
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
@@ -54,6 +54,7 @@ def plan(
     mtbf_s: float | None = None,
     choices_within_s: float = CHOICES_WITHIN_S,
     named: str | None = None,
+    told: Callable[[Layout, Replayed], None] | None = None,
     **fields: Any,
 ) -> Plans:
     """The best plans, proven inside the space that `planning/space.py` states.
@@ -62,8 +63,9 @@ def plan(
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
     failures of the job leave. `choices_within_s`: how long to search on for what each single choice is worth, which
-    is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer has no
-    plans, but the nearest ones and what makes one fit.
+    is told by bounds then. `told` is called with each plan that is replayed, while the search runs. Raises UserError
+    on a question that cannot be; where nothing fits the answer has no plans, but the nearest ones and what makes one
+    fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
@@ -84,7 +86,8 @@ def plan(
     for number, one in enumerate(sizes):
         space = Space(model, one, given)
         left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(sizes) - number))
-        search = Search(space, Bounds(straggling(one)), scored(model, one, trouble) if trouble else step_time)
+        objective_of = scored(model, one, trouble) if trouble else step_time
+        search = Search(space, Bounds(straggling(one)), objective_of, told=told)
         answer = search.run(top, left)
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
@@ -174,7 +177,7 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
     answers = []
     for _ in range(HEADROOM_STEPS):
         capacity = int(answer.found[0].replay.peak_bytes * 0.95)
-        again = Search(search.space, search.bounds, search.objective, capacity)
+        again = Search(search.space, search.bounds, search.objective, capacity, search.told)
         answer = again.run(1, None if left is None else left / HEADROOM_STEPS)
         if not answer.found:
             break
