@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.report.files import write_atomically
 from windtunnel.ui.form import FILE
 from windtunnel.ui.swept import PLANS
@@ -80,8 +80,12 @@ class JobList:
         words = self._words(text)
         name = f"{time.strftime('%Y%m%d%H%M%S')}-{os.urandom(3).hex()}"
         folder = self.folder / name
-        folder.mkdir(parents=True)
-        self.uploads.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True)
+            self.uploads.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+            raise InputFileError(folder, problem, "make room, or start the page with --runs elsewhere") from None
         command = [sys.executable, "-m", "windtunnel", verb, *words]
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
         command += ["--tried", str(folder / PLANS)] if verb == "plan" else []
@@ -90,7 +94,14 @@ class JobList:
             [sys.executable, "-c", KEEPER, str(folder), *command], cwd=self.uploads, start_new_session=True
         )
         document = {"verb": verb, "words": words, "begun_s": time.time(), "process": process.pid}
-        write_atomically(folder / "job.json", json.dumps(document).encode())
+        try:
+            write_atomically(folder / "job.json", json.dumps(document).encode())
+        except UserError:  # a full disk: nothing runs that the page could not show
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return name
 
     def _words(self, text: str) -> list[str]:
