@@ -10,7 +10,7 @@ rank alike; over several numbers they do not. Several at once are a front: plans
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -28,7 +28,7 @@ from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
 from windtunnel.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.planning.objectives.robust import Trouble, scored
-from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
+from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
 from windtunnel.planning.techniques import Tried, chosen, tried
@@ -62,6 +62,7 @@ def plan(
     techniques: str | Sequence[str] = (),
     choices_within_s: float = CHOICES_WITHIN_S,
     named: str | None = None,
+    told: Callable[[Layout, Replayed], None] | None = None,
     **fields: Any,
 ) -> Plans:
     """The best plans, proven inside the space that `planning/space.py` states.
@@ -71,8 +72,9 @@ def plan(
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
     failures of the job leave. `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried
     on the best plans (`planning/techniques.py`). `choices_within_s`: how long to search on for what each single
-    choice is worth, which is told by bounds then. Raises UserError on a question that cannot be; where nothing fits
-    the answer has no plans, but the nearest ones and what makes one fit.
+    choice is worth, which is told by bounds then. `told` is called with each plan that is replayed, while the search
+    runs. Raises UserError on a question that cannot be; where nothing fits the answer has no plans, but the nearest
+    ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
@@ -106,7 +108,7 @@ def plan(
         space = Space(model, one, given, mixed=mixed)
         left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(sizes) - number))
         goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
-        search = Search(space, Bounds(straggling(one)), goal)
+        search = Search(space, Bounds(straggling(one)), goal, told=told)
         answer = search.run(top, left)
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
@@ -219,7 +221,7 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
     answers = []
     for _ in range(HEADROOM_STEPS):
         capacity = int(answer.found[0].replay.peak_bytes * 0.95)
-        again = Search(search.space, search.bounds, search.objective, capacity)
+        again = Search(search.space, search.bounds, search.objective, capacity, search.told)
         answer = again.run(1, None if left is None else left / HEADROOM_STEPS)
         if not answer.found:
             break
