@@ -42,6 +42,14 @@ def plan(
         tuple[str, ...], Parameter(negative="", help="A disturbance that plans are ranked under, as in predict.")
     ] = (),
     mtbf: Annotated[str | None, Parameter(help="Mean time between failures of the whole job, e.g. 6h.")] = None,
+    techniques: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="Try techniques on the best plans: all, exact (what is trained stays the same), or names with"
+            " parameters as predict --technique takes them.",
+        ),
+    ] = (),
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
     tried: Annotated[
         Path | None, Parameter(help="Write each plan that is replayed here, one JSON a line, while the search runs.")
@@ -59,21 +67,33 @@ def plan(
     Parameters
     ----------
     model
-        Name of a shipped model, e.g. llama-3.1-405b, or the path of a Hugging Face config.json.
+        Name of a shipped model, e.g. llama-3.1-405b, the path of a Hugging Face config.json, or a folder that
+        `windtunnel capture` wrote: then its units are cut into stages.
     """
+    from windtunnel.cli.captured import is_captured_word
+
+    if is_captured_word(model):
+        from windtunnel.cli.captured_plan import plan_script
+
+        others = {"--plan": plan, "--set": set, "--gpus": gpus, "--slow": slow, "--mtbf": mtbf, "--price": price}
+        others |= {"--techniques": techniques, "--report": report, "--launch-flags": launch_flags}
+        others |= {"--pareto": pareto or None, "--objective": None if objective == "time" else objective}
+        return plan_script(model, cluster, flags.given(), others, top=top, json=json)
     from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.planning import plan as find
     from windtunnel.training.question import Question
     from windtunnel.units import parse_time
 
-    asked = Question.asked(model, cluster, plan, flags.given(), set)
+    mixed = parse_mixed(cluster)
+    asked = Question.asked(model, cluster, plan, flags.given(), set, None if mixed is None else mixed.alike()[0])
     head, colon, count = cluster.rpartition(":")
-    spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
+    spec = f"{head}:{{gpus}}" if colon and count.isdigit() and mixed is None else cluster
     sets = [word for text in set for word in ("--set", text)]
     with working("planning"), _told(tried, model, spec) as told:
         found = find(
             asked.model,
-            asked.cluster,
+            mixed or asked.cluster,
             asked.plan,
             top=top,
             within_s=parse_time(within, "--within"),
@@ -83,6 +103,7 @@ def plan(
             price_per_gpu_hour=price,
             slow=slow,
             mtbf_s=None if mtbf is None else parse_time(mtbf, "--mtbf"),
+            techniques=techniques,
             named=" ".join([shlex.quote(model), *map(shlex.quote, sets), "--cluster", spec]),
             told=told,
         )

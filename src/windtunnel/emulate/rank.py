@@ -43,6 +43,7 @@ class Journal:
         self.profiled: list[int] = []  # steps that the profiler slowed
         self.kinds: Counter[str] = Counter()
         self.kind_bytes: Counter[str] = Counter()
+        self.control: Counter[str] = Counter()  # calls of objects and small tensors of the host
         self.last: ObservedStep | None = None
         self.memory: Peak | None = None
         self.notes: list[str] = []
@@ -59,6 +60,9 @@ class Journal:
 
     def heard(self, call: Communication) -> None:
         """A communication was begun."""
+        if call.is_control:
+            self.control[call.kind] += 1
+            return
         self.kinds[call.kind] += 1
         self.kind_bytes[call.kind] += call.bytes
 
@@ -390,7 +394,16 @@ def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
         os.environ.update(launch_of(task).environment(task["rank"]))
     import torch  # noqa: F401 - before the clock of the script runs
 
-    yield
+    from windtunnel.capture.processes.write_overlay import short_place_for_sockets
+
+    # Data-loader workers leave folders of sockets when they are killed: these go with the run's own.
+    sockets = Path(task["folder"]) / f"sockets_{task['rank']}"
+    sockets.mkdir()
+    undo = short_place_for_sockets(str(sockets))
+    try:
+        yield
+    finally:
+        undo()
 
 
 def told(error: BaseException) -> dict[str, Any]:
@@ -442,6 +455,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
         "blocked_s": journal.blocked_s,
         "profiled": journal.profiled,
         "kinds": {kind: [count, journal.kind_bytes[kind]] for kind, count in sorted(journal.kinds.items())},
+        "control": dict(sorted(journal.control.items())),
         "settled_at": conductor.settled_at,
         "movement": conductor.movement if conductor.movement != float("inf") else None,
         "unplanned": conductor.unplanned,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
 OPS = "ops"  # and in `--json --ops json`
-DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes")
+FLOPS = ("flops_per_rank", "executed_flops_per_rank")
+DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes", *FLOPS)
 
 
 class DocumentError(ValueError):
@@ -37,6 +38,7 @@ def to_document(result: Result) -> dict[str, Any]:
         "content_hash": result.content_hash,
         "step_time_s": result.step_time_s,
         "peak_memory_bytes": result.peak_memory.device_bytes if result.memory else 0,
+        **{name: getattr(result, name) for name in FLOPS},
     }
 
 
@@ -99,6 +101,7 @@ def json_schema() -> dict[str, Any]:
         "content_hash": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
         "step_time_s": {"type": "number"},
         "peak_memory_bytes": {"type": "integer"},
+        **{name: {"type": "number"} for name in FLOPS},
     }
     schema["required"] = sorted({*schema["required"], "schema", *DERIVED})
     return schema
