@@ -161,6 +161,7 @@ class Page:
             vary=VARIED[values.get("vary", "tp")],
             price=f"{price:.2f}",
             resolved=resolved,
+            slow=values.get("vary") == "slow",
             rows=[
                 {
                     "point": point,
