@@ -314,7 +314,8 @@ def answered_at_first(
         question = Question.asked(model, cluster, plan, flags.given(), set, mixed.alike()[0])
         from windtunnel.training import predict as step_of
 
-        return question.as_named(step_of(question.model, mixed, question.plan))
+        of_types = question.as_named(step_of(question.model, mixed, question.plan))
+        return of_types, lambda: of_types
     question = Question.asked(model, cluster, plan, flags.given(), set)
 
     if not technique:
