@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from windtunnel.cli.fleet_flows import flows
+from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
-    from windtunnel.fleet.capacity.changes import Changes
     from windtunnel.fleet.outcome import Outcome
     from windtunnel.report.fleet.page import Occupancy
 
@@ -45,8 +45,12 @@ def run(
     gpus_per_node: Annotated[int | None, Parameter(help="Where the usual node of that GPU is not meant.")] = None,
     seed: Annotated[int, Parameter(help="Of policies and clusters that draw (0).")] = 0,
     seeds: Annotated[
-        int | None, Parameter(help="Packing: how many shuffles are averaged (10). --when: how many draws (40).")
+        int | None,
+        Parameter(
+            help="How many runs of each policy give bands (1). Packing: shuffles averaged (10). --when: draws (40)."
+        ),
     ] = None,
+    executor: Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")] = "serial",
     when: Annotated[str | None, Parameter(help="When will this job start and end, and why does it wait?")] = None,
     spread: Annotated[
         float, Parameter(help="--when: of the logarithm of run times that are not yet known (0.3).")
@@ -109,7 +113,33 @@ def run(
     if live is not None:
         from windtunnel.cli.fleet_live import run_live
 
-        run_live(jobs, site, names, live_folder, json)
+        run_live(jobs, site, names, live_folder, json, restart or 0.0)
+        return
+    failing = (mtbf_node, repair, checkpoint_every, None if capacity is None else str(capacity))
+    if seeds is not None and when is None:
+        if jobs_out is not None or report is not None:
+            raise SpecError("--seeds", seeds, "it prints bands over runs: leave out --jobs-out and --report")
+        asked = {
+            "trace": str(trace),
+            "where": where,
+            "cluster": cluster,
+            "gpus_per_node": gpus_per_node,
+            "seed": seed,
+            "clock": clock,
+            "tables": None if tables is None else str(tables),
+            "slot": slot,
+            "pool": placement == "pool",
+            "restart": restart,
+            "failing": failing,
+            "serving": None if serving is None else str(serving),
+            "elastic": elastic,
+        }
+        with working("running seeds"):
+            banded = run_seeds(names, seeds, executor, asked)
+        document = dict(banded[0]) if len(banded) == 1 else {}
+        document.update(trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
+        document["policies"] = {each["policy"]: each for each in banded}
+        _show(document, banded, json)
         return
     from windtunnel.cli.fleet_predicted import with_predictions
 
@@ -124,7 +154,7 @@ def run(
         slot_s=slot,
         pool=placement == "pool",
         restart_s=restart,
-        changes=_changes(mtbf_node, repair, checkpoint_every, capacity),
+        changes=changes_of(*failing),
     )
     if any(name.startswith("lyra") for name in names):
         from windtunnel.cli.fleet_loans import loans_of
@@ -160,23 +190,6 @@ def run(
                 points = frontier(jobs, site, options)
         write_fleet_page(report, document, [_occupancy(outcome) for outcome in outcomes], points)
         note(f"wrote {report}")
-
-
-def _changes(mtbf: str | None, repair: str, checkpoint_every: str, capacity: Path | None) -> Changes | None:
-    """What happens to nodes, or None. Raises SpecError."""
-    if mtbf is None and capacity is None:
-        return None
-    from windtunnel.fleet.capacity.changes import Changes
-    from windtunnel.units import parse_time
-
-    if mtbf is not None and capacity is not None:
-        raise SpecError("--capacity", str(capacity), "give this or --mtbf-node: a trace holds failures too")
-    return Changes(
-        None if mtbf is None else parse_time(mtbf, "--mtbf-node"),
-        parse_time(repair, "--repair"),
-        float("inf") if checkpoint_every == "never" else parse_time(checkpoint_every, "--checkpoint-every"),
-        capacity,
-    )
 
 
 def _occupancy(outcome: Outcome) -> Occupancy:

@@ -68,16 +68,16 @@ def policies_of(clock: str) -> tuple[str, ...]:
         return ADAPTDL
     if clock == "elasticflow":
         return ELASTICFLOW
-    from windtunnel.fleet.exact.policies import NAMES
+    from windtunnel.fleet.exact.policies import NAMES, TYPED
 
-    return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
+    return (*queues.NAMES, "current", *NAMES, *TYPED, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
 
 
 def changing() -> tuple[str, ...]:
     """Names of policies that run where nodes come and go."""
-    from windtunnel.fleet.exact.policies import NAMES
+    from windtunnel.fleet.exact.policies import NAMES, TYPED
 
-    return (*queues.NAMES, *NAMES)
+    return (*queues.NAMES, *NAMES, *TYPED)
 
 
 def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -88,6 +88,8 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     if policy not in policies_of(options.clock):
         known = ", ".join(policies_of(options.clock))
         raise SpecError("--policy", policy, f"in the clock {options.clock} give one of {known}")
+    if site.kinds and policy not in ("gavel", "sia"):
+        raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; gavel and sia choose between kinds")
     if options.changes is not None and (options.clock != "exact" or policy not in changing()):
         raise SpecError(
             "--policy", policy, f"with nodes that fail give, in the clock exact, one of {', '.join(changing())}"
@@ -141,7 +143,7 @@ def _as_it_ended(outcome: Outcome) -> Outcome:
 def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[Any, dict[int, str]]:
     """Rows that can run, and why the others cannot."""
     why: dict[int, str] = {}
-    if policy in ("pollux", "optimus", "edf") or policy.startswith("elasticflow"):
+    if policy in ("pollux", "optimus", "sia", "edf") or policy.startswith("elasticflow"):
         return np.arange(len(jobs)), why
     never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
     for at in np.flatnonzero(never & (np.array(jobs.columns.get("ended", [""] * len(jobs))) == CANCELLED)):

@@ -213,7 +213,8 @@ class Clock:
         begin = getattr(job.work, "begin", None)
         if begin is not None:
             begin(job.counts, job.phase)
-        job.rate = job.work.rate(job.counts, job.phase)
+        where = getattr(job.work, "rate_on", None)  # of work whose speed hangs on the nodes
+        job.rate = job.work.rate(job.counts, job.phase) if where is None else where(job.placement)
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
             job.ticket = None

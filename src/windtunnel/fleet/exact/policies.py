@@ -16,6 +16,7 @@ from windtunnel.fleet.policies.waiting import Waiting
 from windtunnel.fleet.site import Site
 
 NAMES = ("tiresias", "gittins", "srtf", "themis", "optimus", "pollux")
+TYPED = ("gavel", "sia")  # that choose between kinds of GPU
 ROUND_S = 60.0
 LEASE_S = 1200.0  # of Themis: 20 minutes in its paper
 MODELLED = ("optimus", "pollux")  # that size jobs, and so need a model of their speed

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from windtunnel.errors import UserError
 from windtunnel.fleet.adaptdl.jobs import works
 from windtunnel.fleet.exact.clock import NS, Clock, Running
-from windtunnel.fleet.exact.policies import MODELLED, policy_of, queue_of
+from windtunnel.fleet.exact.policies import MODELLED, TYPED, policy_of, queue_of
 from windtunnel.fleet.exact.work import Epochs, Rigid, Scaling, Work
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
+from windtunnel.fleet.typed.run import typed_policy, typed_works
 
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 
@@ -66,7 +67,11 @@ def _losses(clock: Clock) -> dict[str, Any]:
 
 def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
     """The clock before anything has happened. Raises UserError for jobs that say too little."""
-    work = exact_works(jobs, site, policy, options)
+    work: list[Any]
+    if policy in TYPED:
+        work = list(typed_works(jobs, site, policy, options))
+    else:
+        work = list(exact_works(jobs, site, policy, options))
     running = [
         Running(
             index,
@@ -78,7 +83,10 @@ def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    decider = queue_of(policy, site, options.pool) if policy in queues.NAMES else policy_of(policy, options.seed)
+    if policy in queues.NAMES:
+        decider = queue_of(policy, site, options.pool)
+    else:
+        decider = typed_policy(policy, site) if policy in TYPED else policy_of(policy, options.seed)
     if options.changes is None:
         return Clock(running, nodes, decider)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)

@@ -65,8 +65,15 @@ def print_fleet(document: Mapping[str, Any], figures: Sequence[Mapping[str, Any]
         values = [each.get(key) for each in figures]
         if all(value is None for value in values) or (unit == "" and not any(values)):
             continue
-        table.add_row(label, *(shown(value, unit) for value in values))
+        table.add_row(label, *(_banded(each, key, unit) for each in figures))
     console.print(table)
+
+
+def _banded(figures: Mapping[str, Any], key: str, unit: str) -> str:
+    """A figure, and where it varies over seeds the 5 and 95 % of it."""
+    text = shown(figures.get(key), unit)
+    low, _, high = figures.get("bands", {}).get(key, (0, 0, 0))
+    return text if low == high else f"{text} ({shown(low, unit)} to {shown(high, unit)})"
 
 
 def shown(value: Any, unit: str) -> str:
