@@ -314,7 +314,7 @@ def test_representatives_equal_all_16_ranks_of_every_schedule(schedule: str, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moments", [8, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("moments", [4, pytest.param(100, marks=pytest.mark.long)])
 def test_interrupted_at_any_moment_it_leaves_nothing(folder: Path, moments: int) -> None:
     order = random.Random(5)
     statuses = set()
@@ -330,7 +330,7 @@ def test_interrupted_at_any_moment_it_leaves_nothing(folder: Path, moments: int)
         )
         time.sleep(order.uniform(0.3, 4.0))
         os.killpg(process.pid, signal.SIGINT)
-        statuses.add(process.wait(30))
+        statuses.add(process.wait(120))
         assert not left_over(folder)
     assert statuses <= {0, 130, -signal.SIGINT}
     assert 130 in statuses

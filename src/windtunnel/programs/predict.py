@@ -37,7 +37,7 @@ from windtunnel.programs.facts import (
 )
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_and_traffic, priced_job
-from windtunnel.programs.lowering.pricing import op_pricer
+from windtunnel.programs.lowering.pricing import OpPricer, op_pricer
 from windtunnel.programs.lowering.stages import class_names
 from windtunnel.programs.memory import CapturedMemory, memory_of_program
 from windtunnel.programs.program import RankProgram
@@ -133,10 +133,14 @@ def price_captured(
     if any(program is not job.programs[rank] for rank, program in programs.items()):
         job = replace(job, programs=programs)
     pricer = op_pricer(cluster, framework=framework, cuda_graphs=cuda_graphs)
-    # A CPU's script does between steps what was captured; GPUs wait for more, which published runs showed.
+    return priced_job(job, cluster, pricer, step_s=between_steps_s(cluster, pricer, framework))
+
+
+def between_steps_s(cluster: Cluster, pricer: OpPricer, framework: str) -> float:
+    """What hosts do between steps. A CPU's script does what was captured; GPUs wait for more, as published runs did."""
     per_doubling = 0.0 if pricer.on_cpu else pricer.training.step_per_doubling_s[framework]
     speed = cluster.host.cpu_speed if cluster.calibration is None else 1.0
-    return priced_job(job, cluster, pricer, step_s=per_doubling * math.log2(cluster.n_gpus) / speed)
+    return per_doubling * math.log2(cluster.n_gpus) / speed
 
 
 def captured_memory(

@@ -67,7 +67,8 @@ def from_bytes(data: bytes) -> Result:
     body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN, OPS)}
     try:
         text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
-        result = _reader().validate_json(_canonical(body), strict=True)
+        whole_text = _canonical(body) if any(body.get(key) for key in ADVICE) else text
+        result = _reader().validate_json(whole_text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
