@@ -297,18 +297,18 @@ def test_experts_get_an_even_share_of_the_tokens_without_being_told(folder: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("schedule", "ranks"),
-    [("1f1b", 8), *(pytest.param(schedule, 16, marks=pytest.mark.long) for schedule in ("1f1b", "interleaved", "zbv"))],
+    "schedule",
+    ["1f1b", pytest.param("interleaved", marks=pytest.mark.long), pytest.param("zbv", marks=pytest.mark.long)],
 )
-def test_representatives_equal_all_ranks_of_every_schedule(schedule: str, ranks: int, tmp_path: Path) -> None:
-    """pp 4 x tp 2, twice with 16 ranks: the capture from representatives equals that of all, rank by rank."""
+def test_representatives_equal_all_16_ranks_of_every_schedule(schedule: str, tmp_path: Path) -> None:
+    """pp 4 x dp 2 x tp 2: the capture from representatives equals that of all ranks, rank by rank."""
     script = [str(EXAMPLES / "train_3d.py"), "--pp", "4", "--tp", "2", "--schedule", schedule]
     for name, how in (("few", ["--verify", "0"]), ("all", ["--representatives", "all"])):
-        done = capture(tmp_path, "--world-size", str(ranks), "--out", name, *how, *script, timeout=900)
+        done = capture(tmp_path, "--world-size", "16", "--out", name, *how, *script, timeout=900)
         assert done.returncode == 0, done.stderr
     few, every = CapturedFolder(tmp_path / "few"), CapturedFolder(tmp_path / "all")
     digests = {path: {rank: digest(path.program(rank)) for rank in path.kept} for path in (few, every)}
-    for rank in range(ranks):
+    for rank in range(16):
         assert digests[few][few.class_of(rank)] == digests[every][every.class_of(rank)]
     assert len(few.kept) == len(every.kept) == 4
 
@@ -330,7 +330,7 @@ def test_interrupted_at_any_moment_it_leaves_nothing(folder: Path, moments: int)
         )
         time.sleep(order.uniform(0.3, 4.0))
         os.killpg(process.pid, signal.SIGINT)
-        statuses.add(process.wait(30))
+        statuses.add(process.wait(120))
         assert not left_over(folder)
     assert statuses <= {0, 130, -signal.SIGINT}
     assert 130 in statuses

@@ -286,6 +286,7 @@ def answered_at_first(
     code.
     """
     from windtunnel.cli.captured import answered_captured, is_captured_word
+    from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.training.question import Question
 
     if is_captured_word(model):
@@ -302,6 +303,19 @@ def answered_at_first(
         raise SpecError(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
+    mixed = parse_mixed(cluster)
+    if mixed is not None:
+        disturbed = others.get("samples") or others.get("jitter") not in (None, "0", 0.0)
+        if technique or set or disturbed or any(others.get(name) for name in ("slow", "router_load", "lengths")):
+            from windtunnel.errors import SpecError
+
+            why = "of several types of GPU: leave out techniques, --set, disturbances, routers and lengths"
+            raise SpecError("--cluster", cluster, why)
+        question = Question.asked(model, cluster, plan, flags.given(), set, mixed.alike()[0])
+        from windtunnel.training import predict as step_of
+
+        of_types = question.as_named(step_of(question.model, mixed, question.plan))
+        return of_types, lambda: of_types
     question = Question.asked(model, cluster, plan, flags.given(), set)
 
     if not technique:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from windtunnel.capture.arguments import Launch
     from windtunnel.emulate.run import Emulation, Outcome
+    from windtunnel.hardware import Cluster
 
 _TAPE_WORDS = ("record", "replay")
 
@@ -180,8 +181,21 @@ def _asked(
         file = cluster.rpartition(":")[0] or cluster
         note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
              f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
+    _say_doubts(cluster, found)
     made = Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory=memory)
     return replace(made, ranks=several)
+
+
+def _say_doubts(cluster: str, found: Cluster) -> None:
+    """That what prices communications is old, or was disturbed."""
+    from datetime import date
+
+    from windtunnel.cli.output import note
+
+    doubts = found.calibration.doubts(date.today()) if found.calibration is not None else []
+    if doubts:
+        file = cluster.rpartition(":")[0] or cluster
+        note(f"note: {file} may be off: {'; '.join(doubts)}; to measure again: windtunnel calibrate --out {file}")
 
 
 def _recording(words: Sequence[str], path: str) -> Emulation:

@@ -14,8 +14,9 @@ littles_law_residual    |mean jobs in the system - arrival rate x mean JCT| over
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,36 @@ class Outcome:
     def jct_s(self) -> Floats:
         """End - submission, NaN for jobs that did not complete."""
         return np.where(self.state == 0, self.end_s - self.jobs.submit_s, np.nan)
+
+
+class Ran(Protocol):
+    """What a clock that counts nanoseconds knows of a job."""
+
+    start_ns: int | None
+    end_ns: int | None
+    restarts: int
+    gpu_ns: int
+
+
+def outcome_of_runs(
+    jobs: Jobs, policy: str, ran: Sequence[Ran], states: Sequence[str], extra: dict[str, Any] | None = None
+) -> Outcome:
+    """The table of a run of the exact clock; `states`: one of STATES for each job."""
+
+    def seconds(times_ns: Iterable[int | None]) -> Floats:
+        return np.array([np.nan if time_ns is None else time_ns / 1e9 for time_ns in times_ns])
+
+    return Outcome(
+        jobs,
+        policy,
+        "exact",
+        seconds(job.start_ns for job in ran),
+        seconds(job.end_ns for job in ran),
+        np.array([job.restarts for job in ran], np.int64),
+        seconds(job.gpu_ns for job in ran),
+        np.array([STATES.index(state) for state in states], np.int8),
+        extra=extra,
+    )
 
 
 def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ and it is no shorter than all its launches on the host thread. Each is read off 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -47,11 +47,12 @@ from windtunnel.training.lowering.step_shards import BUCKETS_MOST, gathers_first
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
 from windtunnel.training.memory.saved_tensors import keeping
+from windtunnel.training.mixed import check_lies_on_one
 from windtunnel.training.plan import RECOMPUTE_PARTS
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.question import Question
 from windtunnel.training.schedules import NAMES as SCHEDULES
-from windtunnel.training.schedules import SPLIT, Schedule, check, legal, schedule
+from windtunnel.training.schedules import SPLIT, Kind, Schedule, check, legal, schedule, walk
 
 __all__ = [
     "DUAL_PIPES",
@@ -62,6 +63,7 @@ __all__ = [
     "Layout",
     "Plan",
     "Question",
+    "check_lies_on_one",
     "predict",
     "read_plan",
 ]  # with what is defined below
@@ -519,3 +521,14 @@ def saved_bytes_of_a_rank(layout: Layout) -> float:
     expert = held_by_ranks(layout, np.array([one.expert_parameters for one in held]))
     states = [state_bytes(layout, a, b) for a, b in zip(dense.tolist(), expert.tolist(), strict=True)]
     return max(state.parameters + state.optimizer for state in states)
+
+
+def walked_1f1b(
+    stages: int, micro_batches: int, forward_s: Sequence[float], backward_s: Sequence[float]
+) -> list[float]:  # fmt: skip
+    """When each stage ends its last pass, in seconds, its passes one after the other as 1F1B orders them."""
+    found = schedule("1f1b", stages, micro_batches)
+    table = np.array([forward_s, backward_s], np.float64)
+    which = (found.kind != Kind.FORWARD).astype(np.int64)
+    ends = walk(found, table[which, found.rank])
+    return [float(ends[found.rank_offset[r] : found.rank_offset[r + 1]].max()) for r in range(stages)]

@@ -10,7 +10,7 @@ rank alike; over several numbers they do not. Several at once are a front: plans
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -19,14 +19,16 @@ from typing import Any
 from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
+from windtunnel.hardware.mixed import JOINED, MixedCluster, parse_mixed
 from windtunnel.model import Model, load_model
 from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.choices import Choice, choices
 from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
-from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
-from windtunnel.planning.robust import Trouble, scored
+from windtunnel.planning.objectives.mixed_types import slower, slowest_of
+from windtunnel.planning.objectives.robust import Trouble, scored
+from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
 from windtunnel.planning.techniques import Tried, chosen, tried
@@ -46,7 +48,7 @@ PLAINLY_WITHIN_S = 10.0
 
 def plan(
     model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | str | Path | Mapping[str, Any],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
     plan: Plan | Mapping[str, Any] | None = None,
     *,
     top: int = TOP,
@@ -60,6 +62,7 @@ def plan(
     techniques: str | Sequence[str] = (),
     choices_within_s: float = CHOICES_WITHIN_S,
     named: str | None = None,
+    told: Callable[[Layout, Replayed], None] | None = None,
     **fields: Any,
 ) -> Plans:
     """The best plans, proven inside the space that `planning/space.py` states.
@@ -68,16 +71,26 @@ def plan(
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
     failures of the job leave. `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried
-    on the best plans (`planning/techniques.py`). `choices_within_s`: how long to search on for what each single choice
-    is worth, which is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer has no
-    plans, but the nearest ones and what makes one fit.
+    on the best plans (`planning/techniques.py`). `choices_within_s`: how long to search on for what each single
+    choice is worth, which is told by bounds then. `told` is called with each plan that is replayed, while the search
+    runs. Raises UserError on a question that cannot be; where nothing fits the answer has no plans, but the nearest
+    ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
     words = named or _words(model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
-    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
+    if mixed is not None:
+        if gpus is not None or slow or mtbf_s is not None or techniques:
+            raise SpecError(
+                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --techniques"
+            )
+        cluster = slower(mixed)
+    elif not isinstance(cluster, Cluster):
+        cluster = parse_cluster(cluster)  # type: ignore[arg-type]
+    assert isinstance(cluster, Cluster)
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
     asked = chosen([techniques] if isinstance(techniques, str) else techniques)
@@ -92,9 +105,10 @@ def plan(
     searches: dict[int, tuple[Search, Answer]] = {}
     refusal: UserError | None = None
     for number, one in enumerate(sizes):
-        space = Space(model, one, given)
+        space = Space(model, one, given, mixed=mixed)
         left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(sizes) - number))
-        search = Search(space, Bounds(straggling(one)), scored(model, one, trouble) if trouble else step_time)
+        goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
+        search = Search(space, Bounds(straggling(one)), goal, told=told)
         answer = search.run(top, left)
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
@@ -108,7 +122,7 @@ def plan(
     found = [
         _planned(
             model,
-            one,
+            mixed or one,
             each.layout,
             words,
             price_per_gpu_hour,
@@ -116,6 +130,7 @@ def plan(
         )
         for one, answer in answers
         for each in answer.found
+        if each.score_ns < float("inf")
     ]
     ranked = _ranked(found, objective)
     attempts: Tried | None = None
@@ -156,13 +171,15 @@ def plan(
         result = replace(
             result,
             nearest=nearest(main),
-            remedies=remedies(
-                model, cluster, given, main, lambda c, layout: _planned(model, c, layout, words, None, None)
-            ),
+            remedies=()
+            if mixed is not None
+            else remedies(model, cluster, given, main, lambda c, layout: _planned(model, c, layout, words, None, None)),
         )
         return replace(result, seconds=monotonic() - begun)
-    thumb = rule_of_thumb(Space(model, sizes[0], given))
-    thumb_planned = None if thumb is None else _planned(model, sizes[0], thumb, words, price_per_gpu_hour, None)
+    thumb = rule_of_thumb(Space(model, sizes[0], given, mixed=mixed))
+    thumb_planned = (
+        None if thumb is None else _planned(model, mixed or sizes[0], thumb, words, price_per_gpu_hour, None)
+    )
     return replace(
         result,
         decides=decides(ranked[0], ranked[1]) if len(ranked) > 1 else "",
@@ -204,7 +221,7 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
     answers = []
     for _ in range(HEADROOM_STEPS):
         capacity = int(answer.found[0].replay.peak_bytes * 0.95)
-        again = Search(search.space, search.bounds, search.objective, capacity)
+        again = Search(search.space, search.bounds, search.objective, capacity, search.told)
         answer = again.run(1, None if left is None else left / HEADROOM_STEPS)
         if not answer.found:
             break
@@ -225,18 +242,24 @@ def _plainly_sharded(
 
 
 def _planned(
-    model: Model, cluster: Cluster, layout: Layout, words: str, price: float | None, score_ns: float | None
+    model: Model,
+    cluster: Cluster | MixedCluster,
+    layout: Layout,
+    words: str,
+    price: float | None,
+    score_ns: float | None,
 ) -> Planned:
     return _told(predict(model, cluster, layout.asked), cluster, layout.asked, words, price, score_ns)
 
 
 def _told(
-    result: Result, cluster: Cluster, asked: Plan, words: str, price: float | None, score_ns: float | None,
-    techniques: tuple[str, ...] = (),
+    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: str, price: float | None,
+    score_ns: float | None, techniques: tuple[str, ...] = (),
 ) -> Planned:  # fmt: skip
     flags = shlex.split(result.reproduce)
     flags = flags[flags.index("--cluster") + 2 :]
     seconds, tokens = result.step_time_s, result.tokens_per_step
+    watts = sum(one.n_gpus * one.gpu.tdp_w for one in ([cluster] if isinstance(cluster, Cluster) else cluster.parts))
     hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
     named = words.replace("{gpus}", str(cluster.n_gpus))
     return Planned(
@@ -254,7 +277,7 @@ def _told(
         breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
         cost_per_million_tokens=None if price is None else hours * price,
         effective_step_time_s=None if score_ns is None else score_ns / 1e9,
-        tokens_per_joule=tokens / (seconds * cluster.n_gpus * cluster.gpu.tdp_w),
+        tokens_per_joule=tokens / (seconds * watts),
         techniques=techniques,
     )
 
@@ -264,6 +287,8 @@ def _words(model: object, cluster: object) -> str:
     if not isinstance(model, str) or not isinstance(cluster, str):
         return ""
     head, colon, count = cluster.rpartition(":")
+    if JOINED in cluster:  # several types, each with a number of its own
+        colon = ""
     spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
     return f"{shlex.quote(model)} --cluster {spec if colon and count.isdigit() else shlex.quote(spec)}"
 

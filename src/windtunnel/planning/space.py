@@ -19,16 +19,18 @@ Megatron-Core); and nothing goes to the host: what a host's memory allows is not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd, prod
 from typing import Any
 
+from windtunnel.cost.training import software
 from windtunnel.errors import UserError
 from windtunnel.hardware import Cluster
+from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.model import Model
-from windtunnel.planning.oracle import Layout, Plan, laid_out
+from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, laid_out
 
 STRUCTURE = (
     "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "layers_per_stage", "micro_batch",
@@ -111,6 +113,20 @@ FEATURES: dict[str, Features] = {
 }
 
 
+@lru_cache(maxsize=64)
+def features_of(framework: str, release: str | None) -> Features:
+    """What a release has; None: today's.
+
+    Megatron-Core before 0.13 (2025-07; `fused_mla` in `cost/calibration/training.yaml` tells them) recomputes layers
+    or core attention, not modules by name (`--recompute-modules`), and shards optimizer state only: Megatron-FSDP came
+    later.
+    """
+    has = FEATURES[framework]
+    if framework == "megatron" and not software(release).fused_mla:
+        return replace(has, zero_alone=(), selective=("selective:core_attention",), selective_moe=())
+    return has
+
+
 @dataclass(frozen=True, eq=False)
 class Space:
     """What is asked: a model, a cluster, and the fields of the plan that are given."""
@@ -119,6 +135,7 @@ class Space:
     cluster: Cluster
     given: Mapping[str, Any]
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    mixed: MixedCluster | None = None  # what `cluster` stands for, where it is of several types
 
     @property
     def framework(self) -> str:
@@ -127,8 +144,8 @@ class Space:
 
     @property
     def features(self) -> Features:
-        """Of that framework."""
-        return FEATURES[self.framework]
+        """Of that framework, in the release that is given."""
+        return features_of(self.framework, self.given.get("release"))
 
     def values(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of one field: the given one, or those of an open one."""
@@ -151,9 +168,12 @@ def structures(space: Space) -> Iterator[Layout]:
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     for fields in _candidates(space):
         try:
-            yield laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            found = laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            if space.mixed is not None:
+                check_lies_on_one(found, space.mixed)
         except UserError:
             continue
+        yield found
 
 
 def first_refusal(space: Space) -> UserError | None:
@@ -290,15 +310,15 @@ def savings(space: Space, layout: Layout) -> tuple[dict[str, Any], ...]:
     replicas = layout.dp * plan.cp
     near = max(1, layout.cluster.gpus_in_domain // plan.tp)
     given = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
-    return _savings(space.framework, space.mixture, plan.pp > 1, most, replicas, near, given)
+    return _savings(space.features, space.mixture, plan.pp > 1, most, replicas, near, given)
 
 
 @lru_cache(maxsize=4096)
 def _savings(
-    framework: str, mixture: bool, pipelined: bool, most: int, replicas: int, near: int,
+    has: Features, mixture: bool, pipelined: bool, most: int, replicas: int, near: int,
     given: tuple[tuple[str, Any], ...],
 ) -> tuple[dict[str, Any], ...]:  # fmt: skip
-    has, said = FEATURES[framework], dict(given)
+    said = dict(given)
     stages = (said["zero_stage"],) if "zero_stage" in said else has.zero + (() if pipelined else has.zero_alone)
     if replicas == 1 and "zero_stage" not in said:
         stages = stages[:1]

@@ -45,9 +45,10 @@ def report_lines_of_several(
     yield from _faked(asked, facts)
     missing = facts.get("without_program")
     if missing:
+        more = "" if asked.captured is not None else ", or give --captured FOLDER"
         yield (
             f"note: no real rank is where {missing:,} virtual ones are in the groups that carry messages: they are"
-            " taken to compute what the first real rank does; name more --ranks, or give --captured FOLDER"
+            f" taken to compute what the first real rank does; name more --ranks{more}"
         )
     for text in dict.fromkeys(text for outcome in outcomes.values() for text in outcome.facts.get("notes") or ()):
         yield f"note: {text}"

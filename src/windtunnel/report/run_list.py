@@ -114,10 +114,11 @@ class RunList:
     def delete(self, name: str) -> None:
         """Remove a run folder and its tags."""
         self.result_path(name)
-        shutil.rmtree(self.root / name)
-        tags = self.tags()
-        if tags.pop(name, None) is not None:
-            self._write(tags)
+        with self._lock:
+            shutil.rmtree(self.root / name)
+            tags = self.tags()
+            if tags.pop(name, None) is not None:
+                self._write(tags)
 
     def result_path(self, name: str) -> Path:
         """Its `result.json`. InputFileError where there is none of this name."""
@@ -144,10 +145,11 @@ class RunList:
         """Give a run the tags in `text`, with commas between; returns them."""
         self.result_path(name)
         given = tuple(dict.fromkeys(part.strip()[:TAG_LENGTH_MOST] for part in text.split(",") if part.strip()))
-        tags = self.tags() | {name: given[:TAGS_MOST]}
-        if not given:
-            del tags[name]
-        self._write(tags)
+        with self._lock:  # two tabs tag at once
+            tags = self.tags() | {name: given[:TAGS_MOST]}
+            if not given:
+                del tags[name]
+            self._write(tags)
         return given[:TAGS_MOST]
 
     def _write(self, tags: dict[str, tuple[str, ...]]) -> None:

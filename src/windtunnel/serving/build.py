@@ -90,8 +90,9 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
     """The number format of the cache: what is given, else the engine's choice for these weights on this GPU."""
     if deployment.kv is not None:
         return deployment.kv
-    quantised = deployment.weights not in ("bf16", "fp16")
-    return profile.kv_blackwell_quantised if quantised and cluster.gpu.generation == "blackwell" else profile.kv
+    if deployment.weights in ("bf16", "fp16"):
+        return profile.kv
+    return profile.kv_blackwell_quantised if cluster.gpu.generation == "blackwell" else profile.kv_quantised
 
 
 def _speculation(model: Model, deployment: Deployment, profile: Profile) -> tuple[int, float]:

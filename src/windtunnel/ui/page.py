@@ -6,8 +6,11 @@ Answers are computed one at a time, under a lock; long ones are processes (`jobs
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,10 +23,13 @@ from windtunnel.report.run_list import RunList
 from windtunnel.result import Result
 from windtunnel.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
-from windtunnel.ui.variations import VALUES, points
+from windtunnel.ui.swept import address_of, shown
+from windtunnel.ui.variations import VARIED, points
 
 SHOWN_MOST = 200  # runs on one page of the list
 KEPT_MOST = 32  # answers
+# What a search for plans leaves as it was asked; the layout is what it looks for.
+SEARCH_KEEPS = ("global_batch", "seq_len", "precision", "framework", "optimizer")
 
 
 class Page:
@@ -79,13 +85,10 @@ class Page:
             python, yaml = asked.as_python(), asked.as_yaml()
         except UserError as error:
             return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
-        plan = result.spec.get("plan", {})
-        resolved = {name: shown(value) for name, value in plan.items() if value is not None}
-        resolved["gpus"] = str(result.n_gpus)
         return self.draw(
             "answer.html.j2",
             **(view_of(result) | {"advice_later": True}),
-            resolved=resolved,
+            resolved=resolved_of(result),
             python=python,
             yaml=yaml,
         )
@@ -106,6 +109,18 @@ class Page:
 
         return save(self.result(asked_of(values, self.jobs.uploads)), self.root).name
 
+    def search(self, values: Mapping[str, str]) -> str:
+        """Begin a search for the best plan of a filled form's model on its cluster; the job's name."""
+        asked = asked_of(values, self.jobs.uploads)
+        settled = asked.settled()
+        words = [Path(asked.model).name, "--cluster", Path(asked.cluster).name]  # a dropped file by its name alone
+        for name in SEARCH_KEEPS:
+            if name in settled:
+                words += [f"--{name.replace('_', '-')}", shown(settled[name])]
+        words += [word for text in asked.sets for word in ("--set", text)]
+        words += [word for text in asked.slow for word in ("--slow", Path(text).name)]
+        return self.jobs.start("plan", shlex.join(words))
+
     # Vary
 
     def vary(self, values: Mapping[str, str]) -> str:
@@ -116,7 +131,8 @@ class Page:
             title="What if",
             here="vary",
             values=filled,
-            fields=list(VALUES),
+            varied=VARIED,
+            fields=[plan_fields()[name] for name in VARIED if name in plan_fields()],
             vary=filled.get("vary", "tp"),
         )
 
@@ -124,25 +140,33 @@ class Page:
         """Answers over the values of one field, as small multiples."""
         try:
             price = float(values.get("price", "").strip() or 2.5)
-            asked_of(values, self.jobs.uploads)
+            asked = asked_of(values, self.jobs.uploads)
             with self.lock:
                 found = points(values.get("vary", "tp"), values, self.jobs.uploads)
         except UserError as error:
             return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
         except ValueError:
             return self.draw("mistake.html.j2", text="price: give a number of dollars per GPU-hour", field="price")
+        try:
+            resolved = resolved_of(self.result(asked))
+        except UserError:  # its own line of the table says so
+            resolved = {}
         answered = [point for point in found if not point.problem]
         longest = max((point.p95_s for point in answered), default=1.0) or 1.0
         fullest = max([1.0, *(point.memory_share for point in answered)])
+        now = next((point.step_time_s for point in answered if point.now), 0.0)
         costs = [point.dollars_per_million_tokens(price) for point in answered]
         return self.draw(
             "points.html.j2",
-            vary=values.get("vary", "tp").replace("_", " "),
-            price=f"{price:g}",
+            vary=VARIED[values.get("vary", "tp")],
+            price=f"{price:.2f}",
+            resolved=resolved,
+            slow=values.get("vary") == "slow",
             rows=[
                 {
                     "point": point,
                     "time": figures.duration(point.step_time_s * 1e9) if not point.problem else "",
+                    "against": "" if point.now or not now else f"{point.step_time_s / now - 1:+.1%}",
                     "low": figures.duration(point.p5_s * 1e9) if not point.problem else "",
                     "high": figures.duration(point.p95_s * 1e9) if not point.problem else "",
                     "left": f"{point.p5_s / longest * 100:.2f}",
@@ -219,6 +243,7 @@ class Page:
             columns=[
                 {
                     "name": name,
+                    "letter": letter,
                     "run": self.runs.one(name),
                     "time": figures.duration(result.step_time_ns),
                     "low": figures.duration(result.step_time_p5_ns),
@@ -227,7 +252,7 @@ class Page:
                     "tokens": f"{result.tokens_per_s_per_gpu:,.0f}",
                     "memory": f"{result.peak_memory.device_bytes / 2**30:.1f} GiB" if result.memory else "",
                 }
-                for name, result in zip(names, results, strict=True)
+                for letter, name, result in zip("ABCDEFGH", names, results, strict=False)
             ],
             rows=[
                 {
@@ -273,6 +298,7 @@ class Page:
             verb=values.get("verb", "plan"),
             words=values.get("words", EXAMPLES["plan"]),
             examples=EXAMPLES,
+            about=ABOUT,
             jobs=self.jobs.all(),
             files=self.jobs.files(),
             mistake=mistake,
@@ -283,19 +309,28 @@ class Page:
         job, folder = self.jobs.get(name), self.jobs.path(name)
         answer = ""
         if job.state in ("done", "failed") and (folder / "answer.json").is_file():
-            answer = (folder / "answer.json").read_text(errors="replace")[:ANSWER_MOST]
+            answer = (folder / "answer.json").read_text(errors="replace")
         return self.draw(
             "job_state.html.j2" if part else "job.html.j2",
             title=job.verb,
             here="studies",
             job=job,
-            plans=plans_of(answer) if job.verb == "plan" else [],
-            answer=answer,
-            drawn=job.report and job.verb in REPORTS,
+            plans=plans_of(answer) if job.verb == "plan" else {},
+            answer=answer[:ANSWER_MOST],
+            drawn=job.report and job.verb in REPORTS and job.verb != "plan",
+            began_s=round(time.time() - job.begun_s),
         )
 
 
 ANSWER_MOST = 200_000
+ABOUT = {
+    "plan": "the best layout of a training job",
+    "sweep": "a grid of questions",
+    "serve": "latency and rate of a served model",
+    "fleet": "schedulers on a trace of jobs",
+    "survive": "what failures cost",
+    "explain": "stragglers in a measured trace",
+}
 EXAMPLES = {
     "plan": "llama-3-70b --cluster h100-sxm:512 --global-batch 512 --seq 8192",
     "sweep": "study.yaml",
@@ -306,32 +341,31 @@ EXAMPLES = {
 }
 
 
-def plans_of(answer: str) -> list[dict[str, Any]]:
-    """The ranked plans of a `plan --json`, for a table; empty for anything else."""
+def resolved_of(result: Result) -> dict[str, str]:
+    """What was filled in for the fields that a form left open."""
+    plan = result.spec.get("plan", {})
+    return {name: shown(value) for name, value in plan.items() if value is not None} | {"gpus": str(result.n_gpus)}
+
+
+def plans_of(answer: str) -> dict[str, Any]:
+    """What `plan --json` found as the report of plans shows it, each plan linked to Ask; empty for anything else."""
+    from windtunnel.report.planning.html import plans_view
+
     try:
-        plans = json.loads(answer)["plans"]
-        return [
-            {
-                "plan": " · ".join(f"{key} {value}" for key, value in one["plan"].items() if key in PLAN_SHOWN),
-                "time": figures.duration(one["step_time_s"] * 1e9),
-                "band": f"{figures.duration(one['p5_s'] * 1e9)} – {figures.duration(one['p95_s'] * 1e9)}",
-                "memory": f"{one['peak_memory_bytes'] / 2**30:.1f} GiB",
-                "reproduce": str(one["reproduce"]),
-            }
-            for one in plans
-        ]
+        document = json.loads(answer)
+        for one in document["plans"]:  # JSON's keys are sorted; a plan is said as a form shows it
+            one["plan"] = {name: one["plan"][name] for name in plan_fields() if name in one["plan"]}
+        return plans_view(document, plan_address)
     except (ValueError, KeyError, TypeError):
-        return []
+        return {}
 
 
-PLAN_SHOWN = ("tp", "pp", "cp", "ep", "virtual_stages", "micro_batch", "zero_stage", "recompute", "schedule")
-
-
-def shown(value: Any) -> str:
-    """A value as a form shows it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def plan_address(plan: Mapping[str, Any]) -> str:
+    """Where Ask shows a plan that was found."""
+    words = shlex.split(str(plan["reproduce"]))
+    sets = [value for flag, value in pairwise(words) if flag == "--set"]
+    named = {"model": words[2], **plan["plan"], **({"set": "\n".join(sets)} if sets else {})}
+    return f"/?{address_of(words[words.index('--cluster') + 1], named)}"
 
 
 def field_of(error: UserError) -> str:

@@ -3,6 +3,7 @@
     /                    ask: a form, and the answer to it
     /answer              the answer as a part of the page, at every key stroke
     /advice              what would make it better, behind the answer
+    /search              begins a search for the best plan of what is asked
     /vary  /points       one field over its values
     /runs ...            saved answers: list, search, tag, show, compare, delete, download
     /studies ...         long questions: plan, sweep, serve, fleet, survive, explain
@@ -92,6 +93,9 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "", ready: Call
         name = page.keep(form)
         return page.draw("kept.html.j2", name=name)
 
+    def search(request: Request, form: Mapping[str, str]) -> str:
+        return f"/studies/{page.search(form)}"
+
     def delete_runs(request: Request, form: Mapping[str, str]) -> str:
         for name in request.query_params.getlist("run"):
             page.runs.delete(name)
@@ -135,7 +139,7 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "", ready: Call
             while not await request.is_disconnected():
                 job = await run_in_threadpool(page.jobs.get, name)
                 after = -1
-                while job.verb == "sweep" and after != offset:
+                while job.verb in ("sweep", "plan") and after != offset:
                     after = offset
                     points, offset = await run_in_threadpool(journalled, folder, offset)
                     if points:
@@ -184,6 +188,7 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "", ready: Call
         Route("/answer", shows(lambda request: page.answer(values_of(request)))),
         Route("/advice", shows(lambda request: page.advice(values_of(request)))),
         Route("/keep", does(keep), methods=["POST"]),
+        Route("/search", does(search), methods=["POST"]),
         Route("/vary", shows(lambda request: page.vary(values_of(request)))),
         Route("/points", shows(lambda request: page.points(values_of(request)))),
         Route("/runs", shows(lambda request: page.list_runs(values_of(request), False))),

@@ -271,6 +271,8 @@ def test_a_result_is_whole_and_comes_back_from_json() -> None:
     assert found.spec["captured"]["captured_ranks"] == [0, 4]
     assert found.excerpt
     assert {one.stage for one in found.excerpt} == {0, 1}
+    for stage in (0, 1):
+        assert max(one.end_ns for one in found.excerpt if one.stage == stage) == found.step_time_ns
     assert found.mfu == found.hfu > 0
     disturbed = found.disturbed
     assert disturbed is not None

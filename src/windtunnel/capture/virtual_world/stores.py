@@ -41,9 +41,9 @@ class LocalStore(dist.Store):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """Look a value up."""
-        if key not in self._values and self._rank != SETTER and self._messages is not None:
-            if self._messages.reaches(SETTER):
-                self._values[key] = self._messages.get(_letter(key), f"{key!r} of the key-value store", SETTER)
+        mail = self._messages if self._rank != SETTER else None
+        if key not in self._values and mail is not None and mail.reaches(SETTER):
+            self._values[key] = mail.get(_letter(key), f"{key!r} of the key-value store", SETTER)
         if key not in self._values:
             raise UnsupportedCommunicationError(
                 f"reading {key!r} from the job's key-value store, which another rank would have set,",

@@ -101,7 +101,7 @@ def _list_moving(net: Switch, now: State, run: Runs, order: Array, n: int) -> in
                 run.last[n_runs] = at
                 run.calm[n_runs] = _calm(run, n_runs)
                 n_runs += 1
-    return n_runs
+    return int(n_runs)
 
 
 @njit(cache=True, error_model="numpy")

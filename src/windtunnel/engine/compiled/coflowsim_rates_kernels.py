@@ -17,7 +17,10 @@ TINY = 5e-324  # the least double: where the maxima of CoflowSim start
 
 FIFO, KEYED, LEAST_BYTES = 0, 1, 2  # how a coflow finds its place among those that are there
 # Numba compiles a function once more for each literal among its arguments; these are none.
-NONE, ONE, NO, YES = np.int64(0), np.int64(1), np.bool_(False), np.bool_(True)
+NONE: Any = np.int64(0)
+ONE: Any = np.int64(1)
+NO: Any = np.bool_(False)
+YES: Any = np.bool_(True)
 N_QUEUES, FIRST_LIMIT, LIMIT_GROWTH = 10, 10 * 1048576.0, 10.0  # D-CLAS
 
 

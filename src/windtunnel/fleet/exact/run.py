@@ -15,7 +15,7 @@ from windtunnel.fleet.exact.clock import NS, Clock, Running
 from windtunnel.fleet.exact.policies import MODELLED, TYPED, policy_of, queue_of
 from windtunnel.fleet.exact.work import Epochs, Rigid, Scaling, Work
 from windtunnel.fleet.jobs.trace import Jobs
-from windtunnel.fleet.outcome import COMPLETED, REJECTED, STATES, UNFINISHED, Outcome
+from windtunnel.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
 from windtunnel.fleet.typed.run import typed_policy, typed_works
@@ -96,16 +96,7 @@ def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
 def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:
     """The table of a run."""
     states = [COMPLETED if job.end_ns is not None else REJECTED if job.rejected else UNFINISHED for job in running]
-    return Outcome(
-        jobs,
-        policy,
-        "exact",
-        np.array([math.nan if job.start_ns is None else job.start_ns / NS for job in running]),
-        np.array([math.nan if job.end_ns is None else job.end_ns / NS for job in running]),
-        np.array([job.restarts for job in running], np.int64),
-        np.array([job.gpu_ns / NS for job in running]),
-        np.array([STATES.index(state) for state in states], np.int8),
-    )
+    return outcome_of_runs(jobs, policy, running, states)
 
 
 def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]:

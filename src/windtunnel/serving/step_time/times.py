@@ -157,7 +157,8 @@ class StepTimes:
         tokens = rank_tokens / stages
         dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
         seconds = self.over("dense", tokens) * dense
-        seconds += self.over("group", all_tokens / stages) * profile.expert_prefill_factor
+        factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
+        seconds += self.over("group", all_tokens / stages) * factor
         seconds += self.prices.handover(tokens)
         gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
         return stages * (seconds + gaps)
@@ -197,7 +198,8 @@ class StepTimes:
         gained = self.tokens_per_step
         times = []
         for context in contexts:
-            gpu = fixed + stages * self._checking(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
+            attention = stages * self._checking(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
+            gpu = fixed + attention
             times.append((gpu + self._exposed(host, gpu)) / gained)
         ends, base, slope = [], [], []
         for place in range(len(contexts) - 1):
