@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import timeit
+from time import process_time
 
 import numpy as np
 import pytest
@@ -187,7 +188,17 @@ def test_every_generation_has_every_constant():
 def test_a_call_is_cheap():
     sizes = iter(range(10**6, 10**7))
     group = Group(128, 8)
-    fresh = min(timeit.repeat(lambda: collective("all_reduce", next(sizes), group, H100), number=200, repeat=5)) / 200
-    again = min(timeit.repeat(lambda: collective("all_reduce", MIB, group, H100), number=200, repeat=5)) / 200
+    fresh = (
+        min(
+            timeit.repeat(
+                lambda: collective("all_reduce", next(sizes), group, H100), number=200, repeat=5, timer=process_time
+            )
+        )
+        / 200
+    )
+    again = (
+        min(timeit.repeat(lambda: collective("all_reduce", MIB, group, H100), number=200, repeat=5, timer=process_time))
+        / 200
+    )
     assert fresh < 150e-6  # about 25 us; generous, as machines are shared
     assert again < 50e-6
