@@ -1,6 +1,72 @@
-"""Shared by all tests: property tests have no deadline, because these run on shared machines."""
+"""Shared by all tests: property tests have no deadline, because these run on shared machines.
 
+Their examples are the same in every run, so that a change fails for what it changed. HYPOTHESIS_PROFILE=random draws
+anew, with four times as many examples where a test names no number of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("windtunnel", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
-settings.load_profile("windtunnel")
+settings.register_profile(
+    "windtunnel", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60, derandomize=True
+)
+settings.register_profile("random", settings.get_profile("windtunnel"), derandomize=False, max_examples=240)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "windtunnel"))
+
+COMPILING_S = 300.0  # then a worker goes on: one of the others may have ended
+TOGETHER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def replays() -> None:
+    """The kernels that compile when they are imported, and coflows."""
+    for name in ("fixed_kernels", "shared_kernels"):
+        import_module(f"windtunnel.engine.compiled.{name}")
+    coflows("exact")
+
+
+def simulators() -> None:
+    """CoflowSim's clock, and what draws samples."""
+    import_module("windtunnel.engine.compiled.lane_kernels")
+    coflows("coflowsim")
+
+
+def coflows(clock: str) -> None:
+    from windtunnel.fleet.flows import read_trace, run_flows
+
+    run_flows(read_trace(Path(__file__).parent / "unit" / "fleet" / "coflows.txt"), "sebf", clock)
+
+
+PARTS: tuple[Callable[[], None], ...] = (replays, simulators)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A folder in which workers say that they have compiled their part; it goes with the session."""
+    stash = node.config.stash
+    if TOGETHER not in stash:
+        stash[TOGETHER] = tempfile.TemporaryDirectory(prefix="windtunnel-tests-")
+    node.workerinput["compiled"] = stash[TOGETHER].name
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """On a machine that has no compiled kernels each of several workers would compile all: each compiles a part."""
+    given = getattr(config, "workerinput", None)
+    if given is None or "compiled" not in given or given["workercount"] < len(PARTS):
+        return
+    number, done = int(given["workerid"].removeprefix("gw")), Path(given["compiled"])
+    if number < len(PARTS):
+        PARTS[number]()
+        (done / str(number)).touch()
+    until = time.monotonic() + COMPILING_S
+    while sum(1 for _ in done.iterdir()) < len(PARTS) and time.monotonic() < until:
+        time.sleep(0.1)

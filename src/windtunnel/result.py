@@ -244,6 +244,16 @@ class Result:
         return self.step_time_ns / 1e9
 
     @property
+    def flops_per_rank(self) -> float:
+        """Model FLOPs of a step, mean over all ranks: nothing that is recomputed."""
+        return self.model_tflops_per_gpu * 1e12 * self.step_time_s
+
+    @property
+    def executed_flops_per_rank(self) -> float:
+        """FLOPs that a step executes, mean over all ranks: with what is recomputed."""
+        return self.flops_per_rank * self.hfu / self.mfu if self.mfu else 0.0
+
+    @property
     def peak_memory(self) -> StageMemory:
         """Memory of the fullest rank class."""
         return max(self.memory, key=lambda stage: stage.device_bytes)

@@ -1,4 +1,6 @@
-"""The real command in a process of its own: what a person types, and what they see."""
+"""What a person types at the command line, and what they see.
+
+`run` calls it in this process; where a process of its own shows more, `run_process` starts one."""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from in_this_process import command_line as run
 
 PREDICT = [
     "predict",
@@ -29,7 +32,7 @@ PREDICT = [
 MEASUREMENTS = Path(__file__).parents[2] / "validation" / "measurements.csv"
 
 
-def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_process(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "windtunnel.cli", *words],
         cwd=cwd,
@@ -54,13 +57,13 @@ def refused(*words: str, cwd: Path) -> str:
 
 
 def test_help_names_the_verbs(tmp_path: Path) -> None:
-    done = run("--help", cwd=tmp_path)
+    done = run_process("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert all(verb in done.stdout for verb in ("predict", "validate", "compare", "version"))
 
 
 def test_version(tmp_path: Path) -> None:
-    flag, verb = run("--version", cwd=tmp_path), run("version", cwd=tmp_path)
+    flag, verb = run_process("--version", cwd=tmp_path), run_process("version", cwd=tmp_path)
     assert flag.stdout == verb.stdout
     assert flag.stdout.startswith("windtunnel ")
 
@@ -100,7 +103,7 @@ def test_samples_of_nothing_random_are_remarked_on(tmp_path: Path) -> None:
 
 
 def test_the_same_question_gives_the_same_bytes_and_python_agrees(tmp_path: Path) -> None:
-    first, second = (run(*PREDICT, "--json", "--no-save", cwd=tmp_path) for _ in range(2))
+    first, second = (run_process(*PREDICT, "--json", "--no-save", cwd=tmp_path) for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     assert not (tmp_path / "runs").exists()
@@ -142,7 +145,7 @@ def test_infeasible_is_an_answer_with_a_status_of_its_own(tmp_path: Path) -> Non
 
 
 def test_output_survives_a_plain_terminal_and_a_closed_pipe(tmp_path: Path) -> None:
-    plain = run(*PREDICT, "--no-save", cwd=tmp_path, PYTHONIOENCODING="ascii", COLUMNS="60")
+    plain = run_process(*PREDICT, "--no-save", cwd=tmp_path, PYTHONIOENCODING="ascii", COLUMNS="60")
     assert plain.returncode == 0, plain.stderr
     assert max(map(len, plain.stdout.splitlines())) <= 60
     command = shlex.join([sys.executable, "-m", "windtunnel.cli", *PREDICT, "--json", "--no-save"])
@@ -187,6 +190,11 @@ def test_output_survives_a_plain_terminal_and_a_closed_pipe(tmp_path: Path) -> N
 )
 def test_a_mistake_is_one_message_with_the_remedy(tmp_path: Path, words: list[str], said: str) -> None:
     assert said in refused(*words, cwd=tmp_path)
+
+
+def test_a_mistake_in_a_process_of_its_own_is_the_same(tmp_path: Path) -> None:
+    here, there = (start(*PREDICT, "--pp", "3", cwd=tmp_path) for start in (run, run_process))
+    assert (here.returncode, here.stdout, here.stderr) == (there.returncode, there.stdout, there.stderr)
 
 
 def test_files_with_mistakes(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""`windtunnel explain` in a process of its own."""
+"""`windtunnel explain` as a person types it."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from in_this_process import command_line
 from tables import job, write
 
 
@@ -17,14 +17,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(job(4, 2, 6), tmp_path_factory.mktemp("trace") / "ops.parquet")
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "windtunnel.cli", "explain", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def run(*words: str) -> CompletedProcess[str]:
+    return command_line("explain", *words)
 
 
 def test_the_screen_and_the_document_say_the_same(trace: Path) -> None:

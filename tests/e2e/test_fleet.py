@@ -2,18 +2,15 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
+from in_this_process import command_line
 
 TRACE = "job,submit_s,gpus,duration_s\na,0,8,100\nb,5,8,30\nc,6,4,10\nbig,7,640,10\n"
 
 
 def windtunnel(*words, status=0):
-    run = subprocess.run(
-        [sys.executable, "-m", "windtunnel", *map(str, words)], capture_output=True, text=True, check=False
-    )
+    run = command_line(*map(str, words))
     assert run.returncode == status, run.stderr
     return run
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
+
+from in_this_process import command_line
 
 TRACE = Path(__file__).parents[1] / "unit" / "fleet" / "coflows.txt"
 
 
-def windtunnel(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "windtunnel", "fleet", "flows", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def windtunnel(*words: str) -> CompletedProcess[str]:
+    return command_line("fleet", "flows", *words)
 
 
 def test_ends_of_coflows_as_csv_and_aggregates_as_json(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_many_servers_wait_as_erlang_says():
 def test_a_lost_node_costs_what_was_done_since_the_checkpoint():
     job = Running(0, 0, 8, Rigid(100.0))
     changes = [NodeChange(45 * NS, 0, 0), NodeChange(60 * NS, 0, 8)]
-    clock = Clock([job], [8], policy_of("srtf", 0), changes=changes, checkpoint_units=10.0)
+    clock = Clock([job], [8], policy_of("srtf", 0), changes=changes, checkpoint_s=10.0)
     clock.run()
     assert job.lost_units == pytest.approx(5.0)
     assert job.end_ns == 120 * NS  # 45 s run, 15 s down, 60 s left of the 40 s kept

@@ -207,7 +207,7 @@ def test_any_sequence_of_changes_ends_where_a_fresh_start_does(net, together, ra
         unrated.clear()
         now = sorted(here)
         fresh = plainly_shared(net.capacity, [net.paths[f] for f in now], [net.weight[f] for f in now])
-        np.testing.assert_allclose(state.level[now] * state.weight[now], fresh, rtol=1e-9)
+        np.testing.assert_allclose(state.flows["level"][now] * state.flows["weight"][now], fresh, rtol=1e-9)
 
 
 @quick

@@ -1,15 +1,20 @@
 """What is left when `windtunnel run --ranks` and `windtunnel capture` are ended at random moments.
 
-    python validation/emulation/killed.py --moments 50
+    python validation/emulation/killed.py --moments 50 --out killed.jsonl
 
-By turns Ctrl-C, SIGTERM and SIGKILL, each after a random time; of SIGKILL the next start cleans up. Counted are
-moments after which a process lives that the command started, a temporary folder of windtunnel's is there, or the
-user's file has changed.
+Of each command `--moments` moments, drawn between its start and its end (as long as it takes when nobody ends it), by
+turns Ctrl-C, SIGTERM, SIGKILL and SIGKILL to everything that it started as well; after a SIGKILL the next start cleans
+up. The scripts have data-loader workers and start a program that would live for five minutes; the captured one saves
+over a checkpoint that is there. Counted are moments after which a process lives that the command started, anything lies
+in the folder for temporary files, or the user's files are not as they were: only the folder that `capture` writes may
+come. A run that is broken off goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import random
 import signal
@@ -23,22 +28,37 @@ SCRIPT = """
 import subprocess, torch, torch.distributed as dist
 from torch import nn
 dist.init_process_group("gloo")
-subprocess.Popen(["sleep", "300"])
+sleeper = subprocess.Popen(["sleep", "300"])
 model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(10**6):
-    model(torch.ones(4, 64)).sum().backward()
+rows = torch.utils.data.DataLoader(torch.ones(256, 64), batch_size=4, num_workers=2)
+for step, row in enumerate(rows):
+    model(row).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+    SAVE
+sleeper.kill()
 """
+SAVE = 'if dist.get_rank() == 0: torch.save(model.state_dict(), "model.pt")'
 COMMANDS = {
     "run": ["run", "--cluster", "h100-sxm:64", "--ranks", "0,8", "train.py"],
-    "capture": ["capture", "--world-size", "64", "--device", "cpu", "--steps", "1000000", "--out", "job", "train.py"],
+    "capture": ["capture", "--world-size", "64", "--device", "cpu", "--steps", "3", "--out", "job", "saving.py"],
 }
 NEXT = {
-    "run": ["run", "--cluster", "h100-sxm:8", "--ranks", "0,1", "--no-memory", "short.py"],
-    "capture": ["capture", "--world-size", "2", "--device", "cpu", "--verify", "0", "--out", "short", "short.py"],
+    "run": ["run", "--cluster", "h100-sxm:8", "--no-memory", "short.py"],
+    "capture": ["capture", "--world-size", "2", "--device", "cpu", "--verify", "0", "--out", "job", "short.py"],
 }
+SHORT = """
+import torch
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    weight.sum().backward()
+    optimizer.step()
+"""
+ENDS = ("SIGINT", "SIGTERM", "SIGKILL", "SIGKILL to all")
+OURS = "job"  # what capture writes
+TORCHS = "torchinductor_"  # a folder that PyTorch makes for whatever runs such a script, and keeps
 
 
 def started(mark: bytes) -> list[int]:
@@ -53,53 +73,89 @@ def started(mark: bytes) -> list[int]:
     return found
 
 
-def left(mark: bytes, temporary: Path, user_file: Path, before: bytes) -> list[str]:
-    """What should not be there, once it had five seconds to go."""
+def tree(folder: Path) -> dict[str, str]:
+    """Every file of the user's, and what is in it; folders too."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+        if path.relative_to(folder).parts[0] != OURS and "__pycache__" not in path.parts
+    }
+
+
+def left(mark: bytes, temporary: Path, folder: Path, before: dict[str, str]) -> list[str]:
+    """What should not be there, once processes had five seconds to go."""
     until = time.monotonic() + 5.0
     while started(mark) and time.monotonic() < until:
         time.sleep(0.1)
     said = [f"process {pid}" for pid in started(mark)]
-    said += [str(path) for path in temporary.glob("windtunnel-*")]
-    return said + (["the user's file changed"] if user_file.read_bytes() != before else [])
+    said += [f"temporary {path.name}" for path in temporary.iterdir() if not path.name.startswith(TORCHS)]
+    now = tree(folder)
+    return said + [f"changed {name}" for name in now.keys() | before.keys() if now.get(name) != before.get(name)]
+
+
+def moment(verb: str, end: str, after: float) -> list[str]:
+    """End a command after so many seconds; what was left."""
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as other:
+        folder, temporary = Path(name), Path(other)
+        (folder / "train.py").write_text(SCRIPT.replace("SAVE", "pass"))
+        (folder / "saving.py").write_text(SCRIPT.replace("SAVE", SAVE))
+        (folder / "short.py").write_text(SHORT)
+        (folder / "model.pt").write_text("mine")
+        before = tree(folder)
+        variables = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        mark = f"TMPDIR={temporary}".encode()
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": variables}
+        process = subprocess.Popen([sys.executable, "-m", "windtunnel", *COMMANDS[verb]], **quiet)  # type: ignore[call-overload]
+        try:
+            process.wait(after)
+        except subprocess.TimeoutExpired:
+            if end == "SIGKILL to all":
+                for pid in [process.pid, *started(mark)]:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+            else:
+                process.send_signal(signal.Signals[end])
+            process.wait(120)
+        if end.startswith("SIGKILL"):
+            subprocess.run([sys.executable, "-m", "windtunnel", *NEXT[verb]], **quiet, check=True)  # type: ignore[call-overload]
+        found = left(mark, temporary, folder, before)
+        for pid in started(mark):
+            os.kill(pid, signal.SIGKILL)
+        return found
 
 
 def main() -> None:
-    """Print each moment that left something, and how many did."""
+    """Print each moment, and how many left something."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--moments", type=int, default=50)
-    parser.add_argument("--longest", type=float, default=12.0, help="seconds until the signal")
+    parser.add_argument("verbs", nargs="*", default=list(COMMANDS))
+    parser.add_argument("--moments", type=int, default=50, help="of each command")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("killed.jsonl"), help="what was found; a rerun goes on there")
     args = parser.parse_args()
-    chance, bad, done = random.Random(args.seed), 0, 0
-    with tempfile.TemporaryDirectory() as name:
-        folder, temporary = Path(name), Path(name, "tmp")
-        temporary.mkdir()
-        (folder / "train.py").write_text(SCRIPT)
-        (folder / "short.py").write_text(SCRIPT.replace("10**6", "3").replace('subprocess.Popen(["sleep", "300"])', ""))
-        (folder / "user.txt").write_text("mine")
-        variables = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-        mark = f"TMPDIR={temporary}".encode()
-        for moment in range(args.moments):
-            verb = ("run", "capture")[moment % 2]
-            number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[moment // 2 % 3]
-            after = chance.uniform(0.1, args.longest)
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": variables}
-            process = subprocess.Popen([sys.executable, "-m", "windtunnel", *COMMANDS[verb]], **quiet)  # type: ignore[call-overload]
-            time.sleep(after)
-            process.send_signal(number)
-            process.wait(120)
-            if number == signal.SIGKILL:
-                subprocess.run([sys.executable, "-m", "windtunnel", *NEXT[verb]], **quiet, check=False)  # type: ignore[call-overload]
-            found = left(mark, temporary, folder / "user.txt", b"mine")
-            done += 1
-            bad += bool(found)
-            print(
-                f"{verb} {signal.Signals(number).name} after {after:.1f} s: {', '.join(found) or 'nothing left'}",
-                flush=True,
-            )
-            for pid in started(mark):
-                os.kill(pid, signal.SIGKILL)
-    print(f"{bad} of {done} moments left something")
+    known = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    done = {(one["verb"], one["moment"]): one for one in known if one["seed"] == args.seed}
+    for verb in args.verbs:
+        todo = [number for number in range(args.moments) if (verb, number) not in done]
+        longest = 0.0
+        for number in todo:
+            if number == todo[0]:
+                begun = time.monotonic()
+                if found := moment(verb, "SIGINT", 600.0):
+                    raise SystemExit(f"{verb}, not ended by anybody: {found}")
+                longest = time.monotonic() - begun
+            end = ENDS[number % len(ENDS)]
+            after = random.Random(f"{args.seed} {verb} {number}").uniform(0.0, longest)
+            one = {"seed": args.seed, "verb": verb, "moment": number, "end": end, "after_s": after}
+            one["left"] = moment(verb, end, after)
+            done[verb, number] = one
+            with args.out.open("a") as file:
+                file.write(json.dumps(one) + "\n")
+            print(f"{verb} {end} after {after:.1f} of {longest:.1f} s: {one['left'] or 'nothing left'}", flush=True)
+        mine = [one for (of, _), one in done.items() if of == verb]
+        bad = sum(bool(one["left"]) for one in mine)
+        print(f"{verb}: {bad} of {len(mine)} moments left something", flush=True)
 
 
 if __name__ == "__main__":

@@ -54,12 +54,22 @@ def wait_for(processes: Sequence[subprocess.Popen[bytes]], what: str) -> None:
 def run_truth(
     words: list[str], world: int = 2, cores: int = 2, started: list[subprocess.Popen[bytes]] | None = None
 ) -> list[dict[str, list[float]]]:
-    """What each rank saw: begins, seconds and losses of its steps. Processes are added to `started`."""
+    """What each rank saw: begins, seconds and losses of its steps. Processes are added to `started`.
+
+    With 0 `cores` they run on whichever is free.
+    """
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         processes = [
             subprocess.Popen(
-                [*pinned(rank % cores), sys.executable, str(JOB), *words, "--times", f"{folder}/{rank}.json"],
+                [
+                    *(pinned(rank % cores) if cores else ()),
+                    sys.executable,
+                    str(JOB),
+                    *words,
+                    "--times",
+                    f"{folder}/{rank}.json",
+                ],
                 env=environment(rank, world, port),
             )
             for rank in range(world)

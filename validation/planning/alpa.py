@@ -1,12 +1,14 @@
 """Alpa's two levels: against looking at every possibility, and against the plans that its authors recorded.
 
-    python validation/planning/alpa.py [alpa_recorded_plans.csv] [--instances 200]
+    python validation/planning/alpa.py [alpa_recorded_plans.csv] [--instances 200] [--scale 16384]
 
 1. The dynamic programme over layers and submeshes equals every cut on random instances to 8 layers and 8 devices, with
    memory limits; the integer programme (extra `plan`) equals enumeration on random small blocks.
 2. Of each recorded plan (GPT on V100, everything recomputed, sequences of 1,024): what it takes by Alpa's own cost,
    sum of stages + (B - 1) x the longest, on this predictor's prices of passes; and what the dynamic programme finds on
    the same table of layers x submeshes x (data, tensor) meshes. The programme must not lose.
+3. With `--scale`: Llama 3.1 405B, each of its 126 layers for itself, on so many H100: CPU seconds of the programme, on
+   submeshes of one host and of 2^j hosts (Alpa's "power of two" choice), to 1 % of the best.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 
 from windtunnel.errors import UserError
 from windtunnel.hardware import parse_cluster
-from windtunnel.model import Model, transformer
+from windtunnel.model import Model, load_model, transformer
 from windtunnel.planning.alpa.shardings import best_by_trying_all, best_sharding
 from windtunnel.planning.alpa.stages import best_stages, every_staging, submeshes
 from windtunnel.planning.bounds import Bounds
@@ -143,6 +145,45 @@ def recorded(path: str) -> bool:
     return never
 
 
+def scale(gpus: int, micro_batches: int = 32, per_micro_batch: int = 128, length: int = 8192) -> None:
+    """CPU seconds for a large cluster."""
+    model = load_model("llama-3.1-405b")
+    layers = model.n_layers
+    widths = [2**j for j in range(gpus.bit_length()) if 2**j <= gpus]
+    meshes = [(data, tensor) for tensor in (1, 2, 4, 8) for data in widths if per_micro_batch % data == 0]
+    size = (layers, layers, len(widths), len(meshes))
+    times, successors = np.full(size, np.inf), np.full(size, -1, np.int64)
+    first, last = (part.ravel() for part in np.indices((layers, layers)))
+    whole = first <= last
+    first, last = first[whole], last[whole]
+    begun = time.process_time()
+    for c, (data, tensor) in enumerate(meshes):
+        if data * tensor not in widths:
+            continue
+        plan = Plan(tp=tensor, global_batch=per_micro_batch, micro_batch=per_micro_batch // data, seq_len=length,
+                    recompute="full", framework="megatron", zero_stage=1)  # fmt: skip
+        layout = laid_out(model, parse_cluster({"gpu": "h100-sxm", "n_gpus": data * tensor}), plan)
+        bounds = Bounds(0.0)
+        held = block_parameters(bounds.blocks(layout))
+        kept, inside = kept_bytes(layout, "full")[0], kept_bytes(layout, "none")[0]
+        forward, backward = bounds.passes_of(layout, np.where(first, first + 1, 0), last + 1 + (last == layers - 1))
+        ends = held[-1][0] * (first == 0) + held[-2][0] * (last == layers - 1)
+        state = (6 + 12 / data) * (held[0][0] * (last - first + 1) + ends)  # optimizer sharded over replicas
+        room = layout.cluster.gpu.usable_memory_bytes - state - inside
+        left = np.floor(room / np.maximum(1.0, kept * (last - first + 1))).astype(np.int64)
+        s = widths.index(data * tensor)
+        times[first, last, s, c] = np.where(left >= 1, (forward + backward) / 1e9, np.inf)
+        successors[first, last, s, c] = left - 1
+    priced = time.process_time()
+    found = best_stages(times, widths, gpus, micro_batches, successors, 0.01)
+    used = time.process_time() - priced
+    assert found is not None
+    stages = [(s.last - s.first + 1, widths[s.submesh], meshes[s.configuration]) for s in found.stages]
+    print(f"405B, {layers} layers on {gpus:,} GPUs: {found.time:.2f} s in {len(stages)} stages, within 1 % of the best;"
+          f" {used:.1f} s of CPU, and {priced - begun:.1f} s for prices")  # fmt: skip
+    print(f"  layers, GPUs, (data, tensor) of each stage: {stages}")
+
+
 def _repeated(text: str) -> list[str]:
     """`3 3` and `1x2 x2` as lists: the last word `xN` repeats the one before."""
     words = text.split()
@@ -155,7 +196,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("plans", nargs="?")
     parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--scale", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.scale:
+        return scale(arguments.scale)
     draw = np.random.default_rng(0)
     print(f"dynamic programme: {random_stages(arguments.instances, draw)} of {arguments.instances} equal every cut")
     print(f"integer programme: {random_shardings(60, draw)} of 60 equal enumeration", flush=True)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.calibrate.device import describe, import_torch
+from windtunnel.calibrate.device import BUSY, describe, import_torch
 from windtunnel.calibrate.document import Rows, load_document, to_yaml
 from windtunnel.calibrate.interference_filter import is_usual
 from windtunnel.calibrate.timing import quantile
@@ -117,7 +117,8 @@ def measure_collectives(
     document["calibration"]["collectives"] = merged
     own = f"collectives of {backend} {world_size}: each process kept to its own share of the cores"
     kept = [note for note in document["calibration"].get("notes") or [] if note != own]
-    notes = [own, *notes] if pinned else notes
+    busy = [note for note in here.notes if note.startswith(BUSY)]
+    notes = [*([own] if pinned else []), *busy, *notes]
     document["calibration"]["notes"] = list(dict.fromkeys([*kept, *notes]))
     _link(document, rows, here.name)
     write(out, to_yaml(document).encode())

@@ -22,6 +22,7 @@ from windtunnel.errors import SpecError, UserError
 LEAST_TORCH = (2, 5)  # the first with enable_gqa; rms_norm and fused AdamW on CPUs came before
 _CACHE_CAP_BYTES = 256 << 20  # a ring larger than this takes memory and time and evicts no more
 _CPU_RING_BYTES, _BUSY_SHARE = 1 << 30, 0.10
+BUSY = "the machine was busy"
 _CPU_TDP_W = 150.0  # nobody says; energy of a CPU is not what the file is for
 _GENERATIONS = {(8, 0): "ampere", (8, 6): "ampere", (8, 9): "ada", (9, 0): "hopper", (10, 0): "blackwell"}
 _BLACKWELL_ULTRA = (10, 3)
@@ -129,7 +130,7 @@ def _cpu(torch: Any) -> Device:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     cores = os.cpu_count() or 1
     if load > 0.5 * cores + _BUSY_SHARE:
-        notes.append(f"the machine was busy: load {load:.1f} on {cores} cores when the calibration began")
+        notes.append(f"{BUSY}: load {load:.1f} on {cores} cores when the calibration began")
     return Device(
         "cpu",
         "cpu",

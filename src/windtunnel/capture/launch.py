@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.capture.arguments import Launch
+from windtunnel.capture.processes.leftovers import sweep
 from windtunnel.capture.processes.scheduler import Outcome, Report, ScriptError, Workers
 from windtunnel.errors import SpecError
 from windtunnel.process import terminated_is_an_end
@@ -39,6 +40,7 @@ TRY_TO_LOAD = (
     *("windtunnel.capture.recorder.recorder", "windtunnel.capture.fake_tensors.fake"),
 )
 PLAYER = "windtunnel.capture.processes.rank_process:play"
+DRAWN, FEW_RANKS = 4, 8
 MOST_DRAWS = 4  # times that drawn ranks may differ from what they were taken to be
 MOST_AT_ALL = 4096  # ranks that `--representatives all` plays
 
@@ -51,7 +53,7 @@ class Options:
     device: Literal["cuda", "cpu"] = "cuda"
     ranks: tuple[int, ...] = ()  # only these; nothing is said about others
     representatives: Literal["auto", "all"] = "auto"
-    verify: int = 4  # ranks drawn at random
+    verify: int | None = None  # ranks drawn at random; None: DRAWN, or all of a job of up to FEW_RANKS
     seed: int = 0
     answers: Mapping[str, str] = field(default_factory=dict)  # what control flow is told: loss=2.0
     timeout_s: float = 600.0  # for one rank, not counting what it waits for others and for a core
@@ -62,13 +64,15 @@ def capture(launch: Launch, options: Options, out: Path, report: Report | None =
     """Capture one steady step of every rank of a script, into a folder; the folder's document.
 
     Raises ScriptError (the script cannot be captured) and other UserErrors. Whatever the end, no process and no
-    temporary file is left.
+    temporary file is left (of SIGKILL: after the next start).
     """
-    from windtunnel.programs.folder import check_place
+    from windtunnel.programs.folder import check_place, sweep_place
 
     begun = time.monotonic()
     _check(launch, options)
     check_place(out)
+    sweep_place(out)
+    sweep()
     settings = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
     with terminated_is_an_end(), Workers(settings, **waiting) as workers:  # type: ignore[arg-type]
@@ -147,6 +151,8 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
         return [(numbers_of(runs), places) for runs, places in workers.outcomes[rank]["tails"]]
 
     known: list[int] = []
+    few = FEW_RANKS if launch.world_size <= FEW_RANKS else DRAWN
+    count = few if options.verify is None else options.verify
     try:
         for turn in range(MOST_DRAWS):
             table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
@@ -154,7 +160,7 @@ def _from_few(launch: Launch, options: Options, workers: Workers, task: Mapping[
             if refined != layout:  # other ranks call in groups that rank 0 is not in
                 layout = refined
                 table = find_classes(layout, digests, known, kind_of=kind_of, tails_of=tails_of)
-            drawn = draw(layout, options.verify, options.seed + turn, workers.outcomes)
+            drawn = draw(layout, count, options.seed + turn, workers.outcomes)
             digests(drawn)
             # Ranks that were played because others waited for them are as good a test as those that were drawn.
             odd = _that_differs(table, workers)
@@ -238,7 +244,7 @@ def _check(launch: Launch, options: Options) -> None:
             raise SpecError("--ranks", rank, f"ranks are 0 to {launch.world_size - 1}")
     if options.steps < 1:
         raise SpecError("--steps", options.steps, "capture at least one step")
-    if options.verify < 0:
+    if options.verify is not None and options.verify < 0:
         raise SpecError("--verify", options.verify, "give a number of ranks, or 0 to trust the representatives")
     if options.timeout_s <= 0:
         raise SpecError("--timeout", options.timeout_s, "give seconds, more than 0")
@@ -289,10 +295,13 @@ def _class(grid: Grid, outcome: Outcome, count: int) -> dict[str, Any]:
         "ranks": count,
         "ops": outcome["ops"],
         "flops": outcome["flops"],
-        "collectives": {
-            kind: {"calls": calls, "bytes": moved} for kind, (calls, moved) in sorted(outcome["collectives"].items())
-        },
+        "collectives": _calls(outcome["collectives"]),
+        "control": _calls(outcome["control"]),
         "peak_bytes": outcome["peak_bytes"],
         "peak_op": outcome["peak_op"],
         "resident_bytes": outcome["resident_bytes"],
     }
+
+
+def _calls(found: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    return {kind: {"calls": calls, "bytes": moved} for kind, (calls, moved) in sorted(found.items())}

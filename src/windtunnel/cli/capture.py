@@ -25,7 +25,10 @@ def capture(
     representatives: Annotated[
         Literal["auto", "all"], Parameter(help="A few ranks that stand for all, or every rank (auto).")
     ] = "auto",
-    verify: Annotated[int, Parameter(help="Ranks drawn at random that must equal their representative (4).")] = 4,
+    verify: Annotated[
+        int | None,
+        Parameter(help="Ranks drawn at random that must equal their representative (4; all of up to 8 ranks)."),
+    ] = None,
     seed: Annotated[int, Parameter(help="Seed of that draw (0).")] = 0,
     answer: Annotated[
         tuple[str, ...],

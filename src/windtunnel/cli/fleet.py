@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from windtunnel.cli.fleet_flows import flows
+from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -44,14 +45,28 @@ def run(
     gpus_per_node: Annotated[int | None, Parameter(help="Where the usual node of that GPU is not meant.")] = None,
     seed: Annotated[int, Parameter(help="Of policies and clusters that draw (0).")] = 0,
     seeds: Annotated[
-        int | None, Parameter(help="Packing: how many shuffles are averaged (10). --when: how many draws (40).")
+        int | None,
+        Parameter(
+            help="How many runs of each policy give bands (1). Packing: shuffles averaged (10). --when: draws (40)."
+        ),
     ] = None,
+    executor: Annotated[str, Parameter(help="--seeds: serial, processes, ray or ray:ADDRESS (serial).")] = "serial",
     when: Annotated[str | None, Parameter(help="When will this job start and end, and why does it wait?")] = None,
     spread: Annotated[
         float, Parameter(help="--when: of the logarithm of run times that are not yet known (0.3).")
     ] = 0.3,
     slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
     restart: Annotated[float | None, Parameter(help="Seconds without progress after each new allocation.")] = None,
+    mtbf_node: Annotated[
+        str | None, Parameter(help="Nodes fail: mean time between failures of one, such as 30d.")
+    ] = None,
+    repair: Annotated[str, Parameter(help="Until a failed node is back (1h).")] = "1h",
+    checkpoint_every: Annotated[
+        str, Parameter(help="Progress between checkpoints; 0: nothing is lost; never: all since the start (30min).")
+    ] = "30min",
+    capacity: Annotated[
+        Path | None, Parameter(help="Nodes come and go as in this CSV: time_s,node,gpus or time_s,nodes.")
+    ] = None,
     serving: Annotated[Path | None, Parameter(help="Lyra: the serving pool that lends servers, a YAML file.")] = None,
     elastic: Annotated[float, Parameter(help="Lyra: share of jobs that can use twice their GPUs (0.05).")] = 0.05,
     json: Annotated[bool, Parameter(negative="", help="Print the figures as JSON.")] = False,
@@ -98,7 +113,33 @@ def run(
     if live is not None:
         from windtunnel.cli.fleet_live import run_live
 
-        run_live(jobs, site, names, live_folder, json)
+        run_live(jobs, site, names, live_folder, json, restart or 0.0)
+        return
+    failing = (mtbf_node, repair, checkpoint_every, None if capacity is None else str(capacity))
+    if seeds is not None and when is None:
+        if jobs_out is not None or report is not None:
+            raise SpecError("--seeds", seeds, "it prints bands over runs: leave out --jobs-out and --report")
+        asked = {
+            "trace": str(trace),
+            "where": where,
+            "cluster": cluster,
+            "gpus_per_node": gpus_per_node,
+            "seed": seed,
+            "clock": clock,
+            "tables": None if tables is None else str(tables),
+            "slot": slot,
+            "pool": placement == "pool",
+            "restart": restart,
+            "failing": failing,
+            "serving": None if serving is None else str(serving),
+            "elastic": elastic,
+        }
+        with working("running seeds"):
+            banded = run_seeds(names, seeds, executor, asked)
+        document = dict(banded[0]) if len(banded) == 1 else {}
+        document.update(trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
+        document["policies"] = {each["policy"]: each for each in banded}
+        _show(document, banded, json)
         return
     from windtunnel.cli.fleet_predicted import with_predictions
 
@@ -113,6 +154,7 @@ def run(
         slot_s=slot,
         pool=placement == "pool",
         restart_s=restart,
+        changes=changes_of(*failing),
     )
     if any(name.startswith("lyra") for name in names):
         from windtunnel.cli.fleet_loans import loans_of
@@ -152,11 +194,11 @@ def run(
 
 def _occupancy(outcome: Outcome) -> Occupancy:
     """What the page draws of a run."""
-    import numpy as np
 
     from windtunnel.report.fleet.page import Occupancy
 
-    ran = np.flatnonzero((outcome.state == 0) & (outcome.end_s > outcome.start_s))
+    ran = outcome.ran()
+    ran = ran[outcome.end_s[ran] > outcome.start_s[ran]]
     return Occupancy(
         outcome.policy,
         outcome.start_s[ran].tolist(),

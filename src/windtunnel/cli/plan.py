@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from windtunnel.cli.plan_flags import PlanFlags
+
+if TYPE_CHECKING:
+    from windtunnel.planning.oracle import Layout, Replayed
 
 INFEASIBLE = 3  # as in predict
 
@@ -37,7 +42,18 @@ def plan(
         tuple[str, ...], Parameter(negative="", help="A disturbance that plans are ranked under, as in predict.")
     ] = (),
     mtbf: Annotated[str | None, Parameter(help="Mean time between failures of the whole job, e.g. 6h.")] = None,
+    techniques: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="Try techniques on the best plans: all, exact (what is trained stays the same), or names with"
+            " parameters as predict --technique takes them.",
+        ),
+    ] = (),
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    tried: Annotated[
+        Path | None, Parameter(help="Write each plan that is replayed here, one JSON a line, while the search runs.")
+    ] = None,
     launch_flags: Annotated[
         Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
         Parameter(help="Print the best plan as that framework is launched with it (that of the plan)."),
@@ -51,21 +67,33 @@ def plan(
     Parameters
     ----------
     model
-        Name of a shipped model, e.g. llama-3.1-405b, or the path of a Hugging Face config.json.
+        Name of a shipped model, e.g. llama-3.1-405b, the path of a Hugging Face config.json, or a folder that
+        `windtunnel capture` wrote: then its units are cut into stages.
     """
+    from windtunnel.cli.captured import is_captured_word
+
+    if is_captured_word(model):
+        from windtunnel.cli.captured_plan import plan_script
+
+        others = {"--plan": plan, "--set": set, "--gpus": gpus, "--slow": slow, "--mtbf": mtbf, "--price": price}
+        others |= {"--techniques": techniques, "--report": report, "--launch-flags": launch_flags}
+        others |= {"--pareto": pareto or None, "--objective": None if objective == "time" else objective}
+        return plan_script(model, cluster, flags.given(), others, top=top, json=json)
     from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.planning import plan as find
     from windtunnel.training.question import Question
     from windtunnel.units import parse_time
 
-    asked = Question.asked(model, cluster, plan, flags.given(), set)
+    mixed = parse_mixed(cluster)
+    asked = Question.asked(model, cluster, plan, flags.given(), set, None if mixed is None else mixed.alike()[0])
     head, colon, count = cluster.rpartition(":")
-    spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
+    spec = f"{head}:{{gpus}}" if colon and count.isdigit() and mixed is None else cluster
     sets = [word for text in set for word in ("--set", text)]
-    with working("planning"):
+    with working("planning"), _told(tried, model, spec) as told:
         found = find(
             asked.model,
-            asked.cluster,
+            mixed or asked.cluster,
             asked.plan,
             top=top,
             within_s=parse_time(within, "--within"),
@@ -75,7 +103,9 @@ def plan(
             price_per_gpu_hour=price,
             slow=slow,
             mtbf_s=None if mtbf is None else parse_time(mtbf, "--mtbf"),
+            techniques=techniques,
             named=" ".join([shlex.quote(model), *map(shlex.quote, sets), "--cluster", spec]),
+            told=told,
         )
     document = found.to_dict()
     if launch_flags is not None and document["plans"]:
@@ -98,6 +128,32 @@ def plan(
 
         print_plans(document, stdout())
     return INFEASIBLE if document["status"] == "infeasible" else 0
+
+
+@contextmanager
+def _told(path: Path | None, model: str, cluster: str) -> Iterator[Callable[[Layout, Replayed], None] | None]:
+    """What writes a replayed plan to `path` as a row of a sweep's journal; nothing without a path."""
+    if path is None:
+        yield None
+        return
+    from windtunnel.sweeps.journal import Journal
+
+    with Journal(path) as journal:
+
+        def told(layout: Layout, replay: Replayed) -> None:
+            asked = layout.asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+            seconds, gpus = replay.step_ns / 1e9, layout.cluster.n_gpus
+            inputs = {"model": model, "cluster": cluster.replace("{gpus}", str(gpus))}
+            outputs = {
+                "step_time_s": seconds,
+                "tokens_per_s": layout.plan.global_batch * layout.plan.seq_len / seconds,
+                "n_gpus": gpus,
+                "peak_memory_bytes": replay.peak_bytes,
+            }
+            inputs |= {f"plan.{name}": value for name, value in asked.items()}
+            journal.add({"status": "ok", "inputs": inputs, "outputs": outputs})
+
+        yield told
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -106,10 +107,12 @@ def predict(
     """
     from windtunnel.cli.output import note, print_json, stdout, working
 
-    if report is not None and trace is not None and report.absolute() == trace.absolute():
-        from windtunnel.errors import SpecError
+    outputs: dict[Path, str] = {}
+    for name, path in (("--report", report), ("--trace", trace), ("--ops", None if ops == OPS_IN_JSON else ops)):
+        if path is not None and (taken := outputs.setdefault(path.resolve(), name)) != name:
+            from windtunnel.errors import SpecError
 
-        raise SpecError("--trace", str(trace), "is the file of --report too; give each a name of its own")
+            raise SpecError(name, str(path), f"is the file of {taken} too; give each a name of its own")
     if price is not None and tokens is None:
         from windtunnel.errors import SpecError
 
@@ -117,7 +120,7 @@ def predict(
     if ops is not None:
         check_ops(ops, model, technique, json=json)
     with working("predicting"):
-        result = answered(
+        result, advised = answered_at_first(
             model,
             cluster=cluster,
             plan=plan,
@@ -131,8 +134,10 @@ def predict(
             jitter=jitter,
             samples=samples,
             seed=seed,
-            advice=advice,
         )
+    if json and advice:
+        with working("trying changes of the plan"):
+            result = advised()
     whole = None if tokens is None else training_run(result, tokens, price)
     rows = [] if ops is None else asked_ops(model, cluster, plan, flags, set)
     # Printed first: a finished answer is not lost where it cannot be written.
@@ -146,13 +151,18 @@ def predict(
             more["launch"] = launched(launch_flags, result)
         print_json(to_document(result) | more)
     else:
-        from windtunnel.report.prediction.console import print_result
+        from windtunnel.report.prediction.console import print_advice, print_result
 
         print_result(result, stdout())
         if whole is not None:
             print(told_run(whole))
         for name, text in ({} if launch_flags is None else launched(launch_flags, result)).items():
             stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
+        if advice:  # behind the answer, which need not wait for a hundred others
+            sys.stdout.flush()
+            with working("trying changes of the plan"):
+                result = advised()
+            print_advice(result, stdout())
     written = []
     if report is not None:
         from windtunnel.report.prediction.html import write_html
@@ -254,7 +264,13 @@ def told_run(whole: Mapping[str, float]) -> str:
     return f"Whole training: {', '.join(parts)}; {steps}, without failures"
 
 
-def answered(
+def answered(model: str, /, *, cluster: str, advice: bool = True, **asked: Any) -> Result:
+    """The answer to `predict` with these arguments, as `answered_at_first` takes them; `advice`: with its advice."""
+    result, advised = answered_at_first(model, cluster=cluster, **asked)
+    return advised() if advice else result
+
+
+def answered_at_first(
     model: str,
     /,
     *,
@@ -264,15 +280,15 @@ def answered(
     set: Sequence[str] = (),
     technique: Sequence[str] = (),
     allocator: str | None = None,
-    advice: bool = True,
     **others: Any,
-) -> Result:
-    """The answer to `predict` with these arguments; `others`: keywords of `training.predict`.
+) -> tuple[Result, Callable[[], Result]]:
+    """The answer to `predict`, and what makes of it the answer with the changes that were predicted to help.
 
-    `advice`: with the changes of the plan that were predicted to help. Of a captured script none is: what would have
-    to change there is its code.
+    `others`: keywords of `training.predict`. A captured script gets no advice: what would have to change there is its
+    code.
     """
     from windtunnel.cli.captured import answered_captured, is_captured_word
+    from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.training.question import Question
 
     if is_captured_word(model):
@@ -281,13 +297,27 @@ def answered(
 
             raise SpecError("--technique", technique[0], "techniques rewrite the step of a plan: name a model instead")
         asked: dict[str, Any] = {"plan": plan, "flags": flags.given(), "set": set, "allocator": allocator}
-        return answered_captured(model, cluster=cluster, **asked, **others)
+        captured = answered_captured(model, cluster=cluster, **asked, **others)
+        return captured, lambda: captured
     if allocator is not None:
         from windtunnel.errors import SpecError
 
         raise SpecError(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
+    mixed = parse_mixed(cluster)
+    if mixed is not None:
+        disturbed = others.get("samples") or others.get("jitter") not in (None, "0", 0.0)
+        if technique or set or disturbed or any(others.get(name) for name in ("slow", "router_load", "lengths")):
+            from windtunnel.errors import SpecError
+
+            why = "of several types of GPU: leave out techniques, --set, disturbances, routers and lengths"
+            raise SpecError("--cluster", cluster, why)
+        question = Question.asked(model, cluster, plan, flags.given(), set, mixed.alike()[0])
+        from windtunnel.training import predict as step_of
+
+        of_types = question.as_named(step_of(question.model, mixed, question.plan))
+        return of_types, lambda: of_types
     question = Question.asked(model, cluster, plan, flags.given(), set)
 
     if not technique:
@@ -299,8 +329,10 @@ def answered(
             return asked.as_named(predict_with(asked.model, asked.cluster, asked.plan, technique, **others))
 
         result = with_them(question)
-    if not advice:
-        return result
-    from windtunnel.planning.advice import advised
 
-    return advised(result, question, others, with_them)
+    def advised() -> Result:
+        from windtunnel.planning import advice
+
+        return advice.advised(result, question, others, with_them)
+
+    return result, advised

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from windtunnel.capture.arguments import Launch
     from windtunnel.emulate.run import Emulation, Outcome
+    from windtunnel.hardware import Cluster
 
 _TAPE_WORDS = ("record", "replay")
 
@@ -118,21 +119,6 @@ def _document(rank: int, outcome: Outcome) -> dict[str, Any]:
     return {**facts, "rank": rank, "median_step_s": outcome.step_s}
 
 
-def joined_tape(words: Sequence[str]) -> list[str]:
-    """`--tape record FILE` as one word, `--tape=record:FILE`, so that options are told from the script."""
-    found = list(words)
-    for at, word in enumerate(found):
-        if word == "--" or (not word.startswith("-") and at and found[0] != "run"):
-            break
-        if word == "--tape" and at + 2 < len(found) and found[at + 1] in _TAPE_WORDS:
-            found[at : at + 3] = [f"--tape={found[at + 1]}:{found[at + 2]}"]
-            break
-        if word.startswith("--tape=") and word[7:] in _TAPE_WORDS and at + 1 < len(found):
-            found[at : at + 2] = [f"{word}:{found[at + 1]}"]
-            break
-    return found
-
-
 def _asked(
     words: Sequence[str],
     cluster: str | None,
@@ -180,8 +166,21 @@ def _asked(
         file = cluster.rpartition(":")[0] or cluster
         note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
              f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
+    _say_doubts(cluster, found)
     made = Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory=memory)
     return replace(made, ranks=several)
+
+
+def _say_doubts(cluster: str, found: Cluster) -> None:
+    """That what prices communications is old, or was disturbed."""
+    from datetime import date
+
+    from windtunnel.cli.output import note
+
+    doubts = found.calibration.doubts(date.today()) if found.calibration is not None else []
+    if doubts:
+        file = cluster.rpartition(":")[0] or cluster
+        note(f"note: {file} may be off: {'; '.join(doubts)}; to measure again: windtunnel calibrate --out {file}")
 
 
 def _recording(words: Sequence[str], path: str) -> Emulation:

@@ -53,12 +53,15 @@ def ui(
     hosts = tuple(f"[{name}]:{taken}" if ":" in name else f"{name}:{taken}" for name in names)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{taken}/{f'?token={token}' if token else ''}"
-    note(f"windtunnel is at {address} (Ctrl-C ends it)")
-    app = application(runs.absolute(), hosts, token)
-    if open:
-        import threading
-        import webbrowser
 
-        threading.Timer(0.5, webbrowser.open, (address,)).start()
+    def ready() -> None:
+        note(f"windtunnel is at {address} (Ctrl-C ends it)")
+        if open:
+            import threading
+            import webbrowser
+
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+    app = application(runs.absolute(), hosts, token, ready)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
     server.run(sockets=[bound])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from windtunnel.result import Result
 
 DISTURBING = ("slow", "jitter", "samples", "router_load", "lengths")  # parameters of `predict` that `slow.none` drops
+CAPTURED_HASH = "@"
 BESIDE_SLOW = ("jitter", "router load", "lengths")  # disturbances with a flag of their own, as results name them
 
 
@@ -148,7 +149,9 @@ def _files(arguments: Mapping[str, Any]) -> list[Path]:
     model, cluster = arguments["model"], arguments["cluster"]
     head, colon, count = cluster.rpartition(":")
     machine = head if colon and count.isdigit() else cluster
-    named = [model] if model.startswith((".", "/")) or model.endswith(".json") else []
+    folder = model.rpartition(CAPTURED_HASH)[0]  # of a captured folder, named with its content's hash
+    at = folder if folder and not Path(model).exists() else model
+    named = [at] if at.startswith((".", "/")) or at.endswith(".json") else []
     named += [machine] if machine.lower().endswith((".yaml", ".yml", ".json")) else []
     named += [text for text in (arguments.get("router_load"),) if text and not text.startswith("zipf:")]
     named += [text for text in (arguments.get("lengths"),) if text]

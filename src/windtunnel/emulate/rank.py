@@ -43,11 +43,13 @@ class Journal:
         self.profiled: list[int] = []  # steps that the profiler slowed
         self.kinds: Counter[str] = Counter()
         self.kind_bytes: Counter[str] = Counter()
+        self.control: Counter[str] = Counter()  # calls of objects and small tensors of the host
         self.last: ObservedStep | None = None
         self.memory: Peak | None = None
         self.notes: list[str] = []
         self.optimizers: list[Any] = []
         self._watch: Any = None
+        self._may_watch = bool(task["memory"])
         self.conductor: Conductor | None = None
         self.own: ComputeTime | None = None
         self.technique: Applied | None = None
@@ -59,6 +61,9 @@ class Journal:
 
     def heard(self, call: Communication) -> None:
         """A communication was begun."""
+        if call.is_control:
+            self.control[call.kind] += 1
+            return
         self.kinds[call.kind] += 1
         self.kind_bytes[call.kind] += call.bytes
 
@@ -74,7 +79,7 @@ class Journal:
             if len(self.profiled) == MEMORY_STEPS:
                 self.stop_watch()
             return True
-        if number == MEMORY_STEP and self.task["memory"] and not self.profiled:
+        if number == MEMORY_STEP and self._may_watch and not self.profiled:
             return self._start_watch()
         return False
 
@@ -91,8 +96,17 @@ class Journal:
             watch.mark(self.optimizers)
             self._watch = watch
         else:
-            self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
+            self.script_profiles()
         return True
+
+    def script_profiles(self) -> None:
+        """The script runs a profiler, and there can be but one."""
+        if self._may_watch and self.memory is None:
+            self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.abandon()
+        self._may_watch = False
 
     def before_optimizer(self, optimizer: Any) -> None:
         """Know all optimizers; see where gradients lie."""
@@ -156,6 +170,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
     from windtunnel.emulate.clock.compute_time import ComputeTime
+    from windtunnel.emulate.memory import watch_profilers
 
     launch = launch_of(task)
     several = len(task["ranks"]) > 1
@@ -178,6 +193,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     try:
         with world:
             checkpoints_of_one_rank(replaced, journal.notes.append)
+            watch_profilers(replaced, journal.script_profiles)
             with _technique(task, launch, journal):
                 _run(launch)
             if several and journal.conductor is not None and journal.conductor.company is not None:
@@ -390,7 +406,16 @@ def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
         os.environ.update(launch_of(task).environment(task["rank"]))
     import torch  # noqa: F401 - before the clock of the script runs
 
-    yield
+    from windtunnel.capture.processes.write_overlay import short_place_for_sockets
+
+    # Data-loader workers leave folders of sockets when they are killed: these go with the run's own.
+    sockets = Path(task["folder"]) / f"sockets_{task['rank']}"
+    sockets.mkdir()
+    undo = short_place_for_sockets(str(sockets))
+    try:
+        yield
+    finally:
+        undo()
 
 
 def told(error: BaseException) -> dict[str, Any]:
@@ -442,6 +467,7 @@ def _facts(journal: Journal) -> dict[str, Any]:
         "blocked_s": journal.blocked_s,
         "profiled": journal.profiled,
         "kinds": {kind: [count, journal.kind_bytes[kind]] for kind, count in sorted(journal.kinds.items())},
+        "control": dict(sorted(journal.control.items())),
         "settled_at": conductor.settled_at,
         "movement": conductor.movement if conductor.movement != float("inf") else None,
         "unplanned": conductor.unplanned,

@@ -9,7 +9,7 @@ with them. Control messages that they wait for (pipelines send shapes) come from
 peers that are captured on the side, on demand (`windtunnel.capture`).
 
 Killed itself, this process can clean nothing. Its children then end (`process.die_with_parent`), and the next start
-ends what these had started and removes the folder: both carry the folder's name, one in `FOLDER_VARIABLE`.
+ends what these had started and removes the folder (`leftovers.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,14 +30,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from windtunnel.capture.processes import file_mailbox, fork_server
+from windtunnel.capture.processes.leftovers import FOLDER_VARIABLE, RUN_PREFIX, folder_of_this_process, sweep
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import terminated_is_an_end
 
 if TYPE_CHECKING:
     from windtunnel.capture.arguments import Launch
 
-FOLDER_PREFIX = "windtunnel-run-"
-FOLDER_VARIABLE = "WINDTUNNEL_RUN_FOLDER"  # in the environment of everything that a run starts
 NOT_RUN_ON_GPU = "the CUDA path of `windtunnel run` is not yet run on a GPU: take its times with care"
 WATCHED = 8  # virtual peers drawn in the timeline
 _LOOK_S, _END_S, _KILL_S = 0.05, 10.0, 5.0
@@ -124,7 +122,8 @@ def emulate_ranks(asked: Emulation) -> dict[int, Outcome]:
 class _Run:
     def __init__(self, asked: Emulation) -> None:
         self.asked = asked
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+        self.folder = folder_of_this_process(RUN_PREFIX)
+        self.folder.mkdir(mode=0o700)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._peers: Any = None  # workers that play captured peers
 
@@ -341,28 +340,6 @@ def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: Sequence[int
             if rank in real and one.kind == "random":
                 continue
             found[rank] = max(found.get(rank, 1.0), one.factor)
-    return found
-
-
-def sweep() -> None:
-    """What killed runs left behind: folders, and processes that their scripts had started."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            for pid in _started_in(folder):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _started_in(folder: Path) -> list[int]:
-    """Processes that carry a run's folder in their environment."""
-    mark = f"{FOLDER_VARIABLE}={folder}".encode()
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (place / "environ").read_bytes().split(b"\0"):
-                found.append(int(place.name))
     return found
 
 

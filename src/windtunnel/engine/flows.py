@@ -66,7 +66,7 @@ def share(
     lengths = np.diff(paths.link_ptr)
     kernels.arrive_all(network, np.flatnonzero(lengths))
     kernels.rerate(network)
-    return np.where(lengths == 0, np.inf, network.level * network.weight)
+    return np.where(lengths == 0, np.inf, network.flows["level"] * network.flows["weight"])
 
 
 def replay_flows(
@@ -101,7 +101,7 @@ def replay_flows_logged(
 
 def network_of(capacity: Floats, paths: Paths) -> Network:
     """The state that `flow_kernels.arrive`, `depart` and `rerate` work on: these links, no flow on them yet."""
-    from windtunnel.engine.compiled.flow_kernels import Network
+    from windtunnel.engine.compiled.flow_kernels import ENTRY, FLOW, LINK, Network
 
     n_links, n_flows, n_entries = len(capacity), len(paths.weight), len(paths.link_idx)
     flow_of = np.repeat(np.arange(n_flows, dtype=np.int32), np.diff(paths.link_ptr))
@@ -113,45 +113,15 @@ def network_of(capacity: Floats, paths: Paths) -> Network:
         twice = int(visits[1:][visits[1:] == visits[:-1]][0])
         remedy = f"flow {twice // n_links} uses it twice; give it once with the sum of its `use`"
         raise SpecError("link_idx", twice % n_links, remedy)
-    link_ptr = np.zeros(n_links + 1, np.int64)
-    np.cumsum(np.bincount(paths.link_idx, minlength=n_links), out=link_ptr[1:])
-
-    def ints(n: int) -> NDArray[np.int32]:
-        return np.zeros(n, np.int32)
-
-    def flags(n: int) -> NDArray[np.bool_]:
-        return np.zeros(n, np.bool_)
-
-    return Network(
-        capacity=capacity.copy(),
-        flow_ptr=paths.link_ptr,
-        link_of=paths.link_idx,
-        need=paths.use * paths.weight[flow_of],
-        weight=paths.weight,
-        flow_of=flow_of,
-        link_ptr=link_ptr,
-        members=ints(n_entries),
-        slot=ints(n_entries),
-        present=ints(n_links),
-        load=np.zeros(n_links),
-        level=np.zeros(n_flows),
-        bottleneck=np.full(n_flows, -1, np.int32),
-        chosen=ints(n_flows),
-        is_chosen=flags(n_flows),
-        old_level=np.zeros(n_flows),
-        dirty=ints(n_links),
-        is_dirty=flags(n_links),
-        touched=ints(n_links),
-        is_touched=flags(n_links),
-        held=np.zeros(n_links),
-        n_chosen=ints(n_links),
-        left=np.zeros(n_links),
-        growth=np.zeros(n_links),
-        n_unfilled=ints(n_links),
-        heap_key=np.zeros(n_links),
-        heap_link=ints(n_links),
-        size=np.zeros(2, np.int64),
-    )
+    links, flows, entries = np.zeros(n_links, LINK), np.zeros(n_flows, FLOW), np.zeros(n_entries, ENTRY)
+    links["capacity"] = capacity
+    members = np.bincount(paths.link_idx, minlength=n_links)
+    links["first"] = np.cumsum(members) - members
+    flows["weight"], flows["bottleneck"] = paths.weight, -1
+    flows["first"], flows["end"] = paths.link_ptr[:-1], paths.link_ptr[1:]
+    entries["link"], entries["flow"] = paths.link_idx, flow_of
+    entries["need"] = paths.use * paths.weight[flow_of]
+    return Network(links, flows, entries, np.zeros(2, np.int64))
 
 
 def plainly_shared(

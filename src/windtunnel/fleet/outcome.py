@@ -5,6 +5,7 @@ queueing_delay          first start - submission, of jobs that started; total_wa
 deadline_met_by_log     real end <= deadline, over all submitted jobs that have one
 deadline_met_scored     the same by an estimated end without slot rounding and overhead (rejected = missed), where a
                         clock makes one; the published figures of ElasticFlow are such scores
+failed, cancelled       ran as long as the trace says and ended as it says; they hold GPUs, and have no jct
 utilisation             GPU-seconds leased over the integral of the capacity from first submission to last end
 finish_time_fairness    JCT over the time alone on 1/N of the cluster, N the jobs in the system on average
 littles_law_residual    |mean jobs in the system - arrival rate x mean JCT| over the former
@@ -13,8 +14,9 @@ littles_law_residual    |mean jobs in the system - arrival rate x mean JCT| over
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +25,9 @@ from windtunnel.fleet.jobs.trace import Jobs
 
 Floats = NDArray[np.float64]
 COMPLETED, REJECTED, UNFINISHED, IMPOSSIBLE, DROPPED = "completed", "rejected", "unfinished", "impossible", "dropped"
+FAILED, CANCELLED = "failed", "cancelled"
 COMPLETED_AT, UNFINISHED_AT = 0, 2  # in STATES
-STATES = (COMPLETED, REJECTED, UNFINISHED, IMPOSSIBLE, DROPPED)
+STATES = (COMPLETED, REJECTED, UNFINISHED, IMPOSSIBLE, DROPPED, FAILED, CANCELLED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +51,45 @@ class Outcome:
         """Jobs in a state."""
         return np.flatnonzero(self.state == STATES.index(state))
 
+    def ran(self) -> NDArray[np.int64]:
+        """Jobs that came to an end, whichever."""
+        ended = (STATES.index(COMPLETED), STATES.index(FAILED), STATES.index(CANCELLED))
+        return np.flatnonzero(np.isin(self.state, ended) & ~np.isnan(self.end_s))
+
     @property
     def jct_s(self) -> Floats:
         """End - submission, NaN for jobs that did not complete."""
         return np.where(self.state == 0, self.end_s - self.jobs.submit_s, np.nan)
+
+
+class Ran(Protocol):
+    """What a clock that counts nanoseconds knows of a job."""
+
+    start_ns: int | None
+    end_ns: int | None
+    restarts: int
+    gpu_ns: int
+
+
+def outcome_of_runs(
+    jobs: Jobs, policy: str, ran: Sequence[Ran], states: Sequence[str], extra: dict[str, Any] | None = None
+) -> Outcome:
+    """The table of a run of the exact clock; `states`: one of STATES for each job."""
+
+    def seconds(times_ns: Iterable[int | None]) -> Floats:
+        return np.array([np.nan if time_ns is None else time_ns / 1e9 for time_ns in times_ns])
+
+    return Outcome(
+        jobs,
+        policy,
+        "exact",
+        seconds(job.start_ns for job in ran),
+        seconds(job.end_ns for job in ran),
+        np.array([job.restarts for job in ran], np.int64),
+        seconds(job.gpu_ns for job in ran),
+        np.array([STATES.index(state) for state in states], np.int8),
+        extra=extra,
+    )
 
 
 def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
@@ -76,20 +114,26 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
     held = np.where(jobs.gpus > 0, outcome.gpu_seconds / np.maximum(jobs.gpus, 1), 0)[done]
     rigid = not np.isnan(jobs.duration_s[done]).any()
     result["total_wait_mean_s"] = _mean(np.maximum(jct - held, 0)) if rigid else None
-    if len(done):
-        first, last = float(jobs.submit_s.min()), float(outcome.end_s[done].max())
+    ran = outcome.ran()
+    if len(ran):
+        stay = (outcome.end_s - jobs.submit_s)[ran]
+        first, last = float(jobs.submit_s.min()), float(outcome.end_s[ran].max())
         span = max(last - first, 1e-9)
         result["last_end_s"] = _rounded(last)
         result["makespan_s"] = _rounded(span)
-        result["utilisation"] = _rounded(float(np.nansum(outcome.gpu_seconds[done])) / (capacity * span))
-        ends = np.where(outcome.state == COMPLETED_AT, outcome.end_s, last)
-        there = (outcome.state == COMPLETED_AT) | (outcome.state == UNFINISHED_AT)
+        whole = (outcome.extra or {}).get("capacity_gpu_hours")  # where nodes come and go
+        offered = capacity * span if whole is None else max(whole * 3600.0, 1e-9)
+        result["utilisation"] = _rounded(float(np.nansum(outcome.gpu_seconds[ran])) / offered)
+        ended = np.zeros(len(jobs), bool)
+        ended[ran] = True
+        ends = np.where(ended, outcome.end_s, last)
+        there = ended | (outcome.state == UNFINISHED_AT)
         inside = float((np.minimum(ends, last) - jobs.submit_s)[there].clip(0).sum()) / span
         arrivals = int(there.sum()) / span
         result["jobs_in_system_mean"] = _rounded(inside)
-        result["littles_law_residual"] = _rounded(abs(inside - arrivals * float(jct.mean())) / max(inside, 1e-12))
+        result["littles_law_residual"] = _rounded(abs(inside - arrivals * float(stay.mean())) / max(inside, 1e-12))
         result.update(_fairness(outcome, done, max(inside, 1.0), capacity))
-        starts = outcome.start_s[done] if len(done) == len(jobs) else outcome.start_s[~np.isnan(outcome.start_s)]
+        starts = outcome.start_s[ran] if len(ran) == len(jobs) else outcome.start_s[~np.isnan(outcome.start_s)]
         text = ",".join(str(round(start)) for start in starts.tolist())
         result["start_digest"] = hashlib.sha256(text.encode()).hexdigest()[:16]
     with_deadline = np.flatnonzero(~np.isnan(jobs.deadline_s))

@@ -18,7 +18,17 @@ import numpy as np
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.fleet.jobs.trace import Jobs
-from windtunnel.fleet.outcome import COMPLETED, DROPPED, IMPOSSIBLE, REJECTED, STATES, UNFINISHED, Outcome
+from windtunnel.fleet.outcome import (
+    CANCELLED,
+    COMPLETED,
+    DROPPED,
+    FAILED,
+    IMPOSSIBLE,
+    REJECTED,
+    STATES,
+    UNFINISHED,
+    Outcome,
+)
 from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
 from windtunnel.fleet.tables import Tables
@@ -31,6 +41,7 @@ CLOCKS = ("exact", "adaptdl", "elasticflow")
 ADAPTDL = ("tiresias", "optimus", "pollux")
 ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
 TRACED = ("tiresias", "gittins", "srtf", "themis")  # of the exact clock: run the durations of the trace
+UNSTARTED = "was cancelled before it started"
 NS = 1e9
 Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds of an iteration
 
@@ -48,6 +59,7 @@ class Options:
     restart_s: float | None = None
     iteration_s: Runtime | None = None  # the training predictor
     loans: Any = None  # `loans.run.Loans`, for lyra
+    changes: Any = None  # `capacity.changes.Changes`: nodes that come and go
 
 
 def policies_of(clock: str) -> tuple[str, ...]:
@@ -56,9 +68,16 @@ def policies_of(clock: str) -> tuple[str, ...]:
         return ADAPTDL
     if clock == "elasticflow":
         return ELASTICFLOW
-    from windtunnel.fleet.exact.policies import NAMES
+    from windtunnel.fleet.exact.policies import NAMES, TYPED
 
-    return (*queues.NAMES, "current", *NAMES, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
+    return (*queues.NAMES, "current", *NAMES, *TYPED, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
+
+
+def changing() -> tuple[str, ...]:
+    """Names of policies that run where nodes come and go."""
+    from windtunnel.fleet.exact.policies import NAMES, TYPED
+
+    return (*queues.NAMES, *NAMES, *TYPED)
 
 
 def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -69,16 +88,27 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     if policy not in policies_of(options.clock):
         known = ", ".join(policies_of(options.clock))
         raise SpecError("--policy", policy, f"in the clock {options.clock} give one of {known}")
+    if site.kinds and policy not in ("gavel", "sia"):
+        raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; gavel and sia choose between kinds")
+    if options.changes is not None and (options.clock != "exact" or policy not in changing()):
+        raise SpecError(
+            "--policy", policy, f"with nodes that fail give, in the clock exact, one of {', '.join(changing())}"
+        )
     keep, why = _possible(jobs, site, policy, options)
     kept = jobs.take(keep) if len(keep) < len(jobs) else jobs
     blank = _blank(jobs, policy, options.clock, keep, why)
     if not len(keep):
         return blank
+    return _as_it_ended(_put(blank, keep, _run(kept, site, policy, options)))
+
+
+def _run(kept: Jobs, site: Site, policy: str, options: Options) -> Outcome:
+    """The run of jobs that can run."""
     if options.clock == "adaptdl":
         part = _adaptdl(kept, site, policy, options)
     elif options.clock == "elasticflow" or policy in ("edf", "elasticflow", "gandiva"):
         part = _elasticflow(kept, site, policy, options)
-    elif policy in queues.NAMES:
+    elif policy in queues.NAMES and options.changes is None:
         part = _queue(kept, site, policy, options)
     elif policy == "current":
         part = _current(kept, options)
@@ -98,23 +128,35 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
         from windtunnel.fleet.exact.run import run_exact
 
         part = run_exact(kept, site, policy, options)
-    return _put(blank, keep, part)
+    return part
+
+
+def _as_it_ended(outcome: Outcome) -> Outcome:
+    """Jobs that the trace says failed or were cancelled did so at the end of their run."""
+    ended = outcome.jobs.columns.get("ended")
+    for at, text in enumerate(ended or ()):
+        if text in (FAILED, CANCELLED) and outcome.state[at] == STATES.index(COMPLETED):
+            outcome.state[at] = STATES.index(text)
+    return outcome
 
 
 def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[Any, dict[int, str]]:
     """Rows that can run, and why the others cannot."""
     why: dict[int, str] = {}
-    if policy in ("pollux", "optimus", "edf") or policy.startswith("elasticflow"):
+    if policy in ("pollux", "optimus", "sia", "edf") or policy.startswith("elasticflow"):
         return np.arange(len(jobs)), why
+    never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
+    for at in np.flatnonzero(never & (np.array(jobs.columns.get("ended", [""] * len(jobs))) == CANCELLED)):
+        why[int(at)] = UNSTARTED
     nodes = jobs.gpus if options.pool else -(-jobs.gpus // site.per_node)
     large = (jobs.gpus > site.gpus) if options.pool else (nodes > site.nodes)
     for at in np.flatnonzero(large):
-        why[int(at)] = f"asks {int(jobs.gpus[at])} GPUs of {site.gpus}"
+        why.setdefault(int(at), f"asks {int(jobs.gpus[at])} GPUs of {site.gpus}")
     if policy in OVERSUBSCRIBED:
         for at in np.flatnonzero(jobs.gpus > site.per_node * (1 - SERVICE_SHARE)):
             why[int(at)] = f"asks {int(jobs.gpus[at])} GPUs, more than services leave of a node of {site.per_node}"
     for at in np.flatnonzero(jobs.gpus < 1):
-        why[int(at)] = "asks no GPU"
+        why.setdefault(int(at), "asks no GPU")
     if options.clock == "exact" and (policy in queues.NAMES) and np.isnan(jobs.duration_s).all() and options.tables:
         pass  # durations come from the tables
     elif options.clock == "exact" and (
@@ -138,7 +180,9 @@ def _blank(jobs: Jobs, policy: str, clock: str, keep: Any, why: dict[int, str]) 
     state = np.full(len(jobs), STATES.index(DROPPED), np.int8)
     state[keep] = STATES.index(UNFINISHED)
     for at, text in why.items():
-        if text.startswith("asks ") and text != "asks no GPU":
+        if text == UNSTARTED:
+            state[at] = STATES.index(CANCELLED)
+        elif text.startswith("asks ") and text != "asks no GPU":
             state[at] = STATES.index(IMPOSSIBLE)
     never = np.full(len(jobs), np.nan)
     return Outcome(

@@ -2,6 +2,7 @@
 
 t4:64              64 GPUs of a kind, on nodes as that kind usually comes
 t4:16x4            16 nodes of 4 GPUs
+v100:8x4+k80:4x4   nodes of several kinds, of one size (policies gavel and sia)
 nodes.csv          node,cpu_milli,memory_mib,gpus,gpu_model: unlike nodes, for packing
 site.yaml          gpu, gpus, gpus_per_node; and clouds beside them (`hybrid/clouds.py`)
 """
@@ -22,24 +23,32 @@ CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb"
 
 @dataclass(frozen=True)
 class Site:
-    """Equal nodes."""
+    """Equal nodes, or nodes of several kinds that have as many GPUs each."""
 
     gpu: str
     nodes: int
     per_node: int
     text: str
     file: Path | None = None  # where the site came from
+    kinds: tuple[tuple[str, int], ...] = ()  # (GPU, nodes), where there are several
 
     @property
     def gpus(self) -> int:
         """All GPUs."""
         return self.nodes * self.per_node
 
+    @property
+    def node_kinds(self) -> tuple[str, ...]:
+        """The GPU of each node."""
+        return tuple(gpu for gpu, nodes in self.kinds or ((self.gpu, self.nodes),) for _ in range(nodes))
+
 
 def parse_site(text: str, per_node: int | None = None) -> Site:
     """A site from what the user says. Raises SpecError."""
     if text.lower().endswith((".yaml", ".yml")):
         return _from_yaml(Path(text))
+    if "+" in text:
+        return _of_kinds(text, per_node)
     found = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
     if not found:
         raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")
@@ -52,6 +61,17 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
     if count % size:
         raise SpecError("--cluster", text, f"{count} GPUs are no whole nodes of {size}; write {gpu}:NODESxGPUS")
     return _checked(Site(gpu, count // size, size, text))
+
+
+def _of_kinds(text: str, per_node: int | None) -> Site:
+    parts = [parse_site(part, per_node) for part in text.split("+")]
+    if len({part.per_node for part in parts}) > 1:
+        raise SpecError("--cluster", text, "give nodes of one size: write each part as GPU:NODESxGPUS")
+    if len({part.gpu for part in parts}) < len(parts):
+        raise SpecError("--cluster", text, "name each kind of GPU once")
+    kinds = tuple((part.gpu, part.nodes) for part in parts)
+    nodes = sum(part.nodes for part in parts)
+    return _checked(Site("+".join(gpu for gpu, _ in kinds), nodes, parts[0].per_node, text, kinds=kinds))
 
 
 def _checked(site: Site) -> Site:

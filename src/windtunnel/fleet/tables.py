@@ -1,6 +1,7 @@
 """Measured throughputs that a user brings: `--tables DIR`, in the layouts of AdaptDL's and ElasticFlow's simulators.
 
 pollux_placements.csv, pollux_scalability.csv, pollux_validation.csv: steps of an application by placement and batch
+gavel_throughput.csv: steps per second of a model at a batch, by kind and number of GPUs; 0 = does not run
 ef_throughput.csv: iterations per second of a model at a batch, by GPU type and number of GPUs; empty = does not run
 """
 
@@ -17,6 +18,7 @@ PLACEMENTS = ("application", "placement", "local_batch", "step_s", "sync_s")
 SCALABILITY = ("application", "nodes", "replicas", "local_batch", "step_s", "sync_s")
 VALIDATION = ("application", "batch_size", "epoch", "progress", "iteration", "grad_sqr", "grad_var")
 THROUGHPUT = ("gpu_type", "model", "batch_size", "gpus", "iterations_per_s")
+TYPED = ("gpu_type", "model", "batch_size", "gpus", "steps_per_s")
 
 
 class Tables:
@@ -51,6 +53,21 @@ class Tables:
                 path = self.folder / "ef_throughput.csv"
                 raise InputFileError(path, f"line {line}: holds what is no number", "mend that line") from None
         return {key: dict(sorted(levels.items())) for key, levels in found.items()}
+
+    @cached_property
+    def by_kind(self) -> dict[tuple[str, int], dict[str, dict[int, float]]]:
+        """Steps per second by kind (lower case) and number of GPUs, for each (model, batch)."""
+        found: dict[tuple[str, int], dict[str, dict[int, float]]] = {}
+        columns = self._columns("gavel_throughput.csv", TYPED)
+        for line, (kind, model, batch, gpus, rate) in enumerate(zip(*columns.values(), strict=True), 2):
+            try:
+                key, size, speed = (model, int(batch or 0)), int(gpus), float(rate or 0)
+            except ValueError:
+                path = self.folder / "gavel_throughput.csv"
+                raise InputFileError(path, f"line {line}: holds what is no number", "mend that line") from None
+            if speed > 0:
+                found.setdefault(key, {}).setdefault(kind.lower(), {})[size] = speed
+        return found
 
     def _columns(self, name: str, needed: tuple[str, ...]) -> dict[str, list[str]]:
         path = self.folder / name

@@ -20,10 +20,12 @@ time that is no time are errors that name the row. `cost.calibrated` makes price
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
@@ -66,6 +68,8 @@ COLLECTIVES = (
 _TEXT_KEYS, _NUMBER_MAPS = ("device", "date"), ("host", "memory", "overlap")
 _KEYS = (*_TEXT_KEYS, "kind", "software", "threads", *_NUMBER_MAPS, "points", "collectives")
 _FOR_READERS = ("curves", "notes")  # written for people and plots; nothing is priced by them
+OLD_DAYS = 30  # a device may have other drivers and neighbours by then
+_DISTURBED = ("busy", "quiet machine", "too long")  # what notes of a disturbed measurement say
 
 Array = NDArray[np.float64]
 
@@ -96,6 +100,7 @@ class Calibration:
     overlap: Mapping[str, float] = field(default_factory=dict)
     points: Mapping[tuple[str, str], Points] = field(default_factory=dict)  # by ("gemm forward", "bf16")
     collectives: Mapping[tuple[str, str, int], Points] = field(default_factory=dict)  # by (kind, backend, ranks)
+    notes: tuple[str, ...] = ()  # what was seen while measuring; no part of what it is equal by
 
     @cached_property
     def digest(self) -> str:
@@ -114,6 +119,19 @@ class Calibration:
         found: dict[str, Any] = {"device": self.device, "date": self.date, "software": dict(self.software)}
         points = sum(len(rows.seconds) for rows in (*self.points.values(), *self.collectives.values()))
         return {**found, "threads": self.threads, "points": points, "digest": self.digest}
+
+    def doubts(self, today: datetime.date) -> list[str]:
+        """Why not to trust it, if so: how old it is, and what disturbed it."""
+        found = []
+        with suppress(ValueError):  # a date is a text of the user's
+            days = (today - datetime.date.fromisoformat(self.date)).days
+            if days > OLD_DAYS:
+                found.append(f"measured {days} days ago, on {self.date}")
+        return found + self.disturbances()
+
+    def disturbances(self) -> list[str]:
+        """Notes that say that the machine was not the measurement's own."""
+        return [note for note in self.notes if any(word in note for word in _DISTURBED)]
 
     def source(self) -> str:
         """Where its numbers come from, in words."""
@@ -172,6 +190,7 @@ def calibration_from_document(given: object, where: str | None = None) -> Calibr
         threads,
         points=_points(reader, document.get("points") or {}),
         collectives=_collectives(reader, document.get("collectives") or {}),
+        notes=tuple(str(note) for note in document.get("notes") or ()),
         **numbers,
     )
 

@@ -23,7 +23,7 @@ from windtunnel.hardware.gpu import Gpu
 from windtunnel.units import parse_count
 
 _HERE = Path(__file__).parent / "catalogue"
-_MIXED = "mixed GPU types are not supported yet: give one GPU, and predict each kind as a cluster of its own"
+_MIXED = "mixed GPU types are for predict and plan only, as NAME:COUNT+NAME:COUNT or `groups` in YAML: give one GPU"
 _LARGEST_CLUSTER = 2**24  # GPUs; far above what exists, and a typing error beyond
 
 

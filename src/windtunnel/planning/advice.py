@@ -4,7 +4,8 @@
 
 A bound never exceeds the replayed step (`bounds.py`), so what is dropped cannot help, and the list ends when no change
 left could beat what was found, or after `REPLAYS_MOST` replays. What does not fit in memory, or in the host's where
-the optimizer goes there, is not said; nor is a gain below `WORTH`.
+the optimizer goes there, is not said; nor is a gain below `WORTH`, nor a third value of one field. What the framework
+is not known to have is named, as such, only where nothing that it has is as quick.
 
 Where the plan itself does not fit, the changes with which it does are told, quickest step first. Where none does, two
 or three of them together; where those do not either, more GPUs.
@@ -16,6 +17,7 @@ packed documents or a technique the best of the list are asked again with all of
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -32,7 +34,8 @@ from windtunnel.planning.oracle import Layout, Plan, Question, laid_out, memory_
 from windtunnel.result import Advice, Result
 
 WORTH = 0.005  # of the step
-TOLD = {PLAN: 6, NUMBERS: 3, OTHERS: 2}
+TOLD = {PLAN: 6, NUMBERS: 3, OTHERS: 1}
+TOLD_OF_A_FIELD = 2
 REPLAYS_MOST = 96
 FEW = 3  # single changes with which a plan fits: where there are fewer, two together are tried
 ASKED_AGAIN = 6  # with disturbances
@@ -104,6 +107,8 @@ def _advice(base: Layout, result: Result | None, again: Again | None = None) -> 
         told = [_advice_of(one, one.step_ns, one.memory_bytes, now.step_ns) for one in found]
     else:
         told = _asked_again(found, result, again, fits)
+    had = min((one.step_time_ns for one in told if one.kind != OTHERS), default=0)
+    told = [one for one in told if one.kind != OTHERS or not had or one.step_time_ns < had]
     return tuple(sorted(told, key=lambda one: (_order(one.kind), one.step_time_ns, one.flags))), tried
 
 
@@ -139,6 +144,7 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
     every = list(changes)
     kept: dict[int, _Tried] = {}
     told = dict.fromkeys(TOLD, 0)
+    of_field: Counter[str] = Counter()
     for number, change in enumerate(every):
         # Formats are priced by another cost: they are few, and replayed at once.
         key = (bounds.work_ns(change.layout), rough, number) if change.bounded else (0.0, close, number)
@@ -149,11 +155,13 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
     while heap:
         key_ns, level, number = heapq.heappop(heap)
         change = every[number]
-        if told[change.kind] == TOLD[change.kind]:
+        field = next(iter(change.fields))
+        if told[change.kind] == TOLD[change.kind] or of_field[field] == TOLD_OF_A_FIELD:
             continue
         if level == done:
             found.append(kept[number])
             told[change.kind] += 1
+            of_field[field] += change.kind != OTHERS
         elif level == rough:
             bound = max(key_ns, bounds.step_ns(change.layout))
             if bound <= limit_ns and bounds.memory_bytes(change.layout) <= capacity:

@@ -30,11 +30,13 @@ class Planned:
     cost_per_million_tokens: float | None = None  # where a price per GPU-hour is given
     effective_step_time_s: float | None = None  # under what was asked to go wrong; what plans are ranked by then
     tokens_per_joule: float | None = None  # at the GPUs' rated power
+    techniques: tuple[str, ...] = ()  # as `predict --technique` takes them
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         found = {name: getattr(self, name) for name in self.__slots__}
-        return {**found, "plan": dict(self.plan), "breakdown_s": dict(self.breakdown_s)}
+        plain = {"plan": dict(self.plan), "breakdown_s": dict(self.breakdown_s), "techniques": list(self.techniques)}
+        return {**found, **plain}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Plans:
     choices: tuple[Choice, ...] = ()  # other values of each field, with all else chosen again
     sensitivity: tuple[tuple[str, str], ...] = ()  # price that is 10 % off, and what then wins
     launch: Mapping[str, str] = field(default_factory=dict)  # file or command -> text, of the first plan
+    techniques: Mapping[str, Any] | None = None  # where they were asked for: how many were tried, and why some not
     schema: str = SCHEMA
 
     def __getitem__(self, index: int) -> Planned:
@@ -119,4 +122,5 @@ class Plans:
             ],
             "sensitivity": [{"price": name, "winner": winner} for name, winner in self.sensitivity],
             "launch": dict(self.launch),
+            "techniques": None if self.techniques is None else dict(self.techniques),
         }  # fmt: skip

@@ -32,6 +32,8 @@ def changes(one: Planned, other: Planned) -> str:
         for name in names
         if one.plan.get(name) != other.plan.get(name)
     ]
+    if one.techniques != other.techniques:
+        said.append("+".join(other.techniques) or "no technique")
     if one.n_gpus != other.n_gpus:
         said.insert(0, f"{other.n_gpus:,} GPUs")
     return ", ".join(said) or "nothing"

@@ -21,10 +21,9 @@ and it is no shorter than all its launches on the host thread. Each is read off 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.price import Price
 from windtunnel.cost.training import calibrated_training_costs, training_costs
-from windtunnel.graph import Graph, OpKind
+from windtunnel.graph import OpKind
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
@@ -41,18 +40,19 @@ from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training import Plan, predict, read_plan
 from windtunnel.training.layout import DUAL_PIPES, PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
-from windtunnel.training.lowering.pass_builder import Segment
-from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
+from windtunnel.training.lowering.pass_builder import PassBuilder
+from windtunnel.training.lowering.pass_lowering import Block, Phase, build_pass
 from windtunnel.training.lowering.simulated import simulate
 from windtunnel.training.lowering.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
 from windtunnel.training.memory.saved_tensors import keeping
+from windtunnel.training.mixed import check_lies_on_one
 from windtunnel.training.plan import RECOMPUTE_PARTS
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.question import Question
 from windtunnel.training.schedules import NAMES as SCHEDULES
-from windtunnel.training.schedules import SPLIT, Schedule, check, legal, schedule
+from windtunnel.training.schedules import SPLIT, Kind, Schedule, check, legal, schedule, walk
 
 __all__ = [
     "DUAL_PIPES",
@@ -63,6 +63,7 @@ __all__ = [
     "Layout",
     "Plan",
     "Question",
+    "check_lies_on_one",
     "predict",
     "read_plan",
 ]  # with what is defined below
@@ -70,6 +71,7 @@ __all__ = [
 Key = TypeVar("Key")
 EMBEDDING, HEAD = -1, -2  # kinds of block beside the kinds of layer, which count from 0
 PIECES_KEPT = 256
+MODELS_KEPT = 16
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte
 
 
@@ -157,15 +159,18 @@ WHOLE = {FORWARD: (Phase.FORWARD,), BACKWARD: (Phase.BACKWARD,)}
 IN_HALVES = {FORWARD: (Phase.FORWARD,), BACKWARD: (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)}
 
 
+_KINDS: OrderedDict[int, tuple[Model, tuple[int, ...]]] = OrderedDict()
+
+
 def kinds_of(model: Model) -> tuple[int, ...]:
     """The kind of each layer: equal layers have one number."""
-    return _kinds(id(model), model)
-
-
-@lru_cache(maxsize=16)
-def _kinds(_: int, model: Model) -> tuple[int, ...]:
-    known: dict[object, int] = {}
-    return tuple(known.setdefault(layer, len(known)) for layer in model.layers)
+    found = _KINDS.get(id(model))  # hashing a model costs more than all that is asked about it
+    if found is None:
+        known: dict[object, int] = {}
+        found = _KINDS[id(model)] = (model, tuple(known.setdefault(layer, len(known)) for layer in model.layers))
+        while len(_KINDS) > MODELS_KEPT:
+            _KINDS.popitem(last=False)
+    return found[1]
 
 
 def pairs_of(kinds: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -267,18 +272,19 @@ def _costs_of(
     pricer, costs = calm(Pricer(layout)), BlockCosts()
     own = {kind: replace(block, recompute=recompute and kind >= 0) for kind, block in blocks.items()}
     for which, phases in passes.items():
-        alone = {(kind, phase): build_segment(pricer, [own[kind]], phase) for kind in own for phase in phases}
-        for (kind, _), segment in alone.items():
-            _add_busy(costs, which, kind, segment)
+        alone = {(kind, phase): build_pass(pricer, [own[kind]], phase) for kind in own for phase in phases}
+        for (kind, _), built in alone.items():
+            _add_busy(costs, which, kind, built)
         lead: dict[int, list[int]] = {}
         trail: dict[int, list[int]] = {}
         for one, two in pairs_of(kinds_of(layout.model)):
             before, after = (one, two) if which == FORWARD else (two, one)
-            totals = np.zeros(3, np.int64)
+            totals = [0, 0, 0]
             for phase in phases:
-                begins = int((alone[before, phase].graph.kind == OpKind.COMPUTE).sum())
-                totals += _paths(build_segment(pricer, [own[one], own[two]], phase), begins)
-            first, costs.step[which, before, after], last = totals.tolist()
+                begins = alone[before, phase].builder.lists()[0].count(OpKind.COMPUTE)
+                parts = _paths(build_pass(pricer, [own[one], own[two]], phase), begins)
+                totals = [total + part for total, part in zip(totals, parts, strict=True)]
+            first, costs.step[which, before, after], last = totals
             lead.setdefault(before, []).append(first)
             trail.setdefault(after, []).append(last)
         costs.lead.update({(which, kind): min(values) for kind, values in lead.items()})
@@ -286,41 +292,50 @@ def _costs_of(
     return costs
 
 
-def _add_busy(costs: BlockCosts, which: int, kind: int, segment: Segment) -> None:
+def _add_busy(costs: BlockCosts, which: int, kind: int, one: PassBuilder) -> None:
     """Of each stream. What embedding and head gather and reduce may be done for both at once: left out."""
-    graph, duration = segment.graph, segment.end_ns - segment.start_ns
-    for number, name in enumerate(graph.stream_names):
+    _, streams, _, _, durations, names = one.builder.lists()
+    total = [0] * len(names)
+    for stream, duration in zip(streams, durations, strict=True):
+        total[stream] += duration
+    for name, busy in zip(names, total, strict=True):
         if kind >= 0 or name == "host":
             key = (name, which, kind)
-            costs.busy[key] = costs.busy.get(key, 0) + int(duration[graph.stream == number].sum())
+            costs.busy[key] = costs.busy.get(key, 0) + busy
 
 
-def _paths(pair: Segment, begins: int) -> tuple[int, int, int]:
+def _paths(pair: PassBuilder, begins: int) -> tuple[int, int, int]:
     """Of a pass over two blocks, the first of which has `begins` compute ops: lead, step and trail."""
-    graph, duration = pair.graph, pair.end_ns - pair.start_ns
-    compute = np.flatnonzero(graph.kind == OpKind.COMPUTE)
+    kinds, _, _, _, duration, _ = pair.builder.lists()
+    compute = [op for op, kind in enumerate(kinds) if kind == OpKind.COMPUTE]
     if begins == 0 or begins == len(compute):  # one of them computes nothing: only what surely follows counts
-        inner = int(duration[compute].sum())
+        inner = sum(duration[op] for op in compute)
         return (inner, 0, 0) if begins else (0, inner, 0)
-    one, two = int(compute[begins - 1]), int(compute[-1])
-    step, after = _longest_from(graph, duration, one)[two], _longest_from(graph, duration, two)
-    return int(pair.end_ns[one]), int(step), int(after.max())
+    one, two = compute[begins - 1], compute[-1]
+    # Where nothing slows anything an op ends when the longest path to it does.
+    return _longest(pair, None)[one], _longest(pair, one)[two], max(_longest(pair, two))
 
 
-def _longest_from(graph: Graph, duration: NDArray[np.int64], source: int) -> NDArray[np.int64]:
-    """int64[n]: longest path from the end of `source` to the end of each op, 0 where there is none."""
-    pointer, index = graph.dep_ptr.tolist(), graph.dep_idx.tolist()
-    stream, length = graph.stream.tolist(), duration.tolist()
-    found = [-1] * len(length)
-    found[source] = 0
-    before = {stream[source]: source}
-    for op in range(source + 1, len(length)):
-        latest = max([found[one] for one in index[pointer[op] : pointer[op + 1]]], default=-1)
-        latest = max(latest, found[before[stream[op]]] if stream[op] in before else -1)
-        before[stream[op]] = op
+def _longest(one: PassBuilder, source: int | None) -> list[int]:
+    """Longest path from the end of `source` to the end of each op, 0 where there is none; from the start for None."""
+    _, streams, pointer, index, duration, names = one.builder.lists()
+    nothing = 0 if source is None else -1
+    found = [-1] * len(duration)
+    before = [nothing] * len(names)  # of each stream: the path to its last op
+    begin = 0
+    if source is not None:
+        found[source] = before[streams[source]] = 0
+        begin = source + 1
+    for op in range(begin, len(duration)):
+        stream = streams[op]
+        latest = before[stream]
+        for other in index[pointer[op] : pointer[op + 1]]:
+            if found[other] > latest:
+                latest = found[other]
         if latest >= 0:
-            found[op] = latest + length[op]
-    return np.maximum(np.array(found, np.int64), 0)
+            found[op] = latest + duration[op]
+            before[stream] = found[op]
+    return [max(path, 0) for path in found]
 
 
 def block_work(layout: Layout, blocks: Mapping[int, Block]) -> dict[tuple[int, int], int]:
@@ -506,3 +521,14 @@ def saved_bytes_of_a_rank(layout: Layout) -> float:
     expert = held_by_ranks(layout, np.array([one.expert_parameters for one in held]))
     states = [state_bytes(layout, a, b) for a, b in zip(dense.tolist(), expert.tolist(), strict=True)]
     return max(state.parameters + state.optimizer for state in states)
+
+
+def walked_1f1b(
+    stages: int, micro_batches: int, forward_s: Sequence[float], backward_s: Sequence[float]
+) -> list[float]:  # fmt: skip
+    """When each stage ends its last pass, in seconds, its passes one after the other as 1F1B orders them."""
+    found = schedule("1f1b", stages, micro_batches)
+    table = np.array([forward_s, backward_s], np.float64)
+    which = (found.kind != Kind.FORWARD).astype(np.int64)
+    ends = walk(found, table[which, found.rank])
+    return [float(ends[found.rank_offset[r] : found.rank_offset[r + 1]].max()) for r in range(stages)]

@@ -10,7 +10,7 @@ rank alike; over several numbers they do not. Several at once are a front: plans
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -19,17 +19,22 @@ from typing import Any
 from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
+from windtunnel.hardware.mixed import JOINED, MixedCluster, parse_mixed
 from windtunnel.model import Model, load_model
 from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.choices import Choice, choices
 from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
-from windtunnel.planning.oracle import Layout, Plan, checked, predict, straggling
-from windtunnel.planning.robust import Trouble, scored
+from windtunnel.planning.objectives.mixed_types import slower, slowest_of
+from windtunnel.planning.objectives.robust import Trouble, scored
+from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
+from windtunnel.planning.techniques import Tried, chosen, tried
 from windtunnel.planning.thumb import rule_of_thumb
+from windtunnel.result import Result
+from windtunnel.techniques import predict_with
 from windtunnel.training.launch import launch_files
 
 OBJECTIVES = ("time", "cost", "memory", "energy")
@@ -37,11 +42,13 @@ WITHIN_S = 60.0
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
 CHOICES_WITHIN_S = 1.0
+FINALISTS = 5  # plans that techniques are tried on
+PLAINLY_WITHIN_S = 10.0
 
 
 def plan(
     model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | str | Path | Mapping[str, Any],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
     plan: Plan | Mapping[str, Any] | None = None,
     *,
     top: int = TOP,
@@ -52,8 +59,10 @@ def plan(
     price_per_gpu_hour: float | None = None,
     slow: Sequence[str] = (),
     mtbf_s: float | None = None,
+    techniques: str | Sequence[str] = (),
     choices_within_s: float = CHOICES_WITHIN_S,
     named: str | None = None,
+    told: Callable[[Layout, Replayed], None] | None = None,
     **fields: Any,
 ) -> Plans:
     """The best plans, proven inside the space that `planning/space.py` states.
@@ -61,18 +70,32 @@ def plan(
     `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
     early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
-    failures of the job leave. `choices_within_s`: how long to search on for what each single choice is worth, which
-    is told by bounds then. Raises UserError on a question that cannot be; where nothing fits the answer has no
-    plans, but the nearest ones and what makes one fit.
+    failures of the job leave. `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried
+    on the best plans (`planning/techniques.py`). `choices_within_s`: how long to search on for what each single
+    choice is worth, which is told by bounds then. `told` is called with each plan that is replayed, while the search
+    runs. Raises UserError on a question that cannot be; where nothing fits the answer has no plans, but the nearest
+    ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
     words = named or _words(model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
-    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
+    if mixed is not None:
+        if gpus is not None or slow or mtbf_s is not None or techniques:
+            raise SpecError(
+                "cluster", mixed.name, "of several types: leave out --gpus, --slow, --mtbf and --techniques"
+            )
+        cluster = slower(mixed)
+    elif not isinstance(cluster, Cluster):
+        cluster = parse_cluster(cluster)  # type: ignore[arg-type]
+    assert isinstance(cluster, Cluster)
     if objective not in OBJECTIVES:
         raise SpecError("objective", objective, f"use {', '.join(OBJECTIVES)}")
+    asked = chosen([techniques] if isinstance(techniques, str) else techniques)
+    if asked and (slow or mtbf_s is not None):
+        raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
     if top < 1:
         raise SpecError("top", top, "at least 1")
     begun = monotonic()
@@ -82,9 +105,10 @@ def plan(
     searches: dict[int, tuple[Search, Answer]] = {}
     refusal: UserError | None = None
     for number, one in enumerate(sizes):
-        space = Space(model, one, given)
+        space = Space(model, one, given, mixed=mixed)
         left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(sizes) - number))
-        search = Search(space, Bounds(straggling(one)), scored(model, one, trouble) if trouble else step_time)
+        goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
+        search = Search(space, Bounds(straggling(one)), goal, told=told)
         answer = search.run(top, left)
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
@@ -98,7 +122,7 @@ def plan(
     found = [
         _planned(
             model,
-            one,
+            mixed or one,
             each.layout,
             words,
             price_per_gpu_hour,
@@ -106,8 +130,26 @@ def plan(
         )
         for one, answer in answers
         for each in answer.found
+        if each.score_ns < float("inf")
     ]
     ranked = _ranked(found, objective)
+    attempts: Tried | None = None
+    if asked:
+        by_size = {one.n_gpus: one for one in sizes}
+
+        def rewritten(one: Planned, words_of: tuple[str, ...]) -> Planned | None:
+            cluster = by_size[one.n_gpus]
+            result = predict_with(model, cluster, checked(one.plan), words_of)
+            if result.status != "ok":
+                return None
+            return _told(result, cluster, checked(one.plan), words, price_per_gpu_hour, None, words_of)
+
+        finalists = ranked[:FINALISTS]
+        for one, answer in answers:
+            if answer.found and given.get("zero_stage") is None:
+                finalists += _plainly_sharded(searches[one.n_gpus][0], model, one, words, price_per_gpu_hour)
+        attempts = tried(_ranked(finalists, objective), asked, rewritten)
+        ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
     worth: tuple[Choice, ...] = ()
     if ranked and objective != "memory":
@@ -121,18 +163,23 @@ def plan(
     }
     space_counts["bounded"] = space_counts["legal"] - space_counts["replayed"]
     gap = max((one.gap for _, one in answers), default=0.0)
-    result = Plans(tuple(ranked[:top]), space_counts, gap, objective, monotonic() - begun)
+    result = Plans(
+        tuple(ranked[:top]), space_counts, gap, objective, monotonic() - begun,
+        techniques=None if attempts is None else attempts.to_dict(),
+    )  # fmt: skip
     if not ranked:
         result = replace(
             result,
             nearest=nearest(main),
-            remedies=remedies(
-                model, cluster, given, main, lambda c, layout: _planned(model, c, layout, words, None, None)
-            ),
+            remedies=()
+            if mixed is not None
+            else remedies(model, cluster, given, main, lambda c, layout: _planned(model, c, layout, words, None, None)),
         )
         return replace(result, seconds=monotonic() - begun)
-    thumb = rule_of_thumb(Space(model, sizes[0], given))
-    thumb_planned = None if thumb is None else _planned(model, sizes[0], thumb, words, price_per_gpu_hour, None)
+    thumb = rule_of_thumb(Space(model, sizes[0], given, mixed=mixed))
+    thumb_planned = (
+        None if thumb is None else _planned(model, mixed or sizes[0], thumb, words, price_per_gpu_hour, None)
+    )
     return replace(
         result,
         decides=decides(ranked[0], ranked[1]) if len(ranked) > 1 else "",
@@ -174,7 +221,7 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
     answers = []
     for _ in range(HEADROOM_STEPS):
         capacity = int(answer.found[0].replay.peak_bytes * 0.95)
-        again = Search(search.space, search.bounds, search.objective, capacity)
+        again = Search(search.space, search.bounds, search.objective, capacity, search.told)
         answer = again.run(1, None if left is None else left / HEADROOM_STEPS)
         if not answer.found:
             break
@@ -182,17 +229,41 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
     return answers
 
 
+def _plainly_sharded(
+    search: Search, model: Model, cluster: Cluster, words: str, price: float | None
+) -> list[Planned]:  # fmt: skip
+    """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
+    found = []
+    for zero in (0, 1):
+        space = replace(search.space, given={**search.space.given, "zero_stage": zero}, counts={})
+        answer = Search(space, search.bounds).run(1, PLAINLY_WITHIN_S)
+        found += [_planned(model, cluster, one.layout, words, price, None) for one in answer.found]
+    return found
+
+
 def _planned(
-    model: Model, cluster: Cluster, layout: Layout, words: str, price: float | None, score_ns: float | None
+    model: Model,
+    cluster: Cluster | MixedCluster,
+    layout: Layout,
+    words: str,
+    price: float | None,
+    score_ns: float | None,
 ) -> Planned:
-    result = predict(model, cluster, layout.asked)
+    return _told(predict(model, cluster, layout.asked), cluster, layout.asked, words, price, score_ns)
+
+
+def _told(
+    result: Result, cluster: Cluster | MixedCluster, asked: Plan, words: str, price: float | None,
+    score_ns: float | None, techniques: tuple[str, ...] = (),
+) -> Planned:  # fmt: skip
     flags = shlex.split(result.reproduce)
     flags = flags[flags.index("--cluster") + 2 :]
     seconds, tokens = result.step_time_s, result.tokens_per_step
+    watts = sum(one.n_gpus * one.gpu.tdp_w for one in ([cluster] if isinstance(cluster, Cluster) else cluster.parts))
     hours = cluster.n_gpus * seconds / 3600.0 / (tokens / 1e6)
     named = words.replace("{gpus}", str(cluster.n_gpus))
     return Planned(
-        plan=layout.asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        plan=asked.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
         n_gpus=cluster.n_gpus,
         step_time_s=seconds,
         p5_s=result.step_time_p5_ns / 1e9,
@@ -206,7 +277,8 @@ def _planned(
         breakdown_s={name: value / 1e9 for name, value in result.breakdown_ns.items()},
         cost_per_million_tokens=None if price is None else hours * price,
         effective_step_time_s=None if score_ns is None else score_ns / 1e9,
-        tokens_per_joule=tokens / (seconds * cluster.n_gpus * cluster.gpu.tdp_w),
+        tokens_per_joule=tokens / (seconds * watts),
+        techniques=techniques,
     )
 
 
@@ -215,6 +287,8 @@ def _words(model: object, cluster: object) -> str:
     if not isinstance(model, str) or not isinstance(cluster, str):
         return ""
     head, colon, count = cluster.rpartition(":")
+    if JOINED in cluster:  # several types, each with a number of its own
+        colon = ""
     spec = f"{head}:{{gpus}}" if colon and count.isdigit() else cluster
     return f"{shlex.quote(model)} --cluster {spec if colon and count.isdigit() else shlex.quote(spec)}"
 
@@ -235,7 +309,7 @@ def _ranked(found: list[Planned], objective: str) -> list[Planned]:
     """Best first, each once."""
     kept: dict[str, Planned] = {}
     for one in sorted(found, key=lambda one: (*_least(objective, one), one.reproduce)):
-        kept.setdefault(f"{one.n_gpus} {sorted(one.plan.items())}", one)
+        kept.setdefault(f"{one.n_gpus} {one.techniques} {sorted(one.plan.items())}", one)
     return list(kept.values())
 
 

@@ -104,6 +104,7 @@ class Search:
     bounds: Bounds
     objective: Objective = step_time
     capacity_bytes: int | None = None  # less than the device's, for head-room
+    told: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
 
     def run(self, top: int = 1, within_s: float | None = None) -> Answer:
         """The `top` best plans that differ in more than switches."""
@@ -225,6 +226,8 @@ class Search:
         replay = replayed(node.layout)
         assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
         found = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
+        if self.told is not None:
+            self.told(node.layout, replay)
         self._number += 1
         heapq.heappush(self._heap, Node(found.score_ns, REPLAYED, self._number, node.layout, node.saving, found))
         yield found

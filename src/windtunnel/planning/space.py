@@ -2,7 +2,8 @@
 
 Three levels, from what shapes the passes of a step to what hardly changes them:
 
-    structure   tp, cp, ep, etp, pp, virtual stages, schedule, micro-batch, sequence parallelism, compilation
+    structure   tp, cp, ep, etp, pp, virtual stages, schedule, layers of each stage, micro-batch, sequence parallelism,
+                compilation
     saving      ZeRO stage and shard group, recomputation: memory against time
     switches    what overlaps, how kernels are launched: time only, the tensors are the same
 
@@ -18,20 +19,22 @@ Megatron-Core); and nothing goes to the host: what a host's memory allows is not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd, prod
 from typing import Any
 
+from windtunnel.cost.training import software
 from windtunnel.errors import UserError
 from windtunnel.hardware import Cluster
+from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.model import Model
-from windtunnel.planning.oracle import Layout, Plan, laid_out
+from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, laid_out
 
 STRUCTURE = (
-    "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "micro_batch", "sequence_parallel",
-    "compile",
+    "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "layers_per_stage", "micro_batch",
+    "sequence_parallel", "compile",
 )  # fmt: skip
 SAVINGS = ("zero_stage", "shard_group", "recompute", "offload_optimizer", "offload_activations")
 SWITCHES = ("overlap_tp", "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "overlap_ep", "cuda_graphs")
@@ -49,6 +52,7 @@ class Features:
     experts: bool = True
     schedules: tuple[str, ...] = ("1f1b",)
     interleaves: bool = True
+    uneven: bool = False  # takes any number of layers for each stage
     sequence_parallel: tuple[bool | None, ...] = HABIT
     compile: tuple[bool | None, ...] = HABIT
     zero: tuple[int, ...] = (0, 1)
@@ -69,6 +73,7 @@ FEATURES: dict[str, Features] = {
         cp_kinds=("ring", "ulysses"),
         zero=(0, 1),
         zero_alone=(2, 3),  # Megatron-FSDP
+        uneven=True,  # --pipeline-model-parallel-layout
         selective=("selective:core_attention", "selective:activation,norms", "selective:mlp"),
         selective_moe=("selective:moe_activation", "selective:moe_activation,norms"),
         overlap_tp=ON_OFF,
@@ -108,6 +113,20 @@ FEATURES: dict[str, Features] = {
 }
 
 
+@lru_cache(maxsize=64)
+def features_of(framework: str, release: str | None) -> Features:
+    """What a release has; None: today's.
+
+    Megatron-Core before 0.13 (2025-07; `fused_mla` in `cost/calibration/training.yaml` tells them) recomputes layers
+    or core attention, not modules by name (`--recompute-modules`), and shards optimizer state only: Megatron-FSDP came
+    later.
+    """
+    has = FEATURES[framework]
+    if framework == "megatron" and not software(release).fused_mla:
+        return replace(has, zero_alone=(), selective=("selective:core_attention",), selective_moe=())
+    return has
+
+
 @dataclass(frozen=True, eq=False)
 class Space:
     """What is asked: a model, a cluster, and the fields of the plan that are given."""
@@ -116,6 +135,7 @@ class Space:
     cluster: Cluster
     given: Mapping[str, Any]
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    mixed: MixedCluster | None = None  # what `cluster` stands for, where it is of several types
 
     @property
     def framework(self) -> str:
@@ -124,8 +144,8 @@ class Space:
 
     @property
     def features(self) -> Features:
-        """Of that framework."""
-        return FEATURES[self.framework]
+        """Of that framework, in the release that is given."""
+        return features_of(self.framework, self.given.get("release"))
 
     def values(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of one field: the given one, or those of an open one."""
@@ -148,9 +168,12 @@ def structures(space: Space) -> Iterator[Layout]:
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     for fields in _candidates(space):
         try:
-            yield laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            found = laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            if space.mixed is not None:
+                check_lies_on_one(found, space.mixed)
         except UserError:
             continue
+        yield found
 
 
 def first_refusal(space: Space) -> UserError | None:
@@ -196,11 +219,11 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
             "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
             "compile": space.values("compile", has.compile),
         }
-        for chunks, schedule in _pipelines(space, pp):
+        for chunks, schedule, layers in _pipelines(space, pp):
             for chosen in product(*options.values()):
                 yield {
                     "tp": tp, "pp": pp, "cp": cp, "virtual_stages": chunks, "schedule": schedule,
-                    **dict(zip(options, chosen, strict=True)),
+                    "layers_per_stage": layers, **dict(zip(options, chosen, strict=True)),
                 }  # fmt: skip
 
 
@@ -217,28 +240,67 @@ def _experts(model: Model) -> int:
     return common
 
 
-def _pipelines(space: Space, pp: int) -> tuple[tuple[int, str | None], ...]:
-    """Model pieces per rank, and the schedule."""
-    has, given = space.features, space.given
+Counts = tuple[int, ...] | None  # layers of each virtual stage; None: as the framework deals them out
+
+
+def _pipelines(space: Space, pp: int) -> tuple[tuple[int, str | None, Counts], ...]:
+    """Model pieces per rank, the schedule, and the layers of each piece."""
+    has, given, layers = space.features, space.given, space.model.n_layers
+    own: Counts = given.get("layers_per_stage")
     if pp == 1:
-        return ((given.get("virtual_stages") or 1, given.get("schedule")),)
-    found: list[tuple[int, str | None]] = []
-    layers = space.model.n_layers
-    if has.interleaves and given.get("layers_per_stage") is None:
-        # Megatron-Core deals layers out evenly, or counts embedding and head as a layer each.
-        even = [v for v in range(2, layers // pp + 2) if layers % (pp * v) == 0 or (layers + 2) % (pp * v) == 0]
-        found += [(v, "interleaved") for v in even]
-    elif given.get("layers_per_stage") is not None and len(given["layers_per_stage"]) % pp == 0:
-        chunks = len(given["layers_per_stage"]) // pp
-        found += [(chunks, "interleaved")] if chunks > 1 else []
-    found += [(1, name) for name in has.schedules]
-    if given.get("schedule") is not None and given["schedule"] not in {name for _, name in found}:
-        found.append((given.get("virtual_stages") or 1, given["schedule"]))
+        return ((given.get("virtual_stages") or 1, given.get("schedule"), own),)
+    found: list[tuple[int, str | None, Counts]] = []
+    even = _dealt_evenly(layers, pp, 1)
+    open_layers = has.uneven and own is None and given.get("account_for_embedding") is None
+    if own is not None:
+        chunks = len(own) // pp if len(own) % pp == 0 else 1
+        found += [(chunks, "interleaved", own)] if chunks > 1 and has.interleaves else []
+    elif has.interleaves:
+        several = range(2, layers // pp + 2)
+        divided = [v for v in several if _dealt_evenly(layers, pp, v)]
+        found += [(v, "interleaved", None) for v in divided]
+        if open_layers and not divided:
+            found += [(v, "interleaved", dealt(layers, pp * v)) for v in several if pp * v <= layers]
+    for name in has.schedules:
+        found.append((1, name, dealt(layers, pp) if open_layers and not even and name in ONE_PIECE else own))
+        if open_layers and name in ONE_PIECE:
+            found += [(1, name, counts) for counts in uneven(layers, pp)]
+    if given.get("schedule") is not None and given["schedule"] not in {name for _, name, _ in found}:
+        found.append((given.get("virtual_stages") or 1, given["schedule"], own))
     return tuple(
-        (v, name)
-        for v, name in found
+        (v, name, counts)
+        for v, name, counts in found
         if given.get("schedule") in (None, name) and given.get("virtual_stages") in (None, v)
     )
+
+
+def _dealt_evenly(layers: int, pp: int, chunks: int) -> bool:
+    """Megatron-Core deals layers out evenly, or counts embedding and head as a layer each."""
+    return layers % (pp * chunks) == 0 or (layers + 2) % (pp * chunks) == 0
+
+
+ONE_PIECE = ("1f1b", "gpipe", "zb-h1")  # schedules with one piece of the model on each rank
+# How many layers less than the others the first and the last stage have: what embedding and head may be worth.
+LESS = ((0, 1), (0, 2), (1, 1), (1, 2))
+
+
+def dealt(layers: int, stages: int, first: int = 0, last: int = 0) -> tuple[int, ...]:
+    """Layers of each stage where the ends have so many less than an equal share; a remainder goes to the middle."""
+    share, rest = divmod(layers + first + last, stages)
+    begin = (stages - rest) // 2
+    counts = [share + (begin <= stage < begin + rest) for stage in range(stages)]
+    counts[0] -= first
+    counts[-1] -= last
+    return tuple(counts)
+
+
+def uneven(layers: int, stages: int) -> tuple[tuple[int, ...], ...]:
+    """Other ways to deal layers out than the usual one, each once."""
+    usual = dealt(layers, stages)
+    if layers % stages and (layers + 2) % stages == 0:  # then embedding and head count as a layer each
+        usual = dealt(layers, stages, 1, 1)
+    found = [dealt(layers, stages, *less) for less in ((0, 0), *LESS)]
+    return tuple(dict.fromkeys(counts for counts in found if counts != usual and min(counts) > 0))
 
 
 def savings(space: Space, layout: Layout) -> tuple[dict[str, Any], ...]:
@@ -248,15 +310,15 @@ def savings(space: Space, layout: Layout) -> tuple[dict[str, Any], ...]:
     replicas = layout.dp * plan.cp
     near = max(1, layout.cluster.gpus_in_domain // plan.tp)
     given = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
-    return _savings(space.framework, space.mixture, plan.pp > 1, most, replicas, near, given)
+    return _savings(space.features, space.mixture, plan.pp > 1, most, replicas, near, given)
 
 
 @lru_cache(maxsize=4096)
 def _savings(
-    framework: str, mixture: bool, pipelined: bool, most: int, replicas: int, near: int,
+    has: Features, mixture: bool, pipelined: bool, most: int, replicas: int, near: int,
     given: tuple[tuple[str, Any], ...],
 ) -> tuple[dict[str, Any], ...]:  # fmt: skip
-    has, said = FEATURES[framework], dict(given)
+    said = dict(given)
     stages = (said["zero_stage"],) if "zero_stage" in said else has.zero + (() if pipelined else has.zero_alone)
     if replicas == 1 and "zero_stage" not in said:
         stages = stages[:1]

@@ -9,7 +9,7 @@ same with tensor parallelism.
 from __future__ import annotations
 
 from windtunnel.errors import UserError
-from windtunnel.planning.oracle import Layout, Plan, laid_out, memory_bytes
+from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, laid_out, memory_bytes
 from windtunnel.planning.space import Space, divisors
 
 TRIED_MOST = 24
@@ -30,6 +30,8 @@ def rule_of_thumb(space: Space) -> Layout | None:
             fields = {**open_fields, **{name: value for name, value in space.given.items() if value is not None}}
             try:
                 layout = laid_out(space.model, space.cluster, Plan(**fields))
+                if space.mixed is not None:
+                    check_lies_on_one(layout, space.mixed)
             except UserError:
                 continue
             tried += 1

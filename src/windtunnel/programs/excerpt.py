@@ -2,12 +2,13 @@
 
 A small step is kept op by op. Of a large one, neighbouring ops of one stream that belong together (one layer of one
 micro-batch in one phase, or communications of one kind) become one interval, in the order of time as far as there is
-room. Each captured program is shown on the first class of ranks that runs it.
+room; one interval says how much follows. Each captured program is shown on the first class of ranks that runs it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,7 +28,19 @@ def captured_excerpt(priced: PricedJob, now: Replayed[CapturedGraph]) -> tuple[I
     joined = lasting > EXCERPT_OPS
     rows = [row for number in range(len(priced.templates)) for row in _rows(priced, now, number, joined)]
     rows = sorted(rows, key=lambda row: row.start_ns)[:EXCERPT_OPS]
+    rows += [gap for number in range(len(priced.templates)) for gap in _rest(now, rows, number)]
     return tuple(sorted(rows, key=lambda row: (row.stage, row.start_ns, row.stream)))
+
+
+def _rest(now: Replayed[CapturedGraph], rows: list[Interval], number: int) -> Iterator[Interval]:
+    """What of a program follows behind the intervals that are shown of it."""
+    program = int(np.flatnonzero(now.made.template_of == number)[0])
+    first, last = int(now.made.first_op[program]), int(now.made.first_op[program + 1])
+    start, end = now.timeline.start_ns[first:last], now.timeline.end_ns[first:last]
+    shown = max((row.end_ns for row in rows if row.stage == number), default=0)
+    left = int(((start >= shown) & (end > start)).sum())
+    if left:
+        yield Interval(number, "compute", f"{left} ops not shown", "not shown", shown, int(end.max()))
 
 
 def _rows(priced: PricedJob, now: Replayed[CapturedGraph], number: int, joined: bool) -> list[Interval]:

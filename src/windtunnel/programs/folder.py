@@ -14,6 +14,7 @@ The folder appears whole by a rename, or not at all.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import shutil
@@ -68,7 +69,7 @@ def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]
     staging: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f"{_staging(out)}{os.getpid()}-", dir=out.parent))
         fresh, old = staging / "new", staging / "old"
         fresh.mkdir()
         for rank, path in programs.items():
@@ -87,6 +88,22 @@ def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]
                 if (staging / "old").exists() and not out.exists():
                     os.replace(staging / "old", out)
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def sweep_place(out: Path) -> None:
+    """Remove what a `publish` that was killed left beside `out`; an earlier folder that it had moved comes back."""
+    out = Path(os.path.abspath(out))
+    for staging in out.parent.glob(f"{glob.escape(_staging(out))}*"):
+        owner = staging.name.removeprefix(_staging(out)).partition("-")[0]
+        if owner.isdigit() and Path("/proc/self").exists() and not Path(f"/proc/{owner}").exists():
+            with suppress(OSError):
+                if (staging / "old").exists() and not out.exists():
+                    os.replace(staging / "old", out)
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _staging(out: Path) -> str:
+    return f".{out.name}.windtunnel-"
 
 
 def content_hash(folder: Path, document: Mapping[str, Any]) -> str:

@@ -37,9 +37,10 @@ from windtunnel.programs.facts import (
 )
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_and_traffic, priced_job
-from windtunnel.programs.lowering.pricing import op_pricer
+from windtunnel.programs.lowering.pricing import OpPricer, op_pricer
 from windtunnel.programs.lowering.stages import class_names
 from windtunnel.programs.memory import CapturedMemory, memory_of_program
+from windtunnel.programs.program import RankProgram
 from windtunnel.programs.rank_classes.agreement import deadlock
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
 from windtunnel.step.disturbances.disturbances import parse_disturbances
@@ -132,10 +133,14 @@ def price_captured(
     if any(program is not job.programs[rank] for rank, program in programs.items()):
         job = replace(job, programs=programs)
     pricer = op_pricer(cluster, framework=framework, cuda_graphs=cuda_graphs)
-    # A CPU's script does between steps what was captured; GPUs wait for more, which published runs showed.
+    return priced_job(job, cluster, pricer, step_s=between_steps_s(cluster, pricer, framework))
+
+
+def between_steps_s(cluster: Cluster, pricer: OpPricer, framework: str) -> float:
+    """What hosts do between steps. A CPU's script does what was captured; GPUs wait for more, as published runs did."""
     per_doubling = 0.0 if pricer.on_cpu else pricer.training.step_per_doubling_s[framework]
     speed = cluster.host.cpu_speed if cluster.calibration is None else 1.0
-    return priced_job(job, cluster, pricer, step_s=per_doubling * math.log2(cluster.n_gpus) / speed)
+    return per_doubling * math.log2(cluster.n_gpus) / speed
 
 
 def captured_memory(
@@ -269,11 +274,18 @@ def _infeasible(
     room = max(0, capacity - outside)
     tight = memory if exact else memory_of_program(program, capacity_bytes=room, settings=settings)
     return Infeasible(
-        reason=f"out of memory in {tight.where(program, tight.oom_op)}",
+        reason=f"out of memory in {tight.where(program, tight.oom_op)}{_line_at_peak(program)}",
         stage=number,
         needed_bytes=stage.device_bytes,
         capacity_bytes=capacity,
     )
+
+
+def _line_at_peak(program: RankProgram) -> str:
+    """The line of the script that holds most: a program keeps no other op's."""
+    peak = program.facts.get("peak")
+    stack = peak.get("stack") if isinstance(peak, dict) else None
+    return f"; most is held at {stack[0]}" if stack else ""
 
 
 def _spec(

@@ -13,6 +13,7 @@ from windtunnel.programs.rank_classes.equality import digest, kind, peak
 def summary(program: RankProgram) -> dict[str, Any]:
     """Totals of a program, and what places its rank among others."""
     collectives: dict[str, list[int]] = {}
+    control: dict[str, list[int]] = {}
     groups: dict[tuple[int, ...], None] = {}
     peers: set[int] = set()
     for op in program.ops:
@@ -22,10 +23,9 @@ def summary(program: RankProgram) -> dict[str, Any]:
         groups.setdefault(call.members)
         if call.is_message:
             peers.add(call.peer)
-        if not call.is_control:
-            entry = collectives.setdefault(call.kind, [0, 0])
-            entry[0] += 1
-            entry[1] += call.bytes
+        entry = (control if call.is_control else collectives).setdefault(call.kind, [0, 0])
+        entry[0] += 1
+        entry[1] += call.bytes
     most, at = peak(program)
     answers = Counter((answer.what, answer.told, answer.where) for answer in program.answers)
     return {
@@ -35,6 +35,7 @@ def summary(program: RankProgram) -> dict[str, Any]:
         "ops": len(program.ops),
         "flops": float(sum(op.flops for op in program.ops)),
         "collectives": collectives,
+        "control": control,
         "groups": [runs_of(members) for members in groups],
         "peers": sorted(peers),
         "meshes": [[list(names), list(sizes)] for names, sizes in program.meshes],

@@ -26,7 +26,8 @@ def render_captured(document: Mapping[str, Any], folder: str, cluster: str | Non
     """The screen as a rich renderable. `cluster`: what the next command names."""
     world = int(document["world_size"])
     parts: list[RenderableType] = [_title(document, world), Text(""), _classes(document, world)]
-    parts += [Text(""), *_collectives(document["classes"])]
+    parts += [Text(""), *_collectives(document["classes"], "collectives")]
+    parts += _collectives(document["classes"], "control", ", objects and small tensors of the host")
     parts += _section("answered where Python read a tensor", _answers(document["answers"]))
     parts += _section("faked", [plain(str(text)) for text in document["faked"]])
     notes = [plain(str(text)) for text in document["notes"]]
@@ -86,16 +87,16 @@ def _verdict(document: Mapping[str, Any], world: int) -> str:
     return f"{kinds}, from {played} ranks that were run; {checked}"
 
 
-def _collectives(classes: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+def _collectives(classes: Sequence[Mapping[str, Any]], which: str, more: str = "") -> list[RenderableType]:
     """Calls and bytes a step, of the class with most bytes; `to` where classes differ."""
     kinds: dict[str, list[tuple[int, int]]] = {}
     for one in classes:
-        for kind, entry in one["collectives"].items():
+        for kind, entry in one.get(which, {}).items():
             kinds.setdefault(kind, []).append((entry["calls"], entry["bytes"]))
     lines: list[RenderableType] = []
     for kind, entries in sorted(kinds.items(), key=lambda pair: -max(moved for _, moved in pair[1])):
         calls, moved = [calls for calls, _ in entries], [moved for _, moved in entries]
-        lines.append(Text(f"{kind:<15} {_range(calls, str):>12} calls   {_range(moved, format_bytes)} a rank"))
+        lines.append(Text(f"{kind:<15} {_range(calls, str):>12} calls   {_range(moved, format_bytes)} a rank{more}"))
     return lines
 
 

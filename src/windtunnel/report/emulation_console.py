@@ -45,9 +45,10 @@ def report_lines_of_several(
     yield from _faked(asked, facts)
     missing = facts.get("without_program")
     if missing:
+        more = "" if asked.captured is not None else ", or give --captured FOLDER"
         yield (
             f"note: no real rank is where {missing:,} virtual ones are in the groups that carry messages: they are"
-            " taken to compute what the first real rank does; name more --ranks, or give --captured FOLDER"
+            f" taken to compute what the first real rank does; name more --ranks{more}"
         )
     for text in dict.fromkeys(text for outcome in outcomes.values() for text in outcome.facts.get("notes") or ()):
         yield f"note: {text}"
@@ -107,12 +108,15 @@ def _memory(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
-    kinds = facts.get("kinds") or {}
-    if not kinds:
+    kinds, control = facts.get("kinds") or {}, facts.get("control") or {}
+    if not kinds and not control:
         yield "faked       nothing: the script communicated with nobody"
         return
     told = ", ".join(f"{count:,} {kind} ({size_text(moved)})" for kind, (count, moved) in kinds.items())
-    yield f"faked       {told}"
+    calls = ", ".join(f"{count:,} {kind}" for kind, count in control.items())
+    aside = f"of objects and small tensors of the host: {calls}; these take no time here" if calls else ""
+    for number, text in enumerate(filter(None, (told, aside))):
+        yield f"{'' if number else 'faked':<12}{text}"
     what = {"like-me": "peers hold what this rank holds; received messages are noise", "noise": "noise"}[asked.data]
     if asked.ranks:
         what = "real ranks truly exchange theirs, and each peer holds what one of them holds"

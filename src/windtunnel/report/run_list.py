@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -57,13 +58,24 @@ class RunList:
 
     def all(self) -> list[Run]:
         """Newest first."""
+        return self.newest(None)[0]
+
+    def newest(self, most: int | None) -> tuple[list[Run], int]:
+        """The `most` newest, or all, newest first, and how many there are; others are not read."""
         with self._lock:
-            found = []
+            saved = []
             for folder in self.root.iterdir() if self.root.is_dir() else ():
-                if NAME.fullmatch(folder.name) and (folder / RESULT_FILE).is_file():
-                    found.append(self._run(folder))
-            self._known = {run.name: self._known[run.name] for run in found}
-        return sorted(found, key=lambda run: (-run.saved_s, run.name))
+                if NAME.fullmatch(folder.name):
+                    with suppress(OSError):  # no run, or deleted meanwhile
+                        saved.append((-(folder / RESULT_FILE).stat().st_mtime, folder.name))
+            saved.sort()
+            names = {name for _, name in saved}
+            self._known = {name: one for name, one in self._known.items() if name in names}
+            found = []
+            for _, name in saved[:most]:
+                with suppress(FileNotFoundError):
+                    found.append(self._run(self.root / name))
+        return found, len(saved)
 
     def names(self) -> list[str]:
         """Of all runs; none is read."""
@@ -102,10 +114,11 @@ class RunList:
     def delete(self, name: str) -> None:
         """Remove a run folder and its tags."""
         self.result_path(name)
-        shutil.rmtree(self.root / name)
-        tags = self.tags()
-        if tags.pop(name, None) is not None:
-            self._write(tags)
+        with self._lock:
+            shutil.rmtree(self.root / name)
+            tags = self.tags()
+            if tags.pop(name, None) is not None:
+                self._write(tags)
 
     def result_path(self, name: str) -> Path:
         """Its `result.json`. InputFileError where there is none of this name."""
@@ -132,10 +145,11 @@ class RunList:
         """Give a run the tags in `text`, with commas between; returns them."""
         self.result_path(name)
         given = tuple(dict.fromkeys(part.strip()[:TAG_LENGTH_MOST] for part in text.split(",") if part.strip()))
-        tags = self.tags() | {name: given[:TAGS_MOST]}
-        if not given:
-            del tags[name]
-        self._write(tags)
+        with self._lock:  # two tabs tag at once
+            tags = self.tags() | {name: given[:TAGS_MOST]}
+            if not given:
+                del tags[name]
+            self._write(tags)
         return given[:TAGS_MOST]
 
     def _write(self, tags: dict[str, tuple[str, ...]]) -> None:

@@ -79,6 +79,7 @@ def engine_of(
         _speculation(model, deployment, used),
         2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
         deployment.weights not in ("bf16", "fp16"),
+        used.draft_step_hopper_s if cluster.gpu.generation == "hopper" else 0.0,
     )
     return Engine(
         model, cluster, deployment, used, memory, times, rules_of(used, deployment, blocks), blocks, kernels.measured
@@ -89,8 +90,9 @@ def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str
     """The number format of the cache: what is given, else the engine's choice for these weights on this GPU."""
     if deployment.kv is not None:
         return deployment.kv
-    quantised = deployment.weights not in ("bf16", "fp16")
-    return profile.kv_blackwell_quantised if quantised and cluster.gpu.generation == "blackwell" else profile.kv
+    if deployment.weights in ("bf16", "fp16"):
+        return profile.kv
+    return profile.kv_blackwell_quantised if cluster.gpu.generation == "blackwell" else profile.kv_quantised
 
 
 def _speculation(model: Model, deployment: Deployment, profile: Profile) -> tuple[int, float]:

@@ -61,6 +61,8 @@ class Reading:
     stages: tuple[StageReport, ...]
     provenance: Mapping[str, float]
     disturbed: Disturbed | None
+    calm_ns: int  # the replay's end; on it follows
+    waiting_ns: Mapping[str, int]  # what every rank waits, by why
 
 
 def read(
@@ -95,7 +97,15 @@ def read(
     spread = kernels.p5_to_p95 / kernels.time if kernels.time else 0.0
     low, high = band_of(breakdown, spread, training.uncertainty, experts=experts)
     return Reading(
-        total, round(total * low), round(total * high), breakdown, stages, provenance_of(kernels.busy_s), disturbed
+        total,
+        round(total * low),
+        round(total * high),
+        breakdown,
+        stages,
+        provenance_of(kernels.busy_s),
+        disturbed,
+        calm_ns,
+        waiting,
     )
 
 
@@ -169,6 +179,22 @@ def roofline_warning(provenance: Mapping[str, float], gpu: str) -> Iterator[str]
         yield f"{provenance['roofline']:.0%} of busy time is priced by roofline: no measured kernels for it on {gpu}"
 
 
+def to_the_end(excerpt: tuple[Interval, ...], reading: Reading) -> tuple[Interval, ...]:
+    """The excerpt, and what every rank waits on top of the replay, so that each ends when the step does.
+
+    Disturbances and the slowest rank hold up a step all along; drawn is their sum, behind the replay.
+    """
+    found = list(excerpt)
+    for stage in sorted({op.stage for op in excerpt}):
+        now = reading.calm_ns
+        for name in (DISTURBED, STRAGGLING):
+            ns = reading.waiting_ns[name]
+            if ns > 0 and now + ns <= reading.total_ns:
+                found.append(Interval(stage, "compute", name, name, now, now + ns))
+                now += ns
+    return tuple(sorted(found, key=lambda op: op.stage))
+
+
 def result_of(
     reading: Reading,
     work: Work,
@@ -218,7 +244,7 @@ def result_of(
         n_gpus=n,
         n_classes=n_classes,
         n_ops=n_ops,
-        excerpt=excerpt,
+        excerpt=to_the_end(excerpt, reading),
         infeasible=infeasible,
         disturbed=reading.disturbed,
         traffic_bytes=traffic_bytes,

@@ -2,7 +2,8 @@
 
 A small step is kept whole. Of a large one, the first ops in order of time, which reach into the steady state; where
 the pipeline takes longer to fill than that, half of the ops show the beginning and half the moment from which every
-rank runs backwards too, with one interval per rank that says how much lies between.
+rank runs backwards too. One interval per rank says how much lies between, and one how much follows. One pass of each
+kind is opened (`inside_passes.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from windtunnel.engine import Timeline
 from windtunnel.result import Interval
+from windtunnel.training.inside_passes import inside_passes
+from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.step import STREAMS, LoweredStep
 from windtunnel.training.schedules import Kind
 
@@ -25,7 +28,7 @@ PASS = {
 }
 
 
-def excerpt_of(step: LoweredStep, timeline: Timeline) -> tuple[Interval, ...]:
+def excerpt_of(step: LoweredStep, timeline: Timeline, layout: Layout) -> tuple[Interval, ...]:
     """Ops by rank class and time. Categories do not say "exposed": whether an op is depends on what runs beside it."""
     start = timeline.start_ns
     order = np.flatnonzero(timeline.end_ns > start)
@@ -33,8 +36,9 @@ def excerpt_of(step: LoweredStep, timeline: Timeline) -> tuple[Interval, ...]:
     first, second = _windows(step, start, order)
     shown = np.concatenate([first, second])
     found = _intervals(step, timeline, shown[np.argsort(step.graph.program[shown], kind="stable")])
-    gaps = _gaps(step, timeline, order, first, second)
-    return tuple(sorted([*found, *gaps], key=lambda op: (op.stage, op.start_ns)) if gaps else found)
+    found += _gaps(step, timeline, order, first, second)
+    found += inside_passes(step, timeline, layout, shown)
+    return tuple(sorted(found, key=lambda op: (op.stage, op.start_ns)))
 
 
 def _windows(
@@ -110,15 +114,21 @@ def _pass_labels(step: LoweredStep, actions: NDArray[np.int64]) -> list[str]:
 def _gaps(
     step: LoweredStep, timeline: Timeline, order: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]
 ) -> list[Interval]:
-    if not len(second):
-        return []
     program = step.graph.program
-    between = order[len(first) : int(np.flatnonzero(order == second[0])[0])]
-    resumed = int(timeline.start_ns[second[0]])
+    windows = [first, second] if len(second) else [first]
     found = []
-    for rank in range(step.graph.n_programs):
-        left = int(np.count_nonzero(program[between] == rank))
-        stopped = int(timeline.end_ns[first[program[first] == rank]].max(initial=0))
-        if left and stopped < resumed:
-            found.append(Interval(rank, "compute", f"{left} ops not shown", "not shown", stopped, resumed))
+    for number, window in enumerate(windows):
+        begins = int(np.flatnonzero(order == window[0])[0]) + len(window) if len(window) else 0
+        following = windows[number + 1] if number + 1 < len(windows) else order[:0]
+        ends = int(np.flatnonzero(order == following[0])[0]) if len(following) else len(order)
+        between = order[begins:ends]
+        for rank in range(step.graph.n_programs):
+            missing = between[program[between] == rank]
+            stopped = int(timeline.end_ns[window[program[window] == rank]].max(initial=0))
+            resumed = (
+                int(timeline.start_ns[following[0]]) if len(following) else int(timeline.end_ns[missing].max(initial=0))
+            )
+            if len(missing) and stopped < resumed:
+                text = f"{len(missing)} ops not shown"
+                found.append(Interval(rank, "compute", text, "not shown", stopped, resumed))
     return found

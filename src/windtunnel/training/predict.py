@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.price import Source
 from windtunnel.engine import Timeline, exposed
+from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.model import Model, load_model
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
 from windtunnel.step.disturbances.disturbances import parse_disturbances
@@ -30,6 +32,7 @@ from windtunnel.training.lowering.pass_builder import owned
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.peak import memory_of
+from windtunnel.training.mixed import of_all_types
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reading import limits_of, recomputed_flops, unmeasured_of
@@ -45,7 +48,7 @@ EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
 
 def predict(
     model: Model | str | Path | Mapping[str, Any],
-    cluster: Cluster | str | Path | Mapping[str, Any],
+    cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
     plan: Plan | str | Path | Mapping[str, Any],
     *,
     slow: Sequence[str] = (),
@@ -58,15 +61,22 @@ def predict(
     """How long one optimizer step takes, where the time goes, and whether it fits.
 
     `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a
-    YAML file or a Cluster; `plan`: a YAML file, a mapping or a Plan. `slow`: disturbances such as `gpu=1037:1.15` or
+    YAML file or a Cluster, or several types of GPU (`hardware/mixed.py`); `plan`: a YAML file, a mapping or a Plan.
+    `slow`: disturbances such as `gpu=1037:1.15` or
     `link=node12.nic3:0.5` (docs/disturb.md); `jitter`: relative standard deviation of a pass, sampled `samples` times.
     `router_load`: popularity of experts, `zipf:0.5` or a CSV file; `lengths`: a CSV histogram of the documents that
     sequences are packed from. Raises UserError on a spec that cannot be; a job that does not fit in memory is a Result
     whose status is "infeasible".
     """
+    mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
+    if mixed is not None:
+        if slow or jitter or samples or router_load is not None or lengths is not None:
+            raise SpecError("cluster", mixed.name, "of several types: disturbances, routers and lengths need one type")
+        model = model if isinstance(model, Model) else load_model(model)
+        return of_all_types(model, mixed, read_plan(plan), predict)
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
-    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
     layout = resolve(model, cluster, read_plan(plan))
     asked = parse_disturbances(slow, cluster, jitter=jitter, samples=samples, seed=seed)
     pricer = Pricer(layout)
@@ -164,7 +174,7 @@ def _result(
         reproduce=command,
         n_classes=step.schedule.stages,
         n_ops=step.graph.n_ops + sum(segment.graph.n_ops for segment in step.segments),
-        excerpt=excerpt_of(step, timeline),
+        excerpt=excerpt_of(step, timeline, layout),
         traffic_bytes=_traffic(step),
     )
 

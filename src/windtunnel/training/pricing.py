@@ -12,6 +12,7 @@ time holds the launch, so there is no host beside it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 
@@ -109,6 +110,9 @@ class Pricer:
         self._sigma = self.training.uncertainty
         self._host = {} if calibration is None else calibration.host
         self._transfers: dict[tuple[Transfer, float], tuple[Price, str]] = {}
+        # By identity: hashing an op costs as much as pricing it. It is kept, so that its identity stays its own.
+        self._ops: dict[tuple[int, str], tuple[Operation, Price]] = {}
+        self._moved: dict[float, Price] = {}
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
@@ -138,11 +142,18 @@ class Pricer:
         """The same prices for sequences that are packed from documents of `length` tokens (fused attention only)."""
         other = copy(self)
         other.document_length = length
+        other._ops = {}
         return other
+
+    def _once(self, op: Operation, role: str, price: Callable[[Operation], Price]) -> Price:
+        known = self._ops.get((id(op), role))
+        if known is None:
+            known = self._ops[id(op), role] = (op, price(op))
+        return known[1]
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
-        return self._forward(op).plus(self._beside(op, _FORWARD_CALLS))
+        return self._once(op, "forward", lambda op: self._forward(op).plus(self._beside(op, _FORWARD_CALLS)))
 
     def _forward(self, op: Operation) -> Price:
         if op.kind == "gemm" and self.calibrated is None:
@@ -163,7 +174,7 @@ class Pricer:
 
     def input_gradient(self, op: Operation) -> Price:
         """Backward with respect to the input: dgrad of a GEMM, the whole backward of anything else."""
-        return self._input_gradient(op).plus(self._beside(op, _BACKWARD_CALLS))
+        return self._once(op, "dgrad", lambda op: self._input_gradient(op).plus(self._beside(op, _BACKWARD_CALLS)))
 
     def _input_gradient(self, op: Operation) -> Price:
         if op.kind == "gemm" and self.calibrated is None:
@@ -192,6 +203,9 @@ class Pricer:
 
     def weight_gradient(self, op: Operation) -> Price:
         """wgrad of a GEMM, accumulated into the gradient buffer where there is one; free for anything else."""
+        return self._once(op, "wgrad", self._weight_gradient)
+
+    def _weight_gradient(self, op: Operation) -> Price:
         if op.kind not in ("gemm", "grouped_gemm"):
             return FREE
         if self.calibrated is not None:
@@ -219,6 +233,12 @@ class Pricer:
 
     def moved(self, bytes_total: float) -> Price:
         """An element-wise kernel that moves so many bytes."""
+        known = self._moved.get(bytes_total)
+        if known is None:
+            known = self._moved[bytes_total] = self._moved_once(bytes_total)
+        return known
+
+    def _moved_once(self, bytes_total: float) -> Price:
         if self.calibrated is not None:
             seconds = self.calibrated.copy(bytes_total / 2.0).seconds if bytes_total >= 2.0 else 0.0
             low, high = NOT_MEASURED

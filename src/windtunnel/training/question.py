@@ -34,18 +34,21 @@ class Question:
 
     @classmethod
     def asked(
-        cls, model: str, cluster: str, plan: Path | None, flags: Mapping[str, Any], sets: Sequence[str]
-    ) -> Question:
-        """Read everything; flags win over the plan file, `--set` over both. Raises UserError on the first mistake."""
+        cls, model: str, cluster: str, plan: Path | None, flags: Mapping[str, Any], sets: Sequence[str],
+        machine: Cluster | None = None,
+    ) -> Question:  # fmt: skip
+        """Read everything; flags win over the plan file, `--set` over both. Raises UserError on the first mistake.
+
+        `machine`: what the word `cluster` stands for, where it has been read.
+        """
         from windtunnel.model import load_model
         from windtunnel.training import read_plan
         from windtunnel.training.plan import read_mapping
 
         changes = settings_of(sets)
-        machine = None
         native = None
         if plan is not None and is_native(plan):
-            machine = changed_cluster(cluster, changes["cluster"])
+            machine = machine or changed_cluster(cluster, changes["cluster"])
             native = read_native(plan, machine.n_gpus)
         stated = _states_model(model)
         if stated:

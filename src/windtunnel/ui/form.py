@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@ -]{0,120}\.(json|yaml|yml|toml|csv|txt|gz|parquet|et|jsonl|sh|args)")
 FIRST = ("tp", "pp", "cp", "ep", "global_batch", "micro_batch", "seq_len", "precision", "recompute", "zero_stage")
 SECOND = ("virtual_stages", "schedule", "framework", "sequence_parallel")
+LABELS = {
+    "tp": "tensor parallel (tp)",
+    "pp": "pipeline stages (pp)",
+    "cp": "context parallel (cp)",
+    "ep": "expert parallel (ep)",
+    "seq_len": "sequence length",
+    "recompute": "recompute activations",
+    "zero_stage": "ZeRO stage",
+}
 SLIDERS = {"tp": 6, "pp": 7, "cp": 5, "micro_batch": 5}  # powers of two up to 2^N
 START = {
     "model": "llama-3-70b",
@@ -60,7 +69,7 @@ def plan_fields() -> dict[str, Field]:
             choices = ("on", "off")
         default = "" if info.is_required() or info.default is None else str(info.default)
         number = int in kinds or float in kinds
-        label = name.replace("_", " ")
+        label = LABELS.get(name, name.replace("_", " "))
         fields[name] = Field(name, label, info.description or "", choices, number, default, SLIDERS.get(name, 0))
     return fields
 
@@ -147,7 +156,7 @@ class Asked:
 
         return Question.asked(self.model, self.cluster, self.plan_file, self.plan, self.sets)
 
-    def _settled(self) -> dict[str, Any]:
+    def settled(self) -> dict[str, Any]:
         """The fields of the plan; with a file, those that it says as well."""
         if self.plan_file is None and not is_stated(self.model):
             return dict(self.plan)
@@ -155,7 +164,7 @@ class Asked:
 
     def as_python(self) -> str:
         """The question as a call of the library."""
-        arguments = [repr(self.model), repr(self.cluster), repr(self._settled())]
+        arguments = [repr(self.model), repr(self.cluster), repr(self.settled())]
         arguments += [f"slow={list(self.slow)!r}"] if self.slow else []
         arguments += [f"{name}={value!r}" for name, value in self.others.items()]
         return f"import windtunnel\n\nresult = windtunnel.predict({', '.join(arguments)})\n"
@@ -164,7 +173,7 @@ class Asked:
         """The plan as a file."""
         import yaml
 
-        return yaml.safe_dump(json.loads(json.dumps(self._settled())), sort_keys=False)
+        return yaml.safe_dump(json.loads(json.dumps(self.settled())), sort_keys=False)
 
 
 def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:

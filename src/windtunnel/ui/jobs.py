@@ -23,9 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.report.files import write_atomically
 from windtunnel.ui.form import FILE
+from windtunnel.ui.swept import PLANS
 
 ID = re.compile(r"[0-9]{14}-[0-9a-f]{6}")
 VERBS = ("plan", "sweep", "serve", "fleet", "survive", "explain")
@@ -33,7 +34,7 @@ REPORTS = ("plan", "serve", "fleet", "survive", "explain")  # verbs that draw an
 # What writes elsewhere, listens, or starts other programs.
 REFUSED = (
     *("--listen", "--real", "--live", "--executor", "--json"),
-    *("--out", "--report", "--page", "--requests-out", "--jobs-out", "--decisions-out", "--rows", "--trace"),
+    *("--out", "--report", "--page", "--requests-out", "--jobs-out", "--decisions-out", "--rows", "--trace", "--tried"),
 )
 # Waits for the question so that its status is kept even where the server is gone.
 KEEPER = """
@@ -79,16 +80,28 @@ class JobList:
         words = self._words(text)
         name = f"{time.strftime('%Y%m%d%H%M%S')}-{os.urandom(3).hex()}"
         folder = self.folder / name
-        folder.mkdir(parents=True)
-        self.uploads.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True)
+            self.uploads.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+            raise InputFileError(folder, problem, "make room, or start the page with --runs elsewhere") from None
         command = [sys.executable, "-m", "windtunnel", verb, *words]
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
+        command += ["--tried", str(folder / PLANS)] if verb == "plan" else []
         command += ["--page" if verb == "serve" else "--report", str(folder / "report.html")] if verb in REPORTS else []
         process = subprocess.Popen(
             [sys.executable, "-c", KEEPER, str(folder), *command], cwd=self.uploads, start_new_session=True
         )
         document = {"verb": verb, "words": words, "begun_s": time.time(), "process": process.pid}
-        write_atomically(folder / "job.json", json.dumps(document).encode())
+        try:
+            write_atomically(folder / "job.json", json.dumps(document).encode())
+        except UserError:  # a full disk: nothing runs that the page could not show
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return name
 
     def _words(self, text: str) -> list[str]:
@@ -101,7 +114,7 @@ class JobList:
             if name in REFUSED:
                 raise SpecError("words", word, "the page decides where answers go, and starts no other programs")
             for part in (word, value):
-                if ("/" in part and not re.fullmatch(r"[\w.:*%=]+/[sh]", part)) or re.match(r"~|\.(?!\d)", part):
+                if ("/" in part and not re.fullmatch(r"[\w.:*%= ]+/[sh]", part)) or re.match(r"~|\.(?!\d)", part):
                     raise SpecError("words", word, "the page reads no files but those dropped on it")
                 if FILE.fullmatch(part) and not (self.uploads / part).is_file():
                     raise SpecError("words", word, "no such file was dropped on the page; drop it here first")

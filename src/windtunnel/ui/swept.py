@@ -1,4 +1,5 @@
-"""Points of a sweep as a picture needs them, while it runs (from its journal) and when it is done (from its table).
+"""Points of a sweep or of a search for plans as a picture needs them: from the journal while it runs, a sweep that is
+done from its table.
 
 A point is [step in seconds, peak memory in GiB, GPU-hours per million tokens, words, question]; the question is what
 Ask takes in its address. Points that were refused, do not fit, or are of a verb without a step are not drawn.
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-TABLE = "sweep.parquet"
+TABLE, PLANS = "sweep.parquet", "plans.journal"
 AT_ONCE = 2000  # points in one event, so that neither side waits long for one
 
 Point = list[Any]
@@ -20,8 +21,9 @@ Point = list[Any]
 
 def journalled(folder: Path, offset: int) -> tuple[list[Point], int]:
     """At most AT_ONCE points behind `offset` bytes of the journal, and where the next ones begin."""
+    plans = folder / PLANS
     try:
-        with (folder / f"{TABLE}.journal").open("rb") as file:
+        with (plans if plans.is_file() else folder / f"{TABLE}.journal").open("rb") as file:
             file.seek(offset)
             lines = [line for _, line in zip(range(AT_ONCE), file, strict=False)]
     except OSError:  # not begun, or done: the table holds them all
@@ -67,9 +69,21 @@ def point_of(inputs: Mapping[str, Any], status: str, outputs: Mapping[str, Any])
         return None
     hours = float(outputs.get("n_gpus") or 0) / 3600.0 / rate * 1e6
     asked = {name.removeprefix("plan."): value for name, value in inputs.items() if _is_input(name)}
-    gpu, colon, count = str(asked.pop("cluster", "")).rpartition(":")
-    question = {**({"gpu": gpu, "gpus": count} if colon else {"gpu": count}), **asked}
-    words = " · ".join(f"{name} {value}" for name, value in sorted(asked.items()) if name != "model")
-    told = f"{count + ' GPUs · ' if colon else ''}{words}"
-    plain = {name: value for name, value in question.items() if isinstance(value, (str, int, float))}
-    return [step, float(outputs.get("peak_memory_bytes") or 0) / 2**30, hours, told, urlencode(plain)]
+    cluster = str(asked.pop("cluster", ""))
+    words = " · ".join(f"{name} {shown(value)}" for name, value in sorted(asked.items()) if name != "model")
+    told = f"{cluster.rpartition(':')[2] + ' GPUs · ' if ':' in cluster else ''}{words}"
+    return [step, float(outputs.get("peak_memory_bytes") or 0) / 2**30, hours, told, address_of(cluster, asked)]
+
+
+def address_of(cluster: str, fields: Mapping[str, Any]) -> str:
+    """A question as Ask takes it in its address; fields that are no plain values are left out."""
+    gpu, colon, count = cluster.rpartition(":")
+    asked = {**({"gpu": gpu, "gpus": count} if colon else {"gpu": count}), **fields}
+    return urlencode({name: shown(one) for name, one in asked.items() if isinstance(one, (str, int, float, list))})
+
+
+def shown(value: Any) -> str:
+    """A value as a form shows it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

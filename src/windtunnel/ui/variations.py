@@ -27,6 +27,24 @@ VALUES = {
     "seq_len": ("2048", "4096", "8192", "16384", "32768", "131072"),
     "global_batch": (),
 }
+# What each is called where one is chosen, what the newcomer asks first in front.
+VARIED = {
+    "gpus": "number of GPUs",
+    "slow": "one slow GPU",
+    "tp": "tensor parallel (tp)",
+    "pp": "pipeline stages (pp)",
+    "cp": "context parallel (cp)",
+    "ep": "expert parallel (ep)",
+    "micro_batch": "micro batch",
+    "global_batch": "global batch",
+    "seq_len": "sequence length",
+    "virtual_stages": "virtual stages",
+    "schedule": "pipeline schedule",
+    "recompute": "recomputed activations",
+    "zero_stage": "ZeRO stage",
+    "precision": "precision",
+    "nic": "bandwidth of a NIC",
+}
 HOURS = 3600.0
 
 

@@ -47,6 +47,24 @@ def test_a_list_of_tensors_becomes_a_tensor() -> None:
         assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
 
 
+def test_a_tensor_in_a_text_is_read() -> None:
+    with fake_tensors("cpu"), Recorder(0, 1, answers=Answers(loss=3.0)) as recorder:
+        recorder.begin_step()
+        assert f"{torch.randn(4).sum():.2f}" == "3.00"
+        with pytest.raises(TypeError):
+            f"{torch.randn(4):.2f}"
+        program = recorder.end_step()
+    assert sum(op.kind == "sync" for op in program.ops) == 1
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_cpu_is_one_whatever_its_number(device: str) -> None:
+    with fake_tensors(device):  # type: ignore[arg-type]
+        one = torch.ones(2, device="cpu:0") + torch.ones(2).to(torch.device("cpu", 0)) + torch.ones(2)
+        assert one.device == torch.device("cpu")
+
+
 @needs_no_gpu
 def test_tensors_from_numbers_are_on_the_current_gpu() -> None:
     with fake_tensors("cuda", gpus=4, local_rank=3):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.capture.processes.fork_server import FOLDER_PREFIX, processes
+from windtunnel.capture.processes.fork_server import processes
+from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, sweep
 from windtunnel.capture.processes.scheduler import ScriptError, Workers
 
 HERE = Path(__file__).parent
@@ -22,11 +23,11 @@ SETTINGS = {"load": ["json"], "player": "rank_players:play"}
 @pytest.fixture(autouse=True)
 def players(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Players can be imported, and temporary folders lie in one place, in which nothing may be left."""
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
-    assert not list(tmp_path.glob(f"{FOLDER_PREFIX}*"))
+    assert not list(tmp_path.glob(f"{CAPTURE_PREFIX}*"))
     assert not children()
 
 
@@ -181,7 +182,7 @@ def test_interrupted_at_any_time_it_leaves_nothing(kind: signal.Signals, players
 
 
 def left_over(temporary: Path) -> list[str]:
-    found = [str(path) for path in temporary.glob(f"{FOLDER_PREFIX}*")]
+    found = [str(path) for path in temporary.glob(f"{CAPTURE_PREFIX}*")]
     for pid, _, _ in processes():
         text = command_of(pid)
         if "capture.processes.fork_server" in text or "time.sleep(60)" in text:
@@ -203,3 +204,36 @@ def environment_of(pid: int) -> str:
         return Path(f"/proc/{pid}/environ").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_what_a_killed_zygote_leaves_goes_with_the_next_start(players: Path) -> None:
+    """Launcher and zygote are killed at once, as a scheduler kills a whole job; the zygote can clean nothing."""
+    process = subprocess.Popen([sys.executable, "-c", LONG], stderr=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + 20
+    while not (zygotes := [pid for pid, _, _ in processes() if _is_a_zygote_of(pid, players)]):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    while not any("time.sleep(60)" in text for text in left_over(players)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    for pid in zygotes:
+        os.kill(pid, signal.SIGKILL)
+    process.wait(20)
+    assert left_over(players)
+    sweep()
+    assert not left_over(players)
+
+
+LONG = SCRIPT.replace("workers sleep:0.05", "workers sleep:50")
+
+
+def _is_a_zygote_of(pid: int, temporary: Path) -> bool:
+    is_one = "capture.processes.fork_server" in command_of(pid)
+    return is_one and f"TMPDIR={temporary}" in environment_of(pid)
+
+
+def test_what_belongs_to_a_command_that_lives_is_not_swept(players: Path) -> None:
+    with Workers(SETTINGS) as workers:
+        sweep()
+        workers.run([0], {"does": {}})

@@ -10,7 +10,7 @@ import pytest
 import windtunnel
 from windtunnel.cli.app import main
 from windtunnel.cli.whatif import arguments_of, changed
-from windtunnel.errors import UserError
+from windtunnel.errors import InputFileError, UserError
 from windtunnel.report.prediction.asked import disturbing
 from windtunnel.result import Result
 
@@ -188,3 +188,12 @@ def test_asked_disturbances_are_read_from_the_command(slow: Result, even: Result
 def test_an_infeasible_answer_says_by_how_much(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert whatif(run, "--set", "cluster.gpu.memory=8GiB", "--no-save") == 0
     assert "GiB too much on stage" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_captured_folder_is_looked_for_without_its_hash(even: Result, tmp_path: Path) -> None:
+    command = f"windtunnel predict {tmp_path / 'job'}@0123456789ab --cluster h100-sxm:2"
+    captured = dataclasses.replace(even, reproduce=command)
+    with pytest.raises(InputFileError, match=r"was predicted from .*/job, which is not in"):
+        arguments_of(captured, "it")
+    (tmp_path / "job").mkdir()
+    assert arguments_of(captured, "it")["model"] == f"{tmp_path / 'job'}@0123456789ab"

@@ -263,3 +263,19 @@ def test_one_group_is_a_plain_gemm_and_fp16_is_bf16() -> None:
         costs = kernel_costs(gpu)
         assert costs.grouped_gemm(1, 4096, 2048, 2048, "bf16") == costs.gemm(4096, 2048, 2048, "bf16")
         assert costs.gemm(4096, 2048, 2048, "fp16") == costs.gemm(4096, 2048, 2048, "bf16")
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_experts_without_a_token_cost_nothing(gpu: Gpu) -> None:
+    """Four tokens among 256 experts or among 1,024: four experts work."""
+    few, many = (kernel_costs(gpu).grouped_gemm(groups, 4 / groups, 2048, 2048, "bf16") for groups in (256, 1024))
+    assert many.seconds == pytest.approx(few.seconds, rel=0.02)
+
+
+@needs_package
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_kernels_of_another_gpu_are_no_faster_than_this_ones_memory(m: int) -> None:
+    """CAPPED has the H100's tables, and less of its bandwidth than of its rate."""
+    efficiency, _ = roofline.memory_efficiency(CAPPED)
+    least = roofline.gemm_bytes(m, 8192, 8192, "bf16") / (CAPPED.memory_bandwidth_bytes_per_s * efficiency)
+    assert kernel_costs(CAPPED).gemm(m, 8192, 8192, "bf16").seconds >= least * (1 - 1e-9)

@@ -59,6 +59,22 @@ def test_a_due_that_is_not_known_yet_lies_ahead_and_is_asked_again() -> None:
     assert ge(100.0, one)
 
 
+@pytest.fixture
+def clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A microsecond passes with every look at the clock, whatever else the machine does."""
+    now = [100.0]
+
+    def look() -> float:
+        now[0] += 1e-6
+        return now[0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    for name, one in (("perf_counter", look), ("thread_time", look), ("sleep", sleep)):
+        monkeypatch.setattr(time, name, one)
+
+
 def test_a_wait_for_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_clock, "PATIENCE_S", 0.5)
     one, now = due(lambda: None), time.perf_counter()
@@ -67,6 +83,7 @@ def test_a_wait_for_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch
         one - (now + 1.0)
 
 
+@pytest.mark.usefixtures("clock_of_its_own")
 def test_a_listener_sees_when_the_host_began_to_wait() -> None:
     made = Conductor(0, 2, lambda one: 0.02, range(2))
     listening = Listening(made)
@@ -106,6 +123,7 @@ def steps_of(price_s: float, virtual_s: float, computing_s: float) -> tuple[list
     return wall, list(made.steps)
 
 
+@pytest.mark.usefixtures("clock_of_its_own")
 def test_what_the_virtual_world_computes_is_made_up_for_by_a_wait() -> None:
     wall, seen = steps_of(price_s=0.02, virtual_s=0.01, computing_s=0.01)
     quickest = min(one.ended - one.begun for one in seen)
@@ -115,12 +133,14 @@ def test_what_the_virtual_world_computes_is_made_up_for_by_a_wait() -> None:
     assert statistics.median(one.blocked for one in seen) == pytest.approx(0.02, abs=0.005)
 
 
+@pytest.mark.usefixtures("clock_of_its_own")
 def test_what_no_wait_makes_up_for_lengthens_the_script_not_the_rank() -> None:
     wall, seen = steps_of(price_s=0.0, virtual_s=0.02, computing_s=0.01)
     assert min(wall) >= 0.03
     assert 0.01 <= min(one.ended - one.begun for one in seen) < 0.02
 
 
+@pytest.mark.usefixtures("clock_of_its_own")
 def test_a_wait_that_nobody_sees_makes_up_for_it_by_the_optimizer() -> None:
     """DDP's reducer waits in C++: what was begun in the step and is done was waited for."""
     listening = Listening(Conductor(0, 2, lambda one: 0.03, range(2)))
@@ -139,6 +159,7 @@ def test_a_wait_that_nobody_sees_makes_up_for_it_by_the_optimizer() -> None:
     assert min(behind) < 0.003
 
 
+@pytest.mark.usefixtures("clock_of_its_own")
 def test_time_that_is_given_up_is_told() -> None:
     """Each step of 2 ms takes the virtual world 10 ms more: no wait makes up for that, and it is not carried along."""
     listening = Listening(Conductor(0, 2, lambda one: 0.0, range(2)))
@@ -163,9 +184,12 @@ def spin(seconds: float) -> None:
 
 
 def test_control_messages_are_answered_at_once() -> None:
-    listening = Listening(Conductor(0, 2, lambda one: 1.0, range(2)))
-    assert listening.begin(call(is_control=True)) is None
+    told: list[object] = []
+    listening = Listening(Conductor(0, 2, lambda one: 1.0, range(2)), started=lambda *one: told.append(one))
+    one = call(is_control=True)
+    assert listening.begin(one) is None
     assert listening.control == 1
+    assert told == [(one, None)]
 
 
 def test_prices_know_where_the_members_lie() -> None:

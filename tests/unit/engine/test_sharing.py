@@ -135,7 +135,7 @@ def test_links_that_cannot_be_too_narrow_are_left_out():
     found = contenders(graph, durations, sharing([0, 1, 2], paths, [1.5, 2.0, 1.0]))
     assert found is not None
     assert found.flow.tolist() == [0, 1, -1]
-    assert found.network.capacity.tolist() == [1.5, 1.0, 1.0]
+    assert found.network.links["capacity"].tolist() == [1.5, 1.0, 1.0]
     assert contenders(graph, durations, sharing([0, 1, 2], paths, [2.0, 2.0, 1.0])) is None
     assert contenders(graph, durations * 0, sharing([0, 1, 2], paths, [1.5, 2.0, 1.0])) is None
 
@@ -145,7 +145,8 @@ def test_of_links_used_alike_one_is_followed():
     paths = [{0: 1.0, 1: 2.0, 2: 1.0, 3: 1.0}, {0: 1.0, 1: 2.0, 2: 1.0, 3: 0.9}]
     found = contenders(graph, durations, sharing([0, 1], paths, [1.0, 2.0, 1.0, 1.0]))
     assert found is not None
-    assert found.network.capacity.tolist() == [1.0, 1.0, 1.0, 1.0]  # links 0 (for 1 and 2) and 3, and one of each flow
+    # Links 0 (for 1 and 2) and 3, and one of each flow.
+    assert found.network.links["capacity"].tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
 def slowed(sizes_and_groups, topology, prices=None):

@@ -135,3 +135,38 @@ def test_a_plan_takes_the_least_level_that_is_in_time():
     late = naive_plan.plan(EfJob(0, 0, 60, 1, 60, rates, 4, 300.0), 0, {0: 4}, 4, 60, as_released=False)
     assert not late.in_time
     assert naive_plan.gpu_time({0: 2, 30: 4}, 60) == 180
+
+
+def test_on_a_node_with_room_one_job_of_all_is_drawn_on_average():
+    random, jobs, nodes, turns = np.full(1, 3, np.uint64), 10, 8, 3000
+    node_gpus = np.full(nodes, 4)
+    base = genetic.pack(np.zeros((jobs, nodes), np.int64))
+    on, scratch = np.empty(2 * jobs, np.int64), np.empty((3, base.shape[1]), np.uint64)
+    grown = np.zeros((jobs, nodes))
+    for _ in range(turns):
+        x = base.copy()
+        genetic.mutate(x, base, node_gpus, genetic.some_of(jobs), on, scratch, random)
+        grown += genetic.unpack(x, nodes) > 0
+    assert grown.sum() / turns == pytest.approx(nodes * 4 / 5, rel=0.03)  # a fifth of the draws adds nothing
+    assert grown.min() > 0.8 * grown.mean()
+
+
+def test_a_job_that_is_on_the_node_grows_more_often():
+    random, turns = np.full(1, 4, np.uint64), 20_000
+    counts = np.zeros((10, 1), np.int64)
+    counts[3] = counts[4] = 1
+    on, scratch = np.empty(20, np.int64), np.empty((3, 1), np.uint64)
+    grown = 0
+    for _ in range(turns):
+        x = genetic.pack(counts)
+        genetic.mutate(x, genetic.pack(counts), np.array([4]), genetic.some_of(10), on, scratch, random)
+        grown += int(genetic.unpack(x, 1)[3, 0] > 1)
+    chance = (0.1 + 0.5 - 0.1 * 0.5) * 3 / 4
+    assert grown / turns == pytest.approx(chance, rel=0.04)
+
+
+def test_draws_are_binomial():
+    for jobs in (1, 2, 9):
+        total = [sum(math.comb(jobs, k) * (jobs - 1) ** (jobs - k) for k in range(n + 1)) for n in range(jobs + 1)]
+        expected = np.array(total) / float(jobs**jobs)
+        assert genetic.some_of(jobs) / 2.0**32 == pytest.approx(expected, abs=1e-8)

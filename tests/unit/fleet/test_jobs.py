@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from windtunnel.errors import UserError
 from windtunnel.fleet.jobs.lint import lint_jobs
 from windtunnel.fleet.jobs.read import read_jobs
+from windtunnel.fleet.outcome import STATES, aggregates
+from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import parse_site
 
 OURS = "job,submit_s,gpus,duration_s\na,0,8,100\nb,5,1,30\n"
@@ -96,6 +98,27 @@ def test_sacct(tmp_path):
     assert jobs.duration_s.tolist() == [3600, 86401]
     assert jobs.start_s[0] - jobs.submit_s[0] == 60
     assert np.isnan(jobs.start_s[1])
+
+
+def test_sacct_jobs_end_as_they_did(tmp_path):
+    hour = "2024-05-01T00:00:00|2024-05-01T01:00:00|01:00:00"
+    text = (
+        "JobID|Submit|Start|End|Elapsed|AllocTRES|State\n"
+        f"1|2024-05-01T00:00:00|{hour}|gres/gpu=4|COMPLETED\n"
+        f"2|2024-05-01T00:00:00|{hour}|gres/gpu=4|NODE_FAIL\n"
+        f"3|2024-05-01T00:00:00|{hour}|gres/gpu=4|CANCELLED by 1000\n"
+        "4|2024-05-01T00:00:00|Unknown|2024-05-01T00:10:00|00:00:00|gres/gpu=64|CANCELLED by 1000\n"
+    )
+    jobs = read_jobs(write(tmp_path, text, "sacct.txt"))
+    for policy in ("fifo", "srtf", "current"):
+        outcome = simulate(jobs, parse_site("gpu:1x8"), policy, Options())
+        figures = aggregates(outcome, 8)
+        assert [STATES[at] for at in outcome.state] == ["completed", "failed", "cancelled", "cancelled"]
+        assert outcome.why == {3: "was cancelled before it started"}
+        assert (figures["completed_jobs"], figures["failed_jobs"], figures["cancelled_jobs"]) == (1, 1, 2)
+        assert figures["jct_mean_s"] == 3600
+        assert figures["utilisation"] == pytest.approx(1.5 if policy == "current" else 0.75)
+        assert figures["littles_law_residual"] < 1e-9
 
 
 def test_kubernetes_manifests(tmp_path):

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exact_fold import fold
 
 from windtunnel.engine import replay
 from windtunnel.errors import UserError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph import footprint as measures
-from windtunnel.graph.fold import fold, refine
+from windtunnel.graph.fold import refine
 from windtunnel.graph.footprint import available_bytes, graph_bytes, refuse_if_too_large, replay_bytes
 from windtunnel.graph.validate import validate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,15 @@ def test_another_memory_keeps_the_calibration_other_rates_cannot() -> None:
     assert with_settings(cluster, {"gpu": "h100-sxm"}).calibration is None
     with pytest.raises(SpecError, match="was calibrated"):
         with_settings(cluster, {"gpu": {"memory_bandwidth": "40 GB/s"}})
+
+
+def test_an_old_or_disturbed_calibration_says_so_and_stays_equal() -> None:
+    busy = "the machine was busy: load 12.5 on 2 cores when the calibration began"
+    plain = calibration_from_document(CALIBRATION)
+    noted = calibration_from_document({**CALIBRATION, "notes": [busy, "2 of 753 repetitions took over three times"]})
+    soon, late = datetime.date(2026, 11, 25), datetime.date(2027, 1, 21)
+    assert plain.doubts(soon) == []
+    assert plain.doubts(late) == ["measured 61 days ago, on 2026-11-21"]
+    assert noted.doubts(soon) == [busy]
+    assert noted == plain
+    assert calibration_from_document({**CALIBRATION, "date": "last week"}).doubts(late) == []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 import windtunnel
 from windtunnel import UserError
-from windtunnel.planning.advice import TOLD, WORTH, advise
-from windtunnel.planning.changes import PLAN, changed, changes_of, flags_of
+from windtunnel.planning.advice import TOLD, TOLD_OF_A_FIELD, WORTH, advise
+from windtunnel.planning.changes import OTHERS, PLAN, changed, changes_of, flags_of
 from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan
 
 MODEL = windtunnel.load_model("llama-3.2-1b")
@@ -53,7 +54,11 @@ def test_each_kind_is_sorted_and_short() -> None:
         steps = [one.step_time_ns for one in told if one.kind == kind]
         assert steps == sorted(steps)
         assert len(steps) <= most
+        fields = Counter(next(iter(one.changes)) for one in told if one.kind == kind)
+        assert max(fields.values(), default=0) <= TOLD_OF_A_FIELD
     assert told[0].kind == PLAN
+    had = min(one.step_time_ns for one in told if one.kind != OTHERS)
+    assert all(one.step_time_ns < had for one in told if one.kind == OTHERS)
 
 
 def test_two_changes_where_no_single_one_fits() -> None:

@@ -60,3 +60,15 @@ def test_shardings_equal_enumeration(operators: int, bound: bool, seed: int) -> 
     assert (found is None) == (tried is None)
     if found is not None and tried is not None:
         assert found.cost == pytest.approx(tried.cost, rel=1e-6, abs=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 6), st.integers(1, 8), st.integers(0, 2**31))
+def test_devices_eight_times_as_many_and_as_wide_are_cut_the_same(layers: int, micro: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    widths = (1, 2, 4)
+    times = draw.uniform(0.5, 1.5, (layers, layers, 3, 2))
+    successors = draw.integers(0, layers, times.shape)
+    one = best_stages(times, widths, 8, micro, successors)
+    many = best_stages(times, tuple(8 * width for width in widths), 64, micro, successors)
+    assert one == many

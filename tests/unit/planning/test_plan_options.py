@@ -11,7 +11,7 @@ import pytest
 
 import windtunnel
 from windtunnel.cli.app import main
-from windtunnel.planning.robust import Trouble, progress
+from windtunnel.planning.objectives.robust import Trouble, progress
 
 FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
 

@@ -24,6 +24,7 @@ from windtunnel.programs.lowering.pricing import op_pricer
 from windtunnel.programs.memory import memory_of_program
 from windtunnel.programs.predict import load, predict_captured
 from windtunnel.programs.program import Answer, MemoryEvent, Op, RankProgram, TensorSpec
+from windtunnel.report.prediction.document import to_document
 from windtunnel.result import Result
 from windtunnel.step.disturbances.disturbed_step import replayed
 
@@ -270,6 +271,8 @@ def test_a_result_is_whole_and_comes_back_from_json() -> None:
     assert found.spec["captured"]["captured_ranks"] == [0, 4]
     assert found.excerpt
     assert {one.stage for one in found.excerpt} == {0, 1}
+    for stage in (0, 1):
+        assert max(one.end_ns for one in found.excerpt if one.stage == stage) == found.step_time_ns
     assert found.mfu == found.hfu > 0
     disturbed = found.disturbed
     assert disturbed is not None
@@ -422,3 +425,20 @@ def test_the_command_that_gives_a_result_again_names_what_was_asked_for() -> Non
     assert "--framework megatron --allocator=max_split_size_mb:64" in asked.reproduce
     with pytest.raises(SpecError, match="PYTORCH_ALLOC_CONF"):
         predict_captured(job, cluster(1), allocator="nonsense")
+
+
+def test_flops_of_a_rank_are_those_of_its_ops_with_and_without_what_is_recomputed() -> None:
+    job = folded_job(GRID)
+    again = {
+        rank: replace(program, ops=tuple(replace(op, recompute=op.phase == "forward") for op in program.ops))
+        for rank, program in job.programs.items()
+    }
+    for one in (job, replace(job, programs=again)):
+        found = predict_captured(one, cluster())
+        ops = [op for rank in one.runs.tolist() for op in one.programs[rank].ops]
+        assert found.executed_flops_per_rank == pytest.approx(sum(op.flops for op in ops) / one.world_size)
+        model = sum(op.flops for op in ops if not op.recompute) / one.world_size
+        assert found.flops_per_rank == pytest.approx(model)
+        document = to_document(found)
+        assert document["flops_per_rank"] == found.flops_per_rank > 0
+        assert document["executed_flops_per_rank"] == found.executed_flops_per_rank

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -143,9 +142,7 @@ def test_a_hundred_thousand_ranks_stay_small(disturbed: Result) -> None:
         for i in range(6144)
     )
     huge = replace(known, rank_classes=classes, class_runs=tuple((i, 16) for i in range(6144)), critical_path=())
-    start = time.perf_counter()
     text = render_html(replace(disturbed, disturbed=huge, n_gpus=n))
-    assert time.perf_counter() - start < 2.0
     assert len(text) < 800_000
 
 

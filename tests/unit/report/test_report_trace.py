@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.report.prediction.trace import trace_bytes, write_trace
+from windtunnel.report.prediction.categories import label_of
+from windtunnel.report.prediction.trace import SUMS, trace_bytes, write_trace
 from windtunnel.result import Result
 
 
@@ -16,10 +17,25 @@ def events(result: Result) -> list[dict]:
     return json.loads(gzip.decompress(trace_bytes(result)))["traceEvents"]
 
 
+def _lanes(events: list[dict]) -> dict[tuple[int, int], str]:
+    return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+
+
 def test_every_op_is_there_once_with_its_times(result: Result, events: list[dict]) -> None:
-    ops = [event for event in events if event["ph"] == "X"]
+    lanes = _lanes(events)
+    ops = [event for event in events if event["ph"] == "X" and lanes[event["pid"], event["tid"]] != SUMS]
     found = sorted((op["pid"], op["name"], round(op["ts"] * 1000), round((op["ts"] + op["dur"]) * 1000)) for op in ops)
     assert found == sorted((op.stage, op.label, op.start_ns, op.end_ns) for op in result.excerpt)
+
+
+def test_the_sums_of_each_stage_are_its_breakdown_and_end_with_the_step(result: Result, events: list[dict]) -> None:
+    lanes = _lanes(events)
+    for stage in result.stages:
+        mine = [e for e in events if e["ph"] == "X" and e["pid"] == stage.stage and lanes[e["pid"], e["tid"]] == SUMS]
+        assert {e["cat"]: round(e["dur"] * 1000) for e in mine} == {
+            label_of(k): v for k, v in stage.breakdown_ns.items()
+        }
+        assert max(round((e["ts"] + e["dur"]) * 1000) for e in mine) == result.step_time_ns
 
 
 def test_time_never_runs_backwards_in_a_lane(events: list[dict]) -> None:

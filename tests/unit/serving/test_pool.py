@@ -44,3 +44,13 @@ def test_blocks_are_conserved_whatever_comes(moves: list[tuple[int, int]]) -> No
         pool.release(*one)
     assert pool.held == 0
     assert pool.free == pool.total
+
+
+@given(st.integers(2, 8), st.integers(1, 8))
+def test_of_a_prefix_that_nobody_holds_the_last_blocks_go_first(blocks: int, taken: int) -> None:
+    """What is left of it is its beginning, which other prompts can still share."""
+    pool = BlockPool(8)
+    pool.take(blocks)
+    pool.release(blocks, pool.name(range(blocks)))
+    pool.take(taken)
+    assert pool.known(range(blocks)) == min(blocks, 8 - taken)

@@ -35,7 +35,7 @@ def test_an_odd_factor_of_the_load_is_the_number_of_decode_workers() -> None:
 def test_drafting_that_is_not_stated_lies_inside_the_band() -> None:
     one = predicted(ServingRow(OPEN))
     assert one.status == "assumed"
-    assert "7 decode workers" in one.reason
+    assert "7 decode tp8 ep8" in one.reason
     assert "drafting is not stated" in one.reason
     stated = predicted(ServingRow({**OPEN, "prefill_num_workers": "1", "decode_num_workers": "7"}))
     assert stated.status == "predicted"

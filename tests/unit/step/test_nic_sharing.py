@@ -67,3 +67,13 @@ def test_equal_rendezvous_are_one_demand_and_nothing_shared_is_none() -> None:
     assert len({int(one) for one in sharing.demand_of[[0, 2, 3, 5]]}) == 4
     assert sharing.demand_of[4] == -1
     assert sharing.weight.tolist() == (1.0 / sharing.use).tolist()
+
+
+def test_of_a_gpus_two_members_of_one_rendezvous_the_larger_share_counts() -> None:
+    build = GraphBuilder()
+    for stream in ("first", "second"):
+        build.op(OpKind.COLLECTIVE, build.stream(0, stream), rendezvous="both")
+    for shares in ([0.25, 0.75], [0.75, 0.25]):
+        sharing = step_sharing(build.build(), np.array(shares))
+        assert sharing is not None
+        assert sharing.use.tolist() == [0.75]

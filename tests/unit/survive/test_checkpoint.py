@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,16 +39,24 @@ def same(a, b) -> bool:
     )
 
 
-CHILD = """
-import resource, sys
+# PyTorch is loaded once, and each that is killed is a fork.
+KILLED = """
+import os, resource, signal, sys
+import torch.distributed.checkpoint
 sys.path.insert(0, {tests!r})
 from test_checkpoint import trained, Checkpoints
 from pathlib import Path
-saved = Checkpoints(Path(sys.argv[1]))
-saved.save(1, *trained(1)); saved.wait()
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-saved.save(2, *trained(2)); saved.wait()
+for byte in map(int, sys.argv[2:]):
+    pid = os.fork()
+    if pid == 0:
+        saved = Checkpoints(Path(sys.argv[1]) / str(byte))
+        saved.save(1, *trained(1)); saved.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (byte, byte))
+        saved.save(2, *trained(2)); saved.wait()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
@@ -58,17 +67,18 @@ def test_killed_at_a_byte_the_last_complete_one_restores(tmp_path: Path) -> None
     whole.wait()
     sizes = sorted(file.stat().st_size for file in (tmp_path / "whole" / "step-000000002").iterdir())
     died = 0
-    for byte in (0, sizes[0] - 1, sizes[-1] // 3, sizes[-1] - 1, sizes[-1] + 1):
-        folder = tmp_path / str(byte)
-        here = str(Path(__file__).parent)
-        script = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{CHILD.format(tests=here)}"
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(folder), str(byte)], capture_output=True, text=True, env={**os.environ}
-        )
+    bytes_written = (0, sizes[0] - 1, sizes[-1] // 3, sizes[-1] - 1, sizes[-1] + 1)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED.format(tests=str(Path(__file__).parent)), tmp_path, *map(str, bytes_written)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    for byte, status in zip(bytes_written, map(int, done.stdout.split()), strict=True):
         model, optimizer = trained(0)
-        step = Checkpoints(folder).restore(model, optimizer)
+        step = Checkpoints(tmp_path / str(byte)).restore(model, optimizer)
         assert step in (1, 2), done.stderr
-        assert (done.returncode == -signal.SIGXFSZ) == (step == 1), done.stderr
+        assert (status == -signal.SIGXFSZ) == (step == 1), done.stderr
         assert same((model, optimizer), trained(step))
         died += step == 1
     assert died == 4
@@ -133,62 +143,74 @@ def test_old_checkpoints_go_and_none_is_no_error(tmp_path: Path) -> None:
     assert int(others["seen"]) == 7
 
 
-RANK = """
-import os, sys
+# Jobs one after the other, each with all its ranks at once: forks of one process that has PyTorch loaded.
+JOBS = """
+import os, socket, sys
 from datetime import timedelta
 from pathlib import Path
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, torch.distributed.checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from windtunnel.survive.checkpoint import Checkpoints
-what, folder = sys.argv[1:3]
-dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(40, 52), torch.nn.Linear(52, 12))
-if what != "save":
-    for one in model.parameters(): torch.nn.init.zeros_(one)
-fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-saved = Checkpoints(Path(folder), group=dist.new_group(backend="gloo"))
-def step():
-    optimizer.zero_grad(); model(torch.ones(2, 40)).square().sum().backward(); optimizer.step()
-if what == "save":
-    step(); saved.save(1, model, optimizer); saved.wait()
-else:
-    try:
-        saved.restore(model, optimizer, reshard=what == "reshard")
-    except Exception as error:
-        print("REFUSED", error); sys.exit(0)
-total = sum(one.full_tensor().double().sum() for one in model.parameters())
-moment = sum(state["exp_avg_sq"].full_tensor().double().sum() for state in optimizer.state.values())
-if dist.get_rank() == 0: print("SUM", float(total).hex(), float(moment).hex())
-dist.destroy_process_group()
+torch.set_num_threads(1)
+
+def play(what, folder):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 52), torch.nn.Linear(52, 12))
+    if what != "save":
+        for one in model.parameters(): torch.nn.init.zeros_(one)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    saved = Checkpoints(Path(folder), group=dist.new_group(backend="gloo"))
+    if what == "save":
+        optimizer.zero_grad(); model(torch.ones(2, 40)).square().sum().backward(); optimizer.step()
+        saved.save(1, model, optimizer); saved.wait()
+    else:
+        try:
+            saved.restore(model, optimizer, reshard=what == "reshard")
+        except Exception as error:
+            if dist.get_rank() == 0: print("REFUSED", error, flush=True)
+            return
+    total = sum(one.full_tensor().double().sum() for one in model.parameters())
+    moment = sum(state["exp_avg_sq"].full_tensor().double().sum() for state in optimizer.state.values())
+    if dist.get_rank() == 0: print("SUM", float(total).hex(), float(moment).hex(), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+for job in sys.argv[2:]:
+    what, world = job.split(":")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": world}
+    ranks = []
+    for rank in range(int(world)):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            play(what, sys.argv[1])
+            os._exit(0)
+    assert [os.waitpid(pid, 0)[1] for pid in ranks] == [0] * len(ranks), job
 """
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-
-
-def ranks(world: int, what: str, folder: Path) -> str:
-    script = folder / "rank.py"
-    script.write_text(RANK)
+def test_resharding_restores_equal_weights_and_is_asked_for(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [*TORCHRUN, "--nproc-per-node", str(world), str(script), what, str(folder / "saved")],
+        [sys.executable, "-c", JOBS, str(tmp_path / "saved"), "save:2", "reshard:3", "restore:3"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     ) as process:
-        out, err = process.communicate(timeout=240)
+        try:
+            out, err = process.communicate(timeout=240)
+        finally:
+            with suppress(ProcessLookupError):  # ranks that still wait for each other, if there are any
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, err[-3000:]
-    return next(line for line in out.splitlines() if line.startswith(("SUM", "REFUSED")))
-
-
-def test_resharding_restores_equal_weights_and_is_asked_for(tmp_path: Path) -> None:
-    saved = ranks(2, "save", tmp_path)
-    assert ranks(3, "reshard", tmp_path).split()[0] == "SUM"
+    saved, restored, refused = (line for line in out.splitlines() if line.startswith(("SUM", "REFUSED")))
     # Sums over shards of other sizes have another order; in double precision they agree closely.
-    numbers = [[float.fromhex(word) for word in line.split()[1:]] for line in (saved, ranks(3, "reshard", tmp_path))]
+    numbers = [[float.fromhex(word) for word in line.split()[1:]] for line in (saved, restored)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-12)
-    refused = ranks(3, "restore", tmp_path)
     assert "was written by 2 ranks, and this job has 3" in refused

@@ -17,9 +17,10 @@ from windtunnel.training import predict
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.memory.allocations import Passes, Resident, two_steps
-from windtunnel.training.memory.model_state import state_bytes
+from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.plan import Framework, Plan
+from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind, Schedule, schedule
 
 GIB = 2**30
@@ -262,3 +263,26 @@ def test_constants_are_whole() -> None:
     document = memory_document()
     assert set(document["frameworks"]) == set(get_args(Framework))
     assert 0 <= document["slack"]["expandable"] <= document["slack"]["segments"] < 0.1
+
+
+def test_torch_pipelines_have_a_buffer_for_every_micro_batch() -> None:
+    """PyTorch keeps a receive buffer for each (`torch.distributed.pipelining`): 16 bits of every token's width."""
+    model = dense()
+    few, many = (
+        memory(model, "h100-sxm:2", framework="torchtitan", pp=2, seq_len=1024, micro_batch=1, global_batch=batches)
+        for batches in (8, 24)
+    )
+    for before, after in zip(few, many, strict=True):
+        assert after.peak_allocated_bytes - before.peak_allocated_bytes >= 16 * 1024 * model.hidden_size * 2
+    first = [parts[0].categories["workspace"] for parts in (few, many)]
+    assert first[1] - first[0] == 16 * 1024 * model.hidden_size * 2
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_with_gradients_sharded_an_optimizer_step_costs_each_of_eight_times_the_ranks_an_eighth(stage: int) -> None:
+    """Nothing of it is left whole on a rank: norm, update, and clearing the gradients."""
+    seconds = []
+    for ranks in (8, 64):
+        layout = layout_of(dense(), f"h100-sxm:{ranks}", zero_stage=stage, framework="megatron-deepspeed")
+        seconds.append(optimizer_price(layout, Pricer(layout), 8e9, 0.0).seconds)
+    assert seconds[0] == pytest.approx(8 * seconds[1], rel=0.02)

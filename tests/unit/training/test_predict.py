@@ -16,6 +16,8 @@ from windtunnel.model import load_model
 from windtunnel.result import Result
 from windtunnel.training import Plan, predict
 from windtunnel.training.excerpt import EXCERPT_OPS
+from windtunnel.training.inside_passes import INSIDE_OPS
+from windtunnel.training.lowering.step import STREAMS
 
 MODEL = load_model("llama-3-8b").with_changes(layers=8)
 FLAGS = {"--" + name.replace("_", "-") for name in PlanFlags.__dataclass_fields__}
@@ -101,6 +103,27 @@ def test_the_excerpt_of_a_small_step_is_all_of_it() -> None:
     assert not [op for op in result.excerpt if op.category.startswith("exposed")]
 
 
+def test_one_pass_of_each_kind_is_opened_and_each_rank_ends_with_the_step() -> None:
+    result = ask(tp=2, pp=2, zero_stage=3, sequence_parallel=True)
+    for stage in (0, 1):
+        mine = [op for op in result.excerpt if op.stage == stage]
+        assert max(op.end_ns for op in mine) == result.step_time_ns
+        passes = [op for op in mine if op.stream == "compute"]
+        for op in mine:
+            if op.stream in ("layers", "tp"):
+                assert any(one.start_ns <= op.start_ns and op.end_ns <= one.end_ns for one in passes), op
+    layers = [op for op in result.excerpt if op.stream == "layers"]
+    assert {f"layer {number}" for number in range(MODEL.n_layers)} <= {op.label for op in layers}
+    assert {"embedding", "head"} <= {op.label for op in layers}
+    assert [op for op in result.excerpt if op.stream == "tp"]
+    plan = {"global_batch": 32, "seq_len": 2048, "tp": 2, "pp": 2}
+    slowed = predict(MODEL, "h100-sxm:16", plan, slow=["gpu=1:1.3"])
+    lost = {op.stage: op.end_ns - op.start_ns for op in slowed.excerpt if op.category == "waiting for disturbed ranks"}
+    assert set(lost) == {0, 1}
+    assert all(ns == slowed.breakdown_ns["waiting for disturbed ranks"] for ns in lost.values())
+    assert {max(op.end_ns for op in slowed.excerpt if op.stage == stage) for stage in (0, 1)} == {slowed.step_time_ns}
+
+
 def test_labels_name_the_micro_batch_and_the_chunk() -> None:
     found = {op.label for op in ask(pp=2, virtual_stages=2, overlap_p2p=True).excerpt}
     assert {"forward mb 3 chunk 1", "backward mb 0 chunk 0"} <= found
@@ -113,7 +136,9 @@ def test_labels_name_the_micro_batch_and_the_chunk() -> None:
 def test_the_excerpt_of_a_large_step_shows_its_steady_state(plan: dict[str, Any]) -> None:
     cluster = cluster_with(parse_cluster("h100-sxm:16"), n_gpus=16)
     result = predict(MODEL.with_changes(layers=112), cluster, {"global_batch": 96, "seq_len": 512, **plan})
-    assert len(result.excerpt) <= EXCERPT_OPS + 16
+    inside = [op for op in result.excerpt if op.stream not in STREAMS]
+    assert 0 < len(inside) <= INSIDE_OPS
+    assert len(result.excerpt) - len(inside) <= EXCERPT_OPS + 3 * 16  # gaps and what is waited for
     for stage in range(16):
         mine = [op for op in result.excerpt if op.stage == stage and op.stream == "compute"]
         kinds = [op.label.split()[0] for op in mine]
@@ -123,8 +148,8 @@ def test_the_excerpt_of_a_large_step_shows_its_steady_state(plan: dict[str, Any]
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(mine)), "ops of one stream overlap"
     first = [op for op in result.excerpt if op.stage == 0 and op.start_ns < result.step_time_ns / 20]
     assert first, "the beginning is there"
-    gaps = [op for op in result.excerpt if op.category == "not shown"]
-    assert bool(gaps) == ("virtual_stages" in plan)
+    for stage in range(16):
+        assert max(op.end_ns for op in result.excerpt if op.stage == stage) == result.step_time_ns
 
 
 def test_reproduce_is_short_and_says_only_what_was_asked() -> None:

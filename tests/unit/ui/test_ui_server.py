@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -245,6 +247,38 @@ def test_a_study_that_runs_is_stopped_with_all_its_processes(tmp_path: Path) -> 
     assert left() == []
 
 
+def test_a_search_for_the_best_plan_keeps_what_was_asked_but_the_layout(client: TestClient, tmp_path: Path) -> None:
+    asked = {**QUESTION, "tp": "2", "precision": "fp8", "nic": "800 Gb/s", "slow": "gpu=3:1.25"}
+    answer = client.post("/search", data=asked, headers=SAME | {"hx-request": "true"})
+    jobs, name = JobList(tmp_path / "runs"), answer.headers["hx-redirect"].rpartition("/")[2]
+    jobs.stop(name)
+    assert " ".join(jobs.get(name).words) == (
+        "llama-3.2-1b --cluster h100-sxm:8 --global-batch 16 --seq-len 1024 --precision fp8"
+        " --set cluster.nic=800 Gb/s --slow gpu=3:1.25"
+    )
+    wrong = client.post("/search", data={**QUESTION, "micro_batch": "x"}, headers=SAME | {"hx-request": "true"})
+    assert 'data-field="micro_batch"' in wrong.text
+
+
+def test_plans_are_drawn_while_they_are_found_and_lead_to_ask(client: TestClient, tmp_path: Path) -> None:
+    words = "llama-3.2-1b --cluster h100-sxm:4 --global-batch 8 --seq 512 --tp 2 --pp 1 --cp 1 --recompute none"
+    begun = client.post("/studies/start", data={"verb": "plan", "words": words}, headers=SAME)
+    name = str(begun.url).rpartition("/")[2]
+    with client.stream("GET", f"/studies/{name}/watch") as events:
+        told = "".join(events.iter_text())
+    assert '"state": "done"' in told
+    assert "event: points" in told
+    points = client.get(f"/studies/{name}/points").json()
+    text = client.get(f"/studies/{name}").text
+    best = json.loads((JobList(tmp_path / "runs").path(name) / "answer.json").read_text())["plans"][0]
+    assert min(point[0] for point in points) == pytest.approx(best["step_time_s"], rel=1e-3)
+    address = html.unescape(text.partition('<a href="/?')[2].partition('"')[0])
+    asked = dict(parse_qsl(address))
+    assert (asked["model"], asked["gpu"], asked["gpus"], asked["tp"]) == ("llama-3.2-1b", "h100-sxm", "4", "2")
+    run = client.get(f"/runs/{kept(client, **asked)}/file/json").json()
+    assert run["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)  # the whole report of that plan
+
+
 def test_a_thousand_runs_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windtunnel.report import run_list as runs
 
@@ -259,6 +293,8 @@ def test_a_thousand_runs_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
         folder.mkdir()
         (folder / "result.json").write_text("{}")
     listed = RunList(tmp_path)
+    newest, count = listed.newest(200)
+    assert (len(newest), count, len(read)) == (200, 1000, 200)  # no more than is shown
     assert len(listed.all()) == 1000
     assert len(listed.all()) == 1000
     assert len(read) == 1000

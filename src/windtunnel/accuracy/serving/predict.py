@@ -6,11 +6,13 @@ output_tokens_per_s = concurrency x OSL / (TTFT + (OSL - 1) TPOT)      as the ta
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from windtunnel.accuracy.serving.models import model_named
-from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
+from windtunnel.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
+from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
 from windtunnel.errors import UserError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
@@ -32,8 +34,9 @@ ODD_WORKERS = (11, 9, 7, 5, 3)
 USUAL_WORKERS = {"trtllm": 4, "sglang": 2}
 MOST_BATCH = 512  # sequences of one decode worker
 MOST_WORKERS, SLACK = 8, 0.25  # prefill workers; share of one that is not added for so little
-DRAFTED = (3, 0.7)  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
+DRAFTED, ACCEPTED = 3, 0.7  # tokens per step and acceptance of DeepSeek's drafting layer, as in engines/trtllm.yaml
 MOST_MEMORY, FEW_TOKENS = 0.98, 2048  # where a model barely fits: share of memory, tokens of a step
+LARGE_BATCH = 16384  # tokens from which the first batch compiles
 REGIMES = ("stable", "near saturation", "over")
 
 
@@ -52,17 +55,20 @@ class Predicted:
     reason: str
 
 
-def predicted(row: ServingRow, profiles: dict[str, Profile] | None = None) -> Predicted:
-    """Predict a row; one that cannot be asked is refused, with the reason. `profiles`: instead of the shipped ones."""
+def predicted(row: ServingRow, profiles: dict[str, Profile] | None = None, taken: Collection[Recipe] = ()) -> Predicted:
+    """Predict a row; one that cannot be asked is refused, with the reason.
+
+    `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
+    """
     try:
-        results, assumed = _run(row, profiles or {})
+        results, assumed = _run(row, profiles or {}, taken)
     except UserError as error:
         return Predicted(row.id, *(math.nan,) * 5, "", "refused", str(error))
     for result in results:
         if result.ttft is None or result.tpot is None:
             reason = result.reason or "no request got an answer of two tokens"
             return Predicted(row.id, *(math.nan,) * 5, result.regime, "refused", reason)
-    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None])
+    ttft = _middle([one.ttft.mean for one in results if one.ttft is not None]) + _cold_s(row, assumed)
     tpot = _middle([one.tpot.mean for one in results if one.tpot is not None])
     concurrency, osl = row.whole("concurrency", ASSUMED_CONCURRENCY), row.whole("osl", 1)
     rate = concurrency * osl / (ttft + (osl - 1) * tpot)
@@ -71,6 +77,20 @@ def predicted(row: ServingRow, profiles: dict[str, Profile] | None = None) -> Pr
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
+
+
+def _cold_s(row: ServingRow, assumed: list[str]) -> float:
+    """What compiling adds to the mean time to first token where the client is known to have sent no warm-up.
+
+    The first request of every slot waits for it, if together they are a large batch.
+    """
+    if row.disaggregated or row.number("warmups_per_slot") != 0.0:
+        return 0.0
+    cold = load_engine(engine_named(row)).cold_start_s
+    if not cold or row.whole("concurrency", 1) * row.whole("isl", 1) <= LARGE_BATCH:
+        return 0.0
+    assumed.append(f"no warm-up: the first request of every slot waits {cold:.0f} s for compilation")
+    return cold / row.whole("prompts_per_slot", 10)
 
 
 def _middle(values: list[float]) -> float:
@@ -92,44 +112,106 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     return Workload(prompts, outputs, None, concurrency)
 
 
-def _run(row: ServingRow, profiles: dict[str, Profile]) -> tuple[list[ServingResult], list[str]]:
+def _run(
+    row: ServingRow, profiles: dict[str, Profile], taken: Collection[Recipe] = ()
+) -> tuple[list[ServingResult], list[str]]:
     assumed: list[str] = []
     model = model_named(row.text("model"), row.text("model_family"))
     load = workload_of(row, assumed)
     if row.disaggregated:
-        return _pools(row, model, load, profiles, assumed), assumed
+        return _pools(row, model, load, profiles, assumed, taken), assumed
     deployment = deployment_of(row)
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
-    engine = _roomy(_engine(model, cluster, deployment, profiles.get(deployment.engine)), load, assumed)
-    return [serve_with(engine, load)], assumed
+    profile = profiles.get(deployment.engine)
+    if drafted_not_yet(row):
+        profile = replace(profile or load_engine(deployment.engine), speculative_tokens=0)
+    drafts = [(0, 0.0)]
+    if DRAFTING in row.text("model").lower():
+        drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
+        if any(depth for depth, _ in drafts):
+            depths = " or ".join(str(depth) for depth, _ in drafts)
+            assumed.append(f"drafting {depths} tokens as published for this concurrency")
+    engines = [_engine(model, cluster, _drafting(deployment, *one), profile) for one in drafts]
+    return [serve_with(_roomy(engine, load, assumed), load) for engine in engines], assumed
 
 
 def _pools(
-    row: ServingRow, model: Model, load: Workload, profiles: dict[str, Profile], assumed: list[str]
+    row: ServingRow,
+    model: Model,
+    load: Workload,
+    profiles: dict[str, Profile],
+    assumed: list[str],
+    taken: Collection[Recipe],
 ) -> list[ServingResult]:
-    """One result where the row says what ran; two, without and with drafting, where it leaves the workers open."""
+    """One result where the row says what ran; one for each reading where it leaves the workers open."""
     sides = [deployment_of(row, f"{side}_") for side in SIDES]
     counts = [row.whole(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
-    decodes = [sides[1]]
-    if not all(counts) and model.mtp_layers and not load_engine(sides[1].engine).speculative_tokens:
-        decodes.append(replace(sides[1], speculative_tokens=DRAFTED[0], acceptance=DRAFTED[1]))
-        assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
-    found = []
     concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
-    n_decode = counts[1] or decode_workers(concurrency, load_engine(sides[1].engine).engine)
-    for decode in decodes:
-        profile = profiles.get(decode.engine)
-        cluster = gpu_of(row.text("gpu"), max(sides[0].gpus, decode.gpus))
-        one = [_engine(model, cluster, side, profile) for side in (sides[0], decode)]
+    found = []
+    for read in _readings(row, model, sides, counts, assumed, taken):
+        profile = profiles.get(read.decode.engine)
+        cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
+        one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
         lengths = (row.whole("isl", 1), row.whole("osl", 1))
-        n_prefill = counts[0] or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
+        n_decode = read.n_decode or decode_workers(concurrency, one[1].profile.engine)
+        n_prefill = read.n_prefill or prefill_workers(one[0], one[1], *lengths, concurrency, n_decode)
         if not all(counts):
-            assumed.append(f"{n_prefill} prefill and {n_decode} decode workers")
-        cluster = gpu_of(row.text("gpu"), n_prefill * sides[0].gpus + n_decode * decode.gpus)
-        engines = [_roomy(_engine(model, cluster, side, profile), load, assumed) for side in (sides[0], decode)]
+            drafted = f", {read.decode.speculative_tokens} drafted" if read.decode.speculative_tokens else ""
+            assumed.append(
+                f"{n_prefill} prefill {read.prefill.words()}, {n_decode} decode {read.decode.words()}{drafted}"
+            )
+        cluster = gpu_of(row.text("gpu"), n_prefill * read.prefill.gpus + n_decode * read.decode.gpus)
+        engines = [
+            _roomy(_engine(model, cluster, side, profile), load, assumed) for side in (read.prefill, read.decode)
+        ]
         first = replace(engines[0], rules=replace(engines[0].rules, reserve="prompt", lag=False))
         found.append(run_pools(Pools(first, engines[1], n_prefill, n_decode), cluster, load, {}))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What may have run: a worker of each kind, and how many (0 = not known)."""
+
+    prefill: Deployment
+    decode: Deployment
+    n_prefill: int
+    n_decode: int
+
+
+def _readings(
+    row: ServingRow,
+    model: Model,
+    sides: list[Deployment],
+    counts: list[int],
+    assumed: list[str],
+    taken: Collection[Recipe],
+) -> list[_Reading]:
+    """What the row says; else the published recipes that fit it; else its layouts, without and with drafting."""
+    prefill, decode = sides
+    if all(counts):
+        return [_Reading(prefill, decode, *counts)]
+    recipes = recipes_of(row, taken)
+    if recipes:
+        assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))
+        return [
+            _Reading(
+                replace(prefill, **layout_of(one.prefill)),
+                _drafting(replace(decode, **layout_of(one.decode)), one.drafted, one.accepted),
+                one.prefill_workers,
+                one.decode_workers,
+            )
+            for one in recipes
+        ]
+    readings = [_Reading(prefill, decode, *counts)]
+    if model.mtp_layers and not load_engine(decode.engine).speculative_tokens:
+        readings.append(_Reading(prefill, _drafting(decode, DRAFTED, ACCEPTED), *counts))
+        assumed.append("drafting is not stated: half-way, on a log scale, between without and with")
+    return readings
+
+
+def _drafting(deployment: Deployment, tokens: int, accepted: float) -> Deployment:
+    return replace(deployment, speculative_tokens=tokens, acceptance=accepted) if tokens else deployment
 
 
 def decode_workers(concurrency: int, engine: str) -> int:

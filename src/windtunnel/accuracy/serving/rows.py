@@ -17,6 +17,7 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware.catalogue import parse_cluster
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.profile import release_on
 
 NEEDED = ("id", "model", "gpu", "engine", "isl", "osl", "concurrency")
 QUANTISED = {
@@ -110,8 +111,9 @@ def gpu_of(name: str, count: int) -> Cluster:
 
 
 def engine_named(row: ServingRow) -> str:
-    """Engine and release: a serving image with a release of its own means the engine inside."""
+    """Engine and release: a serving image with a release of its own means the engine inside; else that of the date."""
     engine, release = row.text("engine").lower(), row.text("engine_version")
+    release = release or release_on(engine, row.text("measured"))
     if "trt" in engine or "tensorrt" in engine:
         release = next((inside for image, inside in DYNAMO.items() if release.startswith(image + ".")), release)
         engine = "trtllm"

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from windtunnel.accuracy.serving.predict import Predicted, predicted
+from windtunnel.accuracy.serving.recipes import Recipe, taken_by, when
 from windtunnel.accuracy.serving.report import ServingReport
 from windtunnel.accuracy.serving.rows import ServingRow, is_serving_table, read_rows
 
@@ -27,13 +28,15 @@ def run_serving_validation(
         if progress is not None:
             progress(len(done), len(rows))
 
+    taken = taken_by(rows)
+    asked = [(row, taken.get(when(row), frozenset())) for row in rows]
     if workers > 1 and len(rows) > 4 * CHUNK:
         with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
-            for one in pool.map(_one, rows, chunksize=CHUNK):
+            for one in pool.map(_one, asked, chunksize=CHUNK):
                 count(one)
     else:
-        for row in rows:
-            count(predicted(row))
+        for pair in asked:
+            count(_one(pair))
     return ServingReport(", ".join(map(str, tables)), tuple(rows), tuple(done))
 
 
@@ -41,5 +44,5 @@ def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _one(row: ServingRow) -> Predicted:
-    return predicted(row)
+def _one(asked: tuple[ServingRow, frozenset[Recipe]]) -> Predicted:
+    return predicted(asked[0], None, asked[1])

@@ -7,6 +7,7 @@ listed in the program with the script's line:
     what is read                                    told
     a value that is known (see known_values.py)     the value
     a check of numbers (isfinite, isnan, any, all)  what it says of sound ones
+    whether two tensors are equal, or close         that they are (equal: where their shapes are)
     any other bool                                  `flag`: False: no overflow, not finished
     a float that comes from a norm                  `gradient_norm`
     any other float                                 `loss`

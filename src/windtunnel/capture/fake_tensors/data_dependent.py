@@ -70,8 +70,8 @@ class Reader:
             if any(self.values.is_assumed(t) for t in inputs):
                 self._note(inputs[0], value, facts)
             return value
-        if facts.short == "equal":
-            same = tuple(inputs[0].shape) == tuple(inputs[1].shape)
+        if facts.short in ("equal", "allclose"):
+            same = facts.short == "allclose" or tuple(inputs[0].shape) == tuple(inputs[1].shape)
             self._note(inputs[0], same, facts)
             return same
         if inputs[0].dtype == torch.bool and (sound := self._sound(inputs[0])) is not None:

@@ -46,7 +46,7 @@ def fake_tensors(
                 compat.multi_tensor_optimizers,
             ),
             *(compat.collectives_as_in_a_run, gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes),
-            *(gaps.copies_of_fakes, gaps.addresses_looked_at, gaps.random_dtensors),
+            *(gaps.copies_of_fakes, gaps.texts_of_fakes, gaps.one_cpu, gaps.addresses_looked_at, gaps.random_dtensors),
             *(flex_attention_in_one_op, triton_kernels_in_one_op),
         ):
             stack.enter_context(prepared())

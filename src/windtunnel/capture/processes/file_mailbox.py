@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LETTERS, WAITING = "letters", "waiting"
+STORE = "store/"  # what keys of the job's key-value store begin with
 _PAIR = re.compile(r"(\d+)>(\d+)")  # "group/3>7/tag 0/12": sender and receiver in every key
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.02
 
@@ -87,6 +88,12 @@ def writer_of(letter: Path) -> int | None:
     """The global rank that left a letter."""
     rank = letter.name.partition("-")[0]
     return int(rank) if rank.isdigit() else None
+
+
+def thing_of(key: str) -> str:
+    """What is waited for, for a person."""
+    name = key.partition("/")[2].partition("/")[2]
+    return f"{name!r} of the job's key-value store" if key.startswith(STORE) else "a message"
 
 
 def name_of(key: str) -> str:

@@ -1,13 +1,14 @@
 """A process that has PyTorch loaded and forks itself, once for each rank that is to be played.
 
-`python -P -m windtunnel.capture.processes.fork_server`, spoken to in JSON lines: the first says what to load, then each
-{"rank": 3, ...} starts a rank; it answers {"ready": folder}, {"started": 3, "pid": 42}, {"ended": 3, "status": -9}.
+`python -P -m windtunnel.capture.processes.fork_server`, spoken to in JSON lines: the first says what to load and which
+folder to make, then each {"rank": 3, ...} starts a rank; it answers {"ready": folder}, {"started": 3, "pid": 42},
+{"ended": 3, "status": -9}.
 Importing PyTorch takes seconds, forking milliseconds, and what is loaded is shared between all ranks.
 
 It owns everything temporary: the folder, the ranks, what they start. When it is told to end, or whoever started it is
 gone (its standard input ends, however that came), it kills every process below it, removes the folder and ends. A rank
 dies with it (PDEATHSIG, Linux). Workers that a rank started are in the rank's process group: they are killed when the
-rank ends.
+rank ends. Killed itself it can clean nothing: `leftovers.py` does, with the next start.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import selectors
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,8 +28,6 @@ from types import FrameType
 from typing import Any, TextIO
 
 from windtunnel.process import adopt_orphans, die_with_parent
-
-FOLDER_PREFIX = "windtunnel-capture-"
 
 
 def main() -> None:
@@ -45,7 +43,8 @@ def main() -> None:
     os.dup2(2, 1)  # what modules print on import is no answer
     ranks: dict[int, int] = {}
     try:
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        folder = Path(settings["folder"])
+        folder.mkdir(mode=0o700)
         try:
             player = _load(settings)
         except ImportError as error:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.capture.processes import file_mailbox, fork_server
+from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, folder_of_this_process
 from windtunnel.errors import UserError
 
 START_S = 120.0  # for importing PyTorch, on a slow disk
@@ -91,6 +92,7 @@ class Workers:
         self.report = report or (lambda done, total, text: None)
         self.outcomes: dict[int, Outcome] = {}
         self.folder: Path | None = None
+        self._place: Path | None = None  # where it will be
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`; it has no name
         self._running: dict[int, _Running] = {}
@@ -99,7 +101,9 @@ class Workers:
         self._steps: dict[int, int] = {}  # of each that was called up: how far it is from who did so
 
     def __enter__(self) -> Workers:
-        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        place = self._place = folder_of_this_process(CAPTURE_PREFIX)
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, FOLDER_VARIABLE: str(place)}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", fork_server.__name__],
@@ -109,7 +113,7 @@ class Workers:
                 start_new_session=True,
                 env=environment,
             )
-            self._say(dict(self.settings))
+            self._say({**self.settings, "folder": str(place)})
             until = time.monotonic() + START_S
             while self.folder is None:
                 for answer in self._answers(0.2):
@@ -188,8 +192,8 @@ class Workers:
             if process.stdout is not None:
                 process.stdout.close()
             self._errors.close()
-            if self.folder is not None:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            if self._place is not None:
+                shutil.rmtree(self._place, ignore_errors=True)
         finally:
             _heed_interrupts(before)
 
@@ -269,7 +273,7 @@ class Workers:
         if sender in self.outcomes:
             # It ended, so its letters are all there; is this one among them?
             if self._wait_of(rank) == key:
-                self._fail_waiting(rank, f"a message that rank {sender} ended without sending")
+                self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
         self._steps.setdefault(sender, sender - rank)
         fresh = sender not in queue
@@ -404,10 +408,3 @@ def _ignore_interrupts() -> object:
 def _heed_interrupts(before: Any) -> None:
     if before is not None:
         signal.signal(signal.SIGINT, before)
-
-
-def ranks_text(ranks: Iterable[int], most: int = 12) -> str:
-    """`0, 8, 16, ... (64)`."""
-    known = sorted(ranks)
-    shown = ", ".join(map(str, known[:most]))
-    return shown if len(known) <= most else f"{shown}, ... ({len(known)} in all)"

@@ -208,8 +208,8 @@ class _Overlay:
             self.removed.add(self._whole(path))
 
 
-def _short_place_for_sockets(folder: str) -> Callable[[], None]:
-    """Data-loader workers talk over sockets in multiprocessing's folder, whose path may have 108 bytes; how to undo it.
+def short_place_for_sockets(folder: str) -> Callable[[], None]:
+    """Have multiprocessing use this folder for its sockets, whose paths may have 108 bytes; how to undo it.
 
     A descriptor of the folder has a short path as long as this process lives. Elsewhere than on Linux there is none,
     and the folder's own path has to be short enough.
@@ -367,7 +367,7 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
     os.environ["TMPDIR"] = str(over.root) + os.sep + "tmp"
     over._folders(os.environ["TMPDIR"])
     put(tempfile, "tempdir", None)
-    undo_sockets = _short_place_for_sockets(os.environ["TMPDIR"])
+    undo_sockets = short_place_for_sockets(os.environ["TMPDIR"])
     try:
         yield
     finally:

@@ -40,7 +40,7 @@ SILENT = frozenset(
 )
 """Allocate, look or rename, and start no kernel."""
 
-READS = frozenset(("_local_scalar_dense", "equal", "is_nonzero", "item", "_is_all_true", "_is_any_true"))
+READS = frozenset(("_local_scalar_dense", "equal", "allclose", "is_nonzero", "item", "_is_all_true", "_is_any_true"))
 """Hand a value to Python: the host waits for the device."""
 
 SHAPED_BY_DATA = frozenset(

@@ -9,7 +9,8 @@ Python reads.
     program = recorder.program               # of the last finished step
 
 A step ends with the last optimizer that stepped before the next forward pass that is trained on, and the next begins
-there; the first begins with the first such forward. `begin_step` and `end_step` set other bounds.
+there; the first begins with the first such forward. In a script that calls no module until it steps, steps begin and
+end where its optimizer has stepped, the first with the script. `begin_step` and `end_step` set other bounds.
 
 An op depends on the last writer of every storage it reads, on the last op of each stream that its stream was told to
 wait for, and, if it is a wait, on the communication it waits for.
@@ -72,7 +73,7 @@ class Recorder:
         self._earlier = 0
         self._resident: dict[int, int] = {}
         self._bound: tuple[int, int] | None = None  # (ops, memory events) when the last optimizer had stepped
-        self._by_hand = self._began = False
+        self._by_hand = self._began = self._without_modules = False
         self._began_at = time.perf_counter()
         self.steps = 0  # that were finished
         self._answers: list[Answer] = []
@@ -242,9 +243,13 @@ class Recorder:
         self.where.optimizers -= 1
         if self.where.optimizers:  # one that another one steps
             return
-        if self._began:
-            self._bound = (self.rows.count(), len(self.ledger.events))
-            self.where.optimizer_stepped()
+        if not self._began:
+            self._without_modules = True
+            self._start((0, 0))
+        self._bound = (self.rows.count(), len(self.ledger.events))
+        self.where.optimizer_stepped()
+        if self._without_modules and not self._by_hand:
+            self._finish(self._bound, report=True)
 
     # ---- what Python reads
 

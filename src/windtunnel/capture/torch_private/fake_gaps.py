@@ -12,6 +12,8 @@
 - DTensor reads and sets the state of the random numbers around each op that draws some.
 - `tensor.tolist()` reads a fake tensor one element at a time, a dispatch each: a sampler shuffles a million indices
   that way.
+- `f"{loss:.3f}"` asks plain tensors only for their value.
+- Memory of the CPU is one, whatever its number: `cpu:0` is `cpu` to an allocator, and another device to fake tensors.
 """
 
 from __future__ import annotations
@@ -67,6 +69,45 @@ def lists_of_fakes() -> Iterator[None]:
 
     patches = Replacements()
     patches.set(FakeTensor, "tolist", tolist)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+@contextmanager
+def texts_of_fakes() -> Iterator[None]:
+    """Formatting a tensor of one element reads it."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    otherwise = FakeTensor.__format__
+
+    def formatted(self: Any, spec: str) -> str:
+        if self.dim() == 0 and not self.is_meta:
+            return str(self.detach().item().__format__(spec))
+        return str(otherwise(self, spec))
+
+    patches = Replacements()
+    patches.set(FakeTensor, "__format__", formatted)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+@contextmanager
+def one_cpu() -> Iterator[None]:
+    """No tensor is on `cpu:0`."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    otherwise = FakeTensor._normalize_fake_device
+
+    def normalised(device: Any) -> Any:
+        return torch.device("cpu") if device.type == "cpu" else otherwise(device)
+
+    patches = Replacements()
+    patches.set(FakeTensor, "_normalize_fake_device", staticmethod(normalised))
     try:
         yield
     finally:

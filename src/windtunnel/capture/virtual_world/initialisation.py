@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from windtunnel.capture.torch_private import distributed as compat
+from windtunnel.capture.virtual_world.messages import Messages
 from windtunnel.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError
 
@@ -30,7 +31,7 @@ def replace_public(patches: compat.Replacements, name: str, make: Callable[[Any]
             patches.set(module, name, new)
 
 
-def install(world: AnsweringWorld, patches: compat.Replacements) -> None:
+def install(world: AnsweringWorld, patches: compat.Replacements, messages: Messages) -> None:
     """Replace what finds peers and what makes groups."""
     import torch.distributed as dist
 
@@ -42,7 +43,7 @@ def install(world: AnsweringWorld, patches: compat.Replacements) -> None:
         asked = parse_qs(urlparse(url).query)
         world.check_rank(int(asked["rank"][0]) if "rank" in asked else rank, "rank")
         world.check_size(int(asked["world_size"][0]) if "world_size" in asked else world_size)
-        yield stores.LocalStore(), world.rank, world.size
+        yield stores.LocalStore(world.rank, messages), world.rank, world.size
 
     def new_process_group_helper(
         group_size: int,
@@ -77,7 +78,7 @@ def install(world: AnsweringWorld, patches: compat.Replacements) -> None:
     patches.set(c10d, "_new_process_group_helper", new_process_group_helper)
     patches.set(c10d, "_store_based_barrier", _nothing)  # TORCH_DIST_INIT_BARRIER=1: counts ranks that are not there
     patches.set(c10d, "_set_pg_timeout", _nothing)  # nothing here times out
-    patches.set(dist, "TCPStore", stores.tcp_store)
+    patches.set(dist, "TCPStore", stores.tcp_store(world.rank, messages))
     _pretend_nccl(world, patches, c10d, dist)
     replace_public(patches, "init_process_group", lambda original: _init(world, original))
     replace_public(patches, "split_group", lambda original: _split_group(world, original))

@@ -118,16 +118,17 @@ class ObjectCalls:
         if root == ours.position:
             if inputs is None:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
-            self._call(ours, "scatter", len(dumps(inputs)), root)
-            for receiver in messages.named_among(ours.members):
-                data = dumps(inputs[ours.members.index(receiver)])
-                messages.put(messages.key(ours, sender, receiver, "scatter"), data)
-            scatter_object_output_list[0] = loads(dumps(inputs[root]))
+            parts = [dumps(part) for part in inputs]
+            self._call(ours, "scatter", sum(map(len, parts)), root)
+            if ours.size > 1:  # one letter, as nobody knows yet who will ask for it
+                messages.put(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
+            scatter_object_output_list[0] = loads(parts[root])
             return
         self._call(ours, "scatter", 0, root)
-        if sender in messages.named_among(ours.members):
-            data = messages.get(messages.key(ours, sender, self._world.rank, "scatter"), "scatter_object_list", sender)
-            scatter_object_output_list[0] = loads(data)
+        if messages.reaches(sender):
+            key = messages.key(ours, sender, sender, "scatter")
+            theirs = pickle.loads(messages.get(key, "scatter_object_list", sender))
+            scatter_object_output_list[0] = loads(theirs[ours.position])
         else:
             self._note(f"scatter_object_list: the objects of rank {sender} are not known, the output stayed as it was")
 

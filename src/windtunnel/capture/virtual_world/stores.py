@@ -1,4 +1,8 @@
-"""The key-value store of a job with one process: what the script finds where it expects a TCPStore. Imports torch."""
+"""The key-value store of a job with one process: what the script finds where it expects a TCPStore. Imports torch.
+
+What this rank sets it can get. What it does not set is taken to be set by rank 0, as nearly always, which is run beside
+it where there is a mailbox.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,39 @@ from typing import Any
 
 import torch.distributed as dist
 
+from windtunnel.capture.virtual_world.messages import Messages
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError
+
+SETTER = 0  # the rank that sets what others get
+# PyTorch's own stores call these from C++, and hold their C++ half only.
+_kept: list[LocalStore] = []
 
 
 class LocalStore(dist.Store):  # type: ignore[misc]
-    """What this process sets it can get; a key that only a peer would have set is refused instead of waited for."""
+    """Of one rank. `messages`: its mail. A key that nobody would set is refused instead of waited for."""
 
-    def __init__(self, host: str = "localhost", port: int = 0) -> None:
+    def __init__(
+        self, rank: int = SETTER, messages: Messages | None = None, host: str = "localhost", port: int = 0
+    ) -> None:
         super().__init__()
         self.host, self.port = host, port
+        self._rank, self._messages = rank, messages
+        _kept.append(self)
         self._values: dict[str, bytes] = {}
         self._timeout = timedelta(minutes=5)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value."""
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        if self._rank == SETTER and self._messages is not None and key not in self._values:
+            self._messages.put(_letter(key), data)
+        self._values[key] = data
 
     def get(self, key: str) -> bytes:
         """Look a value up."""
+        mail = self._messages if self._rank != SETTER else None
+        if key not in self._values and mail is not None and mail.reaches(SETTER):
+            self._values[key] = mail.get(_letter(key), f"{key!r} of the key-value store", SETTER)
         if key not in self._values:
             raise UnsupportedCommunicationError(
                 f"reading {key!r} from the job's key-value store, which another rank would have set,",
@@ -67,6 +86,15 @@ class LocalStore(dist.Store):  # type: ignore[misc]
         self._timeout = timeout
 
 
-def tcp_store(host_name: str = "localhost", port: int = 0, *_: Any, **__: Any) -> LocalStore:
+def tcp_store(rank: int, messages: Messages) -> Any:
     """In place of `torch.distributed.TCPStore`, whose constructor waits for all ranks."""
-    return LocalStore(host_name, port)
+
+    def make(host_name: str = "localhost", port: int = 0, *_: Any, **__: Any) -> LocalStore:
+        return LocalStore(rank, messages, host_name, port)
+
+    return make
+
+
+def _letter(key: str) -> str:
+    """Of the first value of a key: whoever reads it, sooner or later, finds the same."""
+    return f"store/{SETTER}>{SETTER}/{key}"

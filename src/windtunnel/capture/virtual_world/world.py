@@ -119,7 +119,7 @@ class World:
             self._functional = functional.Functional(self, calls)
             self._kernels = {name: self._around(kernel) for name, kernel in calls.kernels().items()}
             self._install_kernels()
-            initialisation.install(self, self._patches)
+            initialisation.install(self, self._patches, self.messages)
             initialisation.wrap_group_methods(self, self._patches)
             initialisation.watch_meshes(self, self._patches)
             compat.shard_lazily(self._patches)

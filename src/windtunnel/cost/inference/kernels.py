@@ -193,7 +193,9 @@ def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtyp
             continue
         nearest = min(timed, key=lambda n: abs(math.log(n / heads)))
         found = measured.rows(path, ("batch_size", "step", "latency"), (("num_heads", nearest), ("kv_cache_dtype", kv)))
-        return surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, found["latency"] * 1e-3)
+        # Beyond the most heads that were timed products take the time, not the cache: it grows with the heads.
+        seconds = found["latency"] * 1e-3 * max(1.0, heads / max(timed))
+        return surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, seconds)
     width = 1.0 if kv_dtype == "fp8" else 2.0
     return _streamed(gpu, latent * width, flops_per_token=4.0 * heads * latent)
 

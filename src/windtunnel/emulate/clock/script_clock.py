@@ -126,13 +126,14 @@ class Listening:
         *,
         on_step: Callable[[int, ObservedStep | None], bool] | None = None,
         learns: Callable[[], bool] = lambda: True,
-        started: Callable[[Communication, Ticket], None] | None = None,
+        started: Callable[[Communication, Ticket | None], None] | None = None,
         own: ComputeTime | None = None,
     ) -> None:
         """`on_step(number, seen)` says whether it took time that is not the job's: the next step then begins after it.
 
         `learns` says whether the step that ends was an ordinary one. `started` is told of every communication that was
-        begun, with its ticket. `own` is the clock of the script's thread, kept still inside of calls by who made it.
+        begun, with its ticket (None: a control message). `own` is the clock of the script's thread, kept still inside
+        of calls by who made it.
         """
         self.conductor, self._on_step, self._learns, self._started = conductor, on_step, learns, started
         self.own = own or ComputeTime()
@@ -147,6 +148,8 @@ class Listening:
         """The script arrives at a communication. When it is done."""
         if call.is_control:
             self.control += 1
+            if self._started is not None:
+                self._started(call, None)
             return None
         own = self.own
         with self._lock:

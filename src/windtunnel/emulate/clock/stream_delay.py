@@ -106,7 +106,7 @@ class Holding:
 
     def begin(self, call: Communication) -> float | None:
         """Nothing is known of times here; the host goes on."""
-        if self._started is not None and not call.is_control:
+        if self._started is not None:
             self._started(call)
         return None
 

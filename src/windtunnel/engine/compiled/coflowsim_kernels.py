@@ -14,14 +14,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from windtunnel.engine.compiled import njit
 from windtunnel.engine.compiled.coflowsim_rates_kernels import (
     LEAST_BYTES,
+    NO,
+    NONE,
     NOTHING,
     PORT_BITS_PER_S,
     TICKS_PER_S,
+    YES,
     State,
     Switch,
     fall,
@@ -82,7 +85,7 @@ def _list_moving(net: Switch, now: State, run: Runs, order: Array, n: int) -> in
 
     A flow without a rate changes nothing, unless its task has nothing left.
     """
-    n_runs, at = 0, 0
+    n_runs, at = NONE, 0
     for i in range(n):
         for t in range(net.task_ptr[order[i]], net.task_ptr[order[i] + 1]):
             empty = now.task_left[t] <= NOTHING and not now.task_done[t]
@@ -98,7 +101,7 @@ def _list_moving(net: Switch, now: State, run: Runs, order: Array, n: int) -> in
                 run.last[n_runs] = at
                 run.calm[n_runs] = _calm(run, n_runs)
                 n_runs += 1
-    return n_runs
+    return int(n_runs)
 
 
 @njit(cache=True, error_model="numpy")
@@ -223,7 +226,7 @@ def run_coflows(net: Switch, rule: int, key: Array, deadline: Array, queues: int
     order = np.empty(n_coflows, np.int64)
     queue = np.zeros(n_coflows, np.int64)
     horizon = np.full(n_coflows, FIRST_HORIZON)
-    n, n_runs, n_moves, following, epoch = 0, 0, 0, 0, 0
+    n, n_runs, n_moves, following, epoch = NONE, NONE, 0, 0, NONE
     while following < n_coflows or n > 0:
         new = False
         while following < n_coflows and net.arrival[following] <= epoch + EPOCH:
@@ -246,7 +249,7 @@ def run_coflows(net: Switch, rule: int, key: Array, deadline: Array, queues: int
             n += 1
         if new:
             _write_back(now, run, n_runs)
-            _rerate(net, now, order, n, queue, horizon, deadline, queues, True, epoch)
+            _rerate(net, now, order, n, queue, horizon, deadline, queues, YES, epoch)
             n_runs = _list_moving(net, now, run, order, n)
         for clock in range(epoch, epoch + EPOCH, QUANTUM):
             if n == 0:
@@ -258,7 +261,7 @@ def run_coflows(net: Switch, rule: int, key: Array, deadline: Array, queues: int
                 n_moves = 0
                 _write_back(now, run, n_runs)
                 n = without_ended(now, order, n)
-                _rerate(net, now, order, n, queue, horizon, deadline, queues, False, clock)
+                _rerate(net, now, order, n, queue, horizon, deadline, queues, NO, clock)
                 n_runs = _list_moving(net, now, run, order, n)
         epoch += EPOCH
     return now

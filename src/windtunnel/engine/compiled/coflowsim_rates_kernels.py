@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 
@@ -16,6 +17,11 @@ NOTHING = 1e-3  # bytes or bits per second that count as none
 TINY = 5e-324  # the least double: where the maxima of CoflowSim start
 
 FIFO, KEYED, LEAST_BYTES = 0, 1, 2  # how a coflow finds its place among those that are there
+# Numba compiles a function once more for each literal among its arguments; these are none.
+NONE: Any = np.int64(0)
+ONE: Any = np.int64(1)
+NO: Any = np.bool_(False)
+YES: Any = np.bool_(True)
 N_QUEUES, FIRST_LIMIT, LIMIT_GROWTH = 10, 10 * 1048576.0, 10.0  # D-CLAS
 
 
@@ -152,7 +158,7 @@ def rate_by_order(net: Switch, now: State, order: Array, n: int, deadline: Array
     now.send_free[:] = PORT_BITS_PER_S
     now.receive_free[:] = PORT_BITS_PER_S
     skipped = np.empty(n, np.int64)
-    n_skipped = 0
+    n_skipped = NONE
     scratch_send = np.empty(net.n_ports)
     scratch_receive = np.empty(net.n_ports)
     for i in range(n):
@@ -182,7 +188,7 @@ def rate_by_order(net: Switch, now: State, order: Array, n: int, deadline: Array
                 now.rate[f] = rate
         now.send_free[:] -= send
         now.receive_free[:] -= receive
-    _share_equally(net, now, skipped, n_skipped, False)
+    _share_equally(net, now, skipped, n_skipped, NO)
     until = np.empty(n, np.int64)
     for i in range(n):
         until[i] = np.int64(now.start[order[i]] + deadline[order[i]] - clock)  # towards zero, as a cast in Java
@@ -281,7 +287,7 @@ def rate_by_queue(net: Switch, now: State, order: Array, n: int) -> None:
     now.send_free[:] = PORT_BITS_PER_S
     now.receive_free[:] = PORT_BITS_PER_S
     for i in range(n):
-        _share_equally(net, now, order[i : i + 1], 1, True)
+        _share_equally(net, now, order[i : i + 1], ONE, YES)
 
 
 @njit(cache=True, error_model="numpy")
@@ -296,7 +302,7 @@ def rate_by_slowest(net: Switch, now: State, order: Array, n: int, horizon: Arra
     first = np.empty(len(now.left))
     for i in range(n):
         c = order[i]
-        _share_equally(net, now, order[i : i + 1], 1, True)
+        _share_equally(net, now, order[i : i + 1], ONE, YES)
         longest, furthest = 0.0, 0.0
         begin, end = net.flow_ptr[net.task_ptr[c]], net.flow_ptr[net.task_ptr[c + 1]]
         for f in range(begin, end):
@@ -317,6 +323,6 @@ def rate_by_slowest(net: Switch, now: State, order: Array, n: int, horizon: Arra
                     now.receive_free[net.task_port[t]] += now.rate[f] - first[f]
     for i in range(n):
         c = order[i]
-        _share_equally(net, now, order[i : i + 1], 1, True)
+        _share_equally(net, now, order[i : i + 1], ONE, YES)
         for f in range(net.flow_ptr[net.task_ptr[c]], net.flow_ptr[net.task_ptr[c + 1]]):
             now.rate[f] += first[f]

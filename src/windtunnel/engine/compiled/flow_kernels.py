@@ -19,8 +19,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import float64, int32, int64, njit, types
+from numba import float64, from_dtype, int64, types
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 
@@ -30,94 +32,110 @@ ROUNDING_NS = 1e-6  # less than this over a whole nanosecond is rounding of floa
 ROUNDING_SHARE = 1e-14  # the same, as a share of what is left to wait
 
 
+# Fields of one kind in one array of records: numba hands each array of an argument on as seven, in every call.
+LINK = np.dtype(
+    [
+        ("capacity", "f8"),
+        ("load", "f8"),  # capacity taken
+        ("held", "f8"),  # capacity taken by flows that are not chosen
+        ("left", "f8"),  # capacity left while filling; the new load after
+        ("growth", "f8"),  # capacity that unfilled flows take per unit of level
+        ("heap_key", "f8"),  # of the heap's place with this number
+        ("first", "i8"),  # where its members begin
+        ("heap_link", "i4"),
+        ("present", "i4"),  # its first so many members are there now
+        ("n_chosen", "i4"),
+        ("n_unfilled", "i4"),
+        ("dirty", "i4"),  # a list: full links that a flow joined or left
+        ("touched", "i4"),  # a list: links of chosen flows
+        ("is_dirty", "?"),
+        ("is_touched", "?"),
+    ],
+    align=True,
+)
+FLOW = np.dtype(
+    [
+        ("weight", "f8"),
+        ("level", "f8"),  # rate / weight
+        ("old_level", "f8"),  # of a chosen flow, before
+        ("first", "i8"),  # its entries
+        ("end", "i8"),
+        ("bottleneck", "i4"),  # -1: absent or not yet rated
+        ("chosen", "i4"),  # a list: flows to rate anew
+        ("is_chosen", "?"),
+    ],
+    align=True,
+)
+ENTRY = np.dtype(
+    [
+        ("need", "f8"),  # capacity taken per unit of the flow's level
+        ("link", "i4"),
+        ("flow", "i4"),
+        ("member", "i4"),  # by link: the entries on it, from its `first` on
+        ("slot", "i4"),  # place of an entry among its link's members
+    ],
+    align=True,
+)
+
+
 class Network(NamedTuple):
     """Flows on links: what is fixed, who is there now, and scratch. An *entry* is one link of one flow's path."""
 
-    capacity: Array  # f64[links]
-    flow_ptr: Array  # i64[flows + 1]
-    link_of: Array  # i32[entries]
-    need: Array  # f64[entries] capacity taken per unit of the flow's level
-    weight: Array  # f64[flows]
-    flow_of: Array  # i32[entries]
-    link_ptr: Array  # i64[links + 1] where a link's members begin
-    members: Array  # i32[entries] entries on each link; the first present[l] of link l are there now
-    slot: Array  # i32[entries] place of an entry among its link's members
-    present: Array  # i32[links]
-    load: Array  # f64[links] capacity taken
-    level: Array  # f64[flows] rate / weight
-    bottleneck: Array  # i32[flows] -1: absent or not yet rated
-    # Scratch of one re-rating.
-    chosen: Array  # i32[flows]
-    is_chosen: Array  # bool[flows]
-    old_level: Array  # f64[flows] of a chosen flow, before
-    dirty: Array  # i32[links] full links that a flow joined or left
-    is_dirty: Array  # bool[links]
-    touched: Array  # i32[links] links of chosen flows
-    is_touched: Array  # bool[links]
-    held: Array  # f64[links] capacity taken by flows that are not chosen
-    n_chosen: Array  # i32[links]
-    left: Array  # f64[links] capacity left while filling; the new load after
-    growth: Array  # f64[links] capacity that unfilled flows take per unit of level
-    n_unfilled: Array  # i32[links]
-    heap_key: Array  # f64[links]
-    heap_link: Array  # i32[links]
-    size: Array  # i64[2] of `chosen` and `dirty`
+    links: Array  # LINK[links]
+    flows: Array  # FLOW[flows]
+    entries: Array  # ENTRY[entries]
+    size: Array  # i64[2] of the lists `chosen` and `dirty`
 
 
-_FIELD = {"f64": float64[::1], "i64": int64[::1], "i32": int32[::1], "bool": types.boolean[::1]}
-_KINDS = """
-    f64 i64 i32 f64 f64 i32 i64 i32 i32 i32 f64 f64 i32
-    i32 bool f64 i32 bool i32 bool f64 i32 f64 f64 i32 f64 i32 i64
-"""
 _named: Any = types.NamedTuple  # numba has no type for it
-NETWORK = _named([_FIELD[kind] for kind in _KINDS.split()], Network)  # as numba knows it
+NETWORK = _named([*(from_dtype(one)[::1] for one in (LINK, FLOW, ENTRY)), int64[::1]], Network)  # as numba knows it
 # One signature each, as in `kernels.py`; what only compiled code calls needs no wrapper for Python.
 _inner = partial(njit, cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
 def _is_full(net: Network, link: int, load: float) -> Any:
-    return load >= net.capacity[link] * (1.0 - TOLERANCE)
+    return load >= net.links[link]["capacity"] * (1.0 - TOLERANCE)
 
 
 @_inner(types.void(NETWORK, int64))
 def _choose(net: Network, flow: int) -> None:
-    if not net.is_chosen[flow]:
-        net.is_chosen[flow] = True
-        net.old_level[flow] = net.level[flow]
-        net.chosen[net.size[0]] = flow
+    if not net.flows[flow]["is_chosen"]:
+        net.flows[flow]["is_chosen"] = True
+        net.flows[flow]["old_level"] = net.flows[flow]["level"]
+        net.flows[net.size[0]]["chosen"] = flow
         net.size[0] += 1
 
 
 @_inner(types.void(NETWORK, int64))
 def _choose_group(net: Network, link: int) -> None:
     """All flows whose bottleneck is `link`."""
-    first = net.link_ptr[link]
-    for i in range(first, first + net.present[link]):
-        flow = net.flow_of[net.members[i]]
-        if net.bottleneck[flow] == link:
+    first = net.links[link]["first"]
+    for i in range(first, first + net.links[link]["present"]):
+        flow = net.entries[net.entries[i]["member"]]["flow"]
+        if net.flows[flow]["bottleneck"] == link:
             _choose(net, flow)
 
 
 @_inner(types.void(NETWORK, int64))
 def _mark_if_full(net: Network, link: int) -> None:
-    if not net.is_dirty[link] and _is_full(net, link, net.load[link]):
-        net.is_dirty[link] = True
-        net.dirty[net.size[1]] = link
+    if not net.links[link]["is_dirty"] and _is_full(net, link, net.links[link]["load"]):
+        net.links[link]["is_dirty"] = True
+        net.links[net.size[1]]["dirty"] = link
         net.size[1] += 1
 
 
 @njit(types.void(NETWORK, int64), cache=True, error_model="numpy")
 def arrive(net: Network, flow: int) -> None:
     """Put a flow on its links, at level 0 until the next `rerate`."""
-    net.level[flow] = 0.0
-    net.bottleneck[flow] = -1
-    for e in range(net.flow_ptr[flow], net.flow_ptr[flow + 1]):
-        link = net.link_of[e]
+    net.flows[flow]["level"] = 0.0
+    net.flows[flow]["bottleneck"] = -1
+    for e in range(net.flows[flow]["first"], net.flows[flow]["end"]):
+        link = net.entries[e]["link"]
         _mark_if_full(net, link)
-        net.slot[e] = net.present[link]
-        net.members[net.link_ptr[link] + net.present[link]] = e
-        net.present[link] += 1
+        net.entries[e]["slot"] = net.links[link]["present"]
+        net.entries[net.links[link]["first"] + net.links[link]["present"]]["member"] = e
+        net.links[link]["present"] += 1
     _choose(net, flow)
 
 
@@ -131,49 +149,54 @@ def arrive_all(net: Network, flows: Array) -> None:
 @njit(types.void(NETWORK, int64), cache=True, error_model="numpy")
 def depart(net: Network, flow: int) -> None:
     """Take a flow that has been rated off its links."""
-    for e in range(net.flow_ptr[flow], net.flow_ptr[flow + 1]):
-        link = net.link_of[e]
+    for e in range(net.flows[flow]["first"], net.flows[flow]["end"]):
+        link = net.entries[e]["link"]
         _mark_if_full(net, link)
-        net.present[link] -= 1
-        last = net.members[net.link_ptr[link] + net.present[link]]
-        net.members[net.link_ptr[link] + net.slot[e]] = last
-        net.slot[last] = net.slot[e]
-        net.load[link] = net.load[link] - net.need[e] * net.level[flow] if net.present[link] else 0.0
-    net.bottleneck[flow] = -1
+        net.links[link]["present"] -= 1
+        last = net.entries[net.links[link]["first"] + net.links[link]["present"]]["member"]
+        net.entries[net.links[link]["first"] + net.entries[e]["slot"]]["member"] = last
+        net.entries[last]["slot"] = net.entries[e]["slot"]
+        net.links[link]["load"] = (
+            net.links[link]["load"] - net.entries[e]["need"] * net.flows[flow]["level"]
+            if net.links[link]["present"]
+            else 0.0
+        )
+    net.flows[flow]["bottleneck"] = -1
 
 
-@_inner(types.void(float64[::1], int32[::1], int64, int64))
-def _sink(key: Array, item: Array, i: int, n: int) -> None:
-    """Restore a heap of minima below place `i`."""
-    k, x = key[i], item[i]
+@_inner(types.void(NETWORK, int64, int64))
+def _sink(net: Network, i: int, n: int) -> None:
+    """Restore the heap of minima, `n` links by the level at which each would be full, below place `i`."""
+    k, x = net.links[i]["heap_key"], net.links[i]["heap_link"]
     while True:
         child = 2 * i + 1
         if child >= n:
             break
-        if child + 1 < n and key[child + 1] < key[child]:
+        if child + 1 < n and net.links[child + 1]["heap_key"] < net.links[child]["heap_key"]:
             child += 1
-        if key[child] >= k:
+        if net.links[child]["heap_key"] >= k:
             break
-        key[i], item[i] = key[child], item[child]
+        net.links[i]["heap_key"] = net.links[child]["heap_key"]
+        net.links[i]["heap_link"] = net.links[child]["heap_link"]
         i = child
-    key[i], item[i] = k, x
+    net.links[i]["heap_key"], net.links[i]["heap_link"] = k, x
 
 
 @_inner(float64(NETWORK, int64))
 def _exact_level(net: Network, link: int) -> Any:
     """Level at which `link` would be full, from its members alone; sets what is left and its growth to match."""
     taken, growth = 0.0, 0.0
-    first = net.link_ptr[link]
-    for i in range(first, first + net.present[link]):
-        e = net.members[i]
-        flow = net.flow_of[e]
-        if net.is_chosen[flow] and net.bottleneck[flow] < 0:
-            growth += net.need[e]
+    first = net.links[link]["first"]
+    for i in range(first, first + net.links[link]["present"]):
+        e = net.entries[i]["member"]
+        flow = net.entries[e]["flow"]
+        if net.flows[flow]["is_chosen"] and net.flows[flow]["bottleneck"] < 0:
+            growth += net.entries[e]["need"]
         else:
-            taken += net.need[e] * net.level[flow]
-    net.left[link] = max(0.0, net.capacity[link] - taken)
-    net.growth[link] = growth
-    return net.left[link] / growth
+            taken += net.entries[e]["need"] * net.flows[flow]["level"]
+    net.links[link]["left"] = max(0.0, net.links[link]["capacity"] - taken)
+    net.links[link]["growth"] = growth
+    return net.links[link]["left"] / growth
 
 
 @_inner(types.void(NETWORK, int64))
@@ -181,85 +204,91 @@ def _fill(net: Network, n_touched: int) -> None:
     """Progressive filling of the chosen flows in what the others leave."""
     n = net.size[0]
     for i in range(n_touched):
-        link = net.touched[i]
-        alone = net.n_chosen[link] == net.present[link]
-        net.left[link] = net.capacity[link] if alone else max(0.0, net.capacity[link] - net.held[link])
-        net.growth[link] = 0.0
-        net.n_unfilled[link] = net.n_chosen[link]
+        link = net.links[i]["touched"]
+        alone = net.links[link]["n_chosen"] == net.links[link]["present"]
+        net.links[link]["left"] = (
+            net.links[link]["capacity"] if alone else max(0.0, net.links[link]["capacity"] - net.links[link]["held"])
+        )
+        net.links[link]["growth"] = 0.0
+        net.links[link]["n_unfilled"] = net.links[link]["n_chosen"]
     for i in range(n):
-        flow = net.chosen[i]
-        net.bottleneck[flow] = -1
-        for e in range(net.flow_ptr[flow], net.flow_ptr[flow + 1]):
-            net.growth[net.link_of[e]] += net.need[e]
+        flow = net.flows[i]["chosen"]
+        net.flows[flow]["bottleneck"] = -1
+        for e in range(net.flows[flow]["first"], net.flows[flow]["end"]):
+            net.links[net.entries[e]["link"]]["growth"] += net.entries[e]["need"]
     for i in range(n_touched):
-        link = net.touched[i]
-        net.heap_key[i] = net.left[link] / net.growth[link]
-        net.heap_link[i] = link
+        link = net.links[i]["touched"]
+        net.links[i]["heap_key"] = net.links[link]["left"] / net.links[link]["growth"]
+        net.links[i]["heap_link"] = link
     for i in range(n_touched // 2 - 1, -1, -1):
-        _sink(net.heap_key, net.heap_link, i, n_touched)
+        _sink(net, i, n_touched)
     unfilled = n
     size = n_touched
     while unfilled > 0:
-        link = net.heap_link[0]
-        if net.n_unfilled[link] > 0:
-            level = net.left[link] / net.growth[link] if net.growth[link] > 0.0 else 0.0
-            if level <= net.heap_key[0] * (1.0 + 1e-12):
+        link = net.links[0]["heap_link"]
+        if net.links[link]["n_unfilled"] > 0:
+            level = net.links[link]["left"] / net.links[link]["growth"] if net.links[link]["growth"] > 0.0 else 0.0
+            if level <= net.links[0]["heap_key"] * (1.0 + 1e-12):
                 level = _exact_level(net, link)  # differences of sums lose digits
-            if level > net.heap_key[0] * (1.0 + 1e-12):
-                net.heap_key[0] = level
-                _sink(net.heap_key, net.heap_link, 0, size)
+            if level > net.links[0]["heap_key"] * (1.0 + 1e-12):
+                net.links[0]["heap_key"] = level
+                _sink(net, 0, size)
                 continue
-            first = net.link_ptr[link]
-            for i in range(first, first + net.present[link]):
-                flow = net.flow_of[net.members[i]]
-                if net.is_chosen[flow] and net.bottleneck[flow] < 0:
-                    net.level[flow] = level
-                    net.bottleneck[flow] = link
+            first = net.links[link]["first"]
+            for i in range(first, first + net.links[link]["present"]):
+                flow = net.entries[net.entries[i]["member"]]["flow"]
+                if net.flows[flow]["is_chosen"] and net.flows[flow]["bottleneck"] < 0:
+                    net.flows[flow]["level"] = level
+                    net.flows[flow]["bottleneck"] = link
                     unfilled -= 1
-                    for e in range(net.flow_ptr[flow], net.flow_ptr[flow + 1]):
-                        other = net.link_of[e]
-                        growth = net.need[e]
-                        net.left[other] = max(0.0, net.left[other] - growth * level)
-                        net.growth[other] -= growth
-                        net.n_unfilled[other] -= 1
+                    for e in range(net.flows[flow]["first"], net.flows[flow]["end"]):
+                        other = net.entries[e]["link"]
+                        growth = net.entries[e]["need"]
+                        net.links[other]["left"] = max(0.0, net.links[other]["left"] - growth * level)
+                        net.links[other]["growth"] -= growth
+                        net.links[other]["n_unfilled"] -= 1
         size -= 1
-        net.heap_key[0], net.heap_link[0] = net.heap_key[size], net.heap_link[size]
-        _sink(net.heap_key, net.heap_link, 0, size)
+        net.links[0]["heap_key"], net.links[0]["heap_link"] = net.links[size]["heap_key"], net.links[size]["heap_link"]
+        _sink(net, 0, size)
 
 
 @_inner(types.void(NETWORK, int64))
 def _choose_more(net: Network, n_touched: int) -> None:
     """Choose the held flows that have no bottleneck any more, or because of which a chosen one has none."""
     for i in range(n_touched):
-        link = net.touched[i]
-        net.left[link] = 0.0 if net.n_chosen[link] == net.present[link] else net.held[link]
+        link = net.links[i]["touched"]
+        net.links[link]["left"] = (
+            0.0 if net.links[link]["n_chosen"] == net.links[link]["present"] else net.links[link]["held"]
+        )
     for i in range(net.size[0]):
-        flow = net.chosen[i]
-        for e in range(net.flow_ptr[flow], net.flow_ptr[flow + 1]):
-            net.left[net.link_of[e]] += net.need[e] * net.level[flow]
+        flow = net.flows[i]["chosen"]
+        for e in range(net.flows[flow]["first"], net.flows[flow]["end"]):
+            net.links[net.entries[e]["link"]]["left"] += net.entries[e]["need"] * net.flows[flow]["level"]
     for i in range(n_touched):
-        link = net.touched[i]
-        full = _is_full(net, link, net.left[link])
-        if net.n_chosen[link] == net.present[link] or not (full or _is_full(net, link, net.load[link])):
+        link = net.links[i]["touched"]
+        full = _is_full(net, link, net.links[link]["left"])
+        if net.links[link]["n_chosen"] == net.links[link]["present"] or not (
+            full or _is_full(net, link, net.links[link]["load"])
+        ):
             continue
         highest, mine, theirs = 0.0, -1.0, -1.0  # levels: of all, of chosen and of held flows whose bottleneck is here
-        first, last = net.link_ptr[link], net.link_ptr[link] + net.present[link]
+        first, last = net.links[link]["first"], net.links[link]["first"] + net.links[link]["present"]
         for j in range(first, last):
-            flow = net.flow_of[net.members[j]]
-            highest = max(highest, net.level[flow])
-            if net.bottleneck[flow] == link:
-                if net.is_chosen[flow]:
-                    mine = net.level[flow]
+            flow = net.entries[net.entries[j]["member"]]["flow"]
+            highest = max(highest, net.flows[flow]["level"])
+            if net.flows[flow]["bottleneck"] == link:
+                if net.flows[flow]["is_chosen"]:
+                    mine = net.flows[flow]["level"]
                 else:
-                    theirs = net.level[flow]
+                    theirs = net.flows[flow]["level"]
         limit = highest * (1.0 - TOLERANCE)
         if theirs >= 0.0 and (not full or theirs < limit):
             _choose_group(net, link)
         if 0.0 <= mine < limit:
             for j in range(first, last):
-                flow = net.flow_of[net.members[j]]
-                if not net.is_chosen[flow] and net.level[flow] * (1.0 - TOLERANCE) > mine:
-                    _choose_group(net, net.bottleneck[flow])
+                flow = net.entries[net.entries[j]["member"]]["flow"]
+                if not net.flows[flow]["is_chosen"] and net.flows[flow]["level"] * (1.0 - TOLERANCE) > mine:
+                    _choose_group(net, net.flows[flow]["bottleneck"])
 
 
 @njit(int64(NETWORK), cache=True, error_model="numpy")
@@ -270,31 +299,31 @@ def rerate(net: Network) -> int:
     `settle` when they have been read.
     """
     for i in range(net.size[1]):
-        _choose_group(net, net.dirty[i])
-        net.is_dirty[net.dirty[i]] = False
+        _choose_group(net, net.links[i]["dirty"])
+        net.links[net.links[i]["dirty"]]["is_dirty"] = False
     net.size[1] = 0
     n_seen = 0
     n_touched = 0
     while n_seen < net.size[0]:
         for i in range(n_seen, net.size[0]):
-            flow = net.chosen[i]
-            for e in range(net.flow_ptr[flow], net.flow_ptr[flow + 1]):
-                link = net.link_of[e]
-                if not net.is_touched[link]:
-                    net.is_touched[link] = True
-                    net.touched[n_touched] = link
+            flow = net.flows[i]["chosen"]
+            for e in range(net.flows[flow]["first"], net.flows[flow]["end"]):
+                link = net.entries[e]["link"]
+                if not net.links[link]["is_touched"]:
+                    net.links[link]["is_touched"] = True
+                    net.links[n_touched]["touched"] = link
                     n_touched += 1
-                    net.held[link] = net.load[link]
-                    net.n_chosen[link] = 0
-                net.held[link] -= net.need[e] * net.level[flow]
-                net.n_chosen[link] += 1
+                    net.links[link]["held"] = net.links[link]["load"]
+                    net.links[link]["n_chosen"] = 0
+                net.links[link]["held"] -= net.entries[e]["need"] * net.flows[flow]["level"]
+                net.links[link]["n_chosen"] += 1
         n_seen = net.size[0]
         _fill(net, n_touched)
         _choose_more(net, n_touched)
     for i in range(n_touched):
-        link = net.touched[i]
-        net.is_touched[link] = False
-        net.load[link] = net.left[link]
+        link = net.links[i]["touched"]
+        net.links[link]["is_touched"] = False
+        net.links[link]["load"] = net.links[link]["left"]
     return n_seen
 
 
@@ -302,7 +331,7 @@ def rerate(net: Network) -> int:
 def settle(net: Network) -> None:
     """Forget which flows were chosen."""
     for i in range(net.size[0]):
-        net.is_chosen[net.chosen[i]] = False
+        net.flows[net.flows[i]["chosen"]]["is_chosen"] = False
     net.size[0] = 0
 
 
@@ -376,19 +405,19 @@ def replay(net: Network, order: Array, arrival: Array, amount: Array, finish: Ar
             flow = order[following]
             following += 1
             finish[flow] = now
-            if work[flow] > 0.0 and net.flow_ptr[flow] < net.flow_ptr[flow + 1]:
+            if work[flow] > 0.0 and net.flows[flow]["first"] < net.flows[flow]["end"]:
                 since[flow] = now
                 finish[flow] = NEVER
                 _place(heap, place, finish, size, size + 1, flow)
                 size += 1
                 arrive(net, flow)
         for i in range(rerate(net)):
-            flow = net.chosen[i]
-            if net.level[flow] == net.old_level[flow]:
+            flow = net.flows[i]["chosen"]
+            if net.flows[flow]["level"] == net.flows[flow]["old_level"]:
                 continue
-            weight = net.weight[flow]
-            rate = net.level[flow] * weight
-            work[flow] = max(0.0, work[flow] - (now - since[flow]) * (net.old_level[flow] * weight) / 1e9)
+            weight = net.flows[flow]["weight"]
+            rate = net.flows[flow]["level"] * weight
+            work[flow] = max(0.0, work[flow] - (now - since[flow]) * (net.flows[flow]["old_level"] * weight) / 1e9)
             since[flow] = now
             wait = work[flow] * 1e9 / rate
             finish[flow] = now + np.int64(np.ceil(max(0.0, wait - ROUNDING_NS - ROUNDING_SHARE * wait)))

@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 U = np.uint64
@@ -109,31 +110,30 @@ def evaluate(x: Array, base: Array, speedup: Array, factor: Array, share: float,
     out[1] = total / used if used else 0.0
 
 
-@njit(cache=True)
-def chances(nodes: int) -> Array:
-    """Of a cell to be filled, in 2^-32, by nodes with room and by how many of them the job is on: u64[n + 1, n + 1].
-
-    One over the nodes with room; where the job is there already, or one over those nodes of its own.
-    """
-    table = np.zeros((nodes + 1, nodes + 1), np.uint64)
-    for roomy in range(1, nodes + 1):
-        first = 1.0 / roomy
-        table[roomy, 0] = U(first * PER_32)
-        for held in range(1, roomy + 1):
-            table[roomy, held] = U((first + 1.0 / held - first / held) * PER_32)
-    return table
+def some_of(jobs: int) -> Array:
+    """How many of `jobs` are drawn where each is with chance 1 / `jobs`: distribution, in 2^-32, u64[counts]."""
+    chance, total, rows = (1 - 1 / jobs) ** jobs if jobs > 1 else 0.0, 0.0, []
+    for count in range(jobs + 1):
+        total += chance
+        rows.append(min(int(total * PER_32), int(PER_32)))
+        if jobs == 1:
+            chance = 1.0
+            continue
+        chance *= (jobs - count) / (count + 1) / (jobs - 1)
+    return np.array(rows, np.uint64)
 
 
 @njit(cache=True)
-def mutate(x: Array, base: Array, node_gpus: Array, chance: Array, roomy: Array, scratch: Array, random: Array) -> None:
+def mutate(x: Array, base: Array, node_gpus: Array, some: Array, on: Array, scratch: Array, random: Array) -> None:
     """Reset jobs to where they are, clear cells, then fill nodes that have room.
 
-    Scratch: `roomy` i64[nodes], `scratch` u64[3, words]. `chance`: from `chances`.
+    On a node with room each job grows with chance 1 / jobs, and, apart from that, each job that is there with chance
+    1 / (jobs there): to anything from what it has to all GPUs of the node. Scratch: `on` i64[2 jobs], `scratch`
+    u64[3, words]. `some`: from `some_of`.
     """
     jobs, words = x.shape
-    taken, with_room = scratch[0], scratch[1]
+    taken = scratch[0]
     taken[:] = U(0)
-    with_room[:] = U(0)
     for job in range(jobs):
         bits = _next(random)
         if bits & LOW_32 < RESET:
@@ -147,27 +147,52 @@ def mutate(x: Array, base: Array, node_gpus: Array, chance: Array, roomy: Array,
                         x[job, at] &= ~here
         for at in range(words):
             taken[at] += x[job, at]
-    count = 0
     for node in range(len(node_gpus)):
-        shift = U((node & 7) << 3)
-        if np.int64((taken[node >> 3] >> shift) & CELL) < node_gpus[node]:
-            with_room[node >> 3] |= CELL << shift
-            roomy[count] = node
-            count += 1
-    for job in range(jobs):
-        held = 0
-        for at in range(words):
-            held += _count(_held(x[job, at] & with_room[at]))
-        empty, full = chance[count, 0], chance[count, held]
-        for at in range(count):
-            node = roomy[at]
-            shift = U((node & 7) << 3)
-            word = x[job, node >> 3]
-            now = (word >> shift) & CELL
-            bits = _next(random)
-            taken_up = U(bits & LOW_32 < (full if now != U(0) else empty))
-            more = ((bits >> HALF) * (U(node_gpus[node] + 1) - now)) >> HALF
-            x[job, node >> 3] = word + ((more * taken_up) << shift)
+        at, shift = node >> 3, U((node & 7) << 3)
+        if np.int64((taken[at] >> shift) & CELL) >= node_gpus[node]:
+            continue
+        there = 0
+        if (taken[at] >> shift) & CELL != U(0):
+            for job in range(jobs):
+                if (x[job, at] >> shift) & CELL != U(0):
+                    on[there] = job
+                    there += 1
+        bits = _next(random)
+        draws = 0
+        while bits >> HALF >= some[draws]:
+            draws += 1
+        before = there
+        for pick in range(draws):
+            job = _below(jobs, random)
+            known = True
+            while known:  # each job at most once
+                known = False
+                for other in range(before, before + pick):
+                    known |= on[other] == job
+                if known:
+                    job = _below(jobs, random)
+            on[before + pick] = job
+        for place in range(there):
+            job = on[place]
+            if _below(there, random) > 0:
+                grows = False
+                for other in range(before, before + draws):
+                    grows |= on[other] == job
+                if not grows:
+                    continue
+            _grow(x, job, at, shift, node_gpus[node], random)
+        for place in range(before, before + draws):
+            job = on[place]
+            if (x[job, at] >> shift) & CELL == U(0):
+                _grow(x, job, at, shift, node_gpus[node], random)
+
+
+@njit(cache=True)
+def _grow(x: Array, job: int, at: int, shift: Any, most: int, random: Array) -> None:
+    """GPUs of one job on one node: as many as it has, or any more up to all of the node."""
+    word = x[job, at]
+    more = ((_next(random) >> HALF) * (U(most + 1) - ((word >> shift) & CELL))) >> HALF
+    x[job, at] = word + (more << shift)
 
 
 @njit(cache=True)
@@ -340,16 +365,22 @@ def search(
     most: Array,
     node_gpus: Array,
     share: float,
+    some: Array,
     population: int,
     generations: int,
+    patience: int,
     seed: int,
 ) -> tuple[Array, int]:
-    """Evolve `start` (packed, u64[n, jobs, words]); returns the last front and the index of its best."""
+    """Evolve `start` until `patience` generations in a row have not improved the first objective, or all are done.
+
+    `start` (packed, u64[n, jobs, words]; `some`: from `some_of`); returns the last front and the index of
+    its best.
+    """
     random = np.full(1, seed, np.uint64)
     jobs, words = base.shape
     order = np.empty(len(node_gpus), np.int64)
     scratch = np.empty((3, words), np.uint64)
-    chance = chances(len(node_gpus))
+    on = np.empty(2 * jobs, np.int64)
     all_gpus = np.zeros(words, np.uint64)
     for node in range(len(node_gpus)):
         all_gpus[node >> 3] |= U(node_gpus[node]) << U((node & 7) << 3)
@@ -374,7 +405,11 @@ def search(
         if len(members) == 0:
             break
         crowding[members] = _crowding(f, members)
+    record = f[:n, 0].max()
+    stale = 0
     for _ in range(generations - 1):
+        if stale >= patience:
+            break
         alive = n
         for _ in range(ATTEMPTS):
             matings = (population - (n - alive) + 1) // 2
@@ -392,7 +427,7 @@ def search(
                     one, two, point = parents[2 * at + child], parents[2 * at + 1 - child], points[at]
                     x[n, :point] = x[two, :point]
                     x[n, point:] = x[one, point:]
-                    mutate(x[n], base, node_gpus, chance, order, scratch, random)
+                    mutate(x[n], base, node_gpus, some, on, scratch, random)
                     repair(x[n], most, all_gpus, order, scratch, random)
                     code[n] = _hash(x[n])
                     fresh = True
@@ -426,6 +461,9 @@ def search(
         code[:keep] = code[chosen]
         crowding[:keep] = distance
         n = keep
+        stale += 1
+        if f[:n, 0].max() > record:
+            record, stale = f[:n, 0].max(), 0
     front = np.flatnonzero(fronts(f[:n]) == 0)
     return x[front].copy(), int(np.argmax(f[front, 0]))
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 ITERATIONS = 200
@@ -20,6 +21,7 @@ PROGRESS = 1e-4  # relative decrease after which a search that had stalled may b
 SMOOTH = 1e-8  # square of the error below which it is round: at nought the root has an edge where searches stick
 LONGEST = 1.0  # step of any parameter: beyond a factor of e, times that vanish have no slope left to come back on
 FLOOR = 1e-8
+ROUNDING = 1e-8  # under which a ceiling ignores the rest
 
 
 @njit(cache=True)
@@ -165,3 +167,57 @@ def minimise(
         elif decrease > PROGRESS * value:
             restarted = False
     return value
+
+
+@njit(cache=True)
+def best_batches(
+    speed: Array,
+    sqr: float,
+    var: float,
+    limits: Array,
+    sizes: int,
+    across: Array,
+    gpus: Array,
+    goodput: Array,
+    atomic: Array,
+    accumulations: Array,
+) -> None:
+    """Best goodput, its samples per GPU and accumulations for each entry of `gpus`, over `sizes` batches.
+
+    `speed`: f64[7] as `fleet/adaptdl/goodput.py` orders it. `limits`: initial batch, largest, smallest and largest per
+    GPU. Batches in geometric steps that round to the same split are tried once. Of equals the first is taken.
+    """
+    initial, largest, smallest_local, largest_local = limits
+    c = speed[6]
+    for entry in range(len(gpus)):
+        n = float(gpus[entry])
+        beyond = max(n - 2.0, 1e-8)
+        network = FLOOR
+        if across[entry]:
+            network = speed[2] + speed[3] * beyond
+        elif n > 1:
+            network = speed[4] + speed[5] * beyond
+        network_c = network**c
+        least = max(initial, smallest_local * n)
+        step = np.log(largest / least) / (sizes - 1)
+        top, top_atomic, top_accumulations = -1.0, 0.0, 0.0
+        last_atomic, last_accumulations = -1.0, -1.0
+        for at in range(sizes):
+            local = (largest if at == sizes - 1 else least * np.exp(step * at)) / n
+            times = np.ceil(local / largest_local - ROUNDING) - 1
+            if n == 1 and local > initial + ROUNDING:
+                times = max(times, 1.0)
+            samples = np.ceil(local / (times + 1) - ROUNDING)
+            if samples == last_atomic and times == last_accumulations:
+                continue
+            last_atomic, last_accumulations = samples, times
+            found = 0.0
+            if smallest_local <= samples <= largest_local:
+                compute = speed[0] + speed[1] * samples
+                iteration = times * compute + (compute**c + network_c) ** (1 / c)
+                batch = n * samples * (times + 1)
+                scale = batch / initial
+                found = batch / iteration * ((var + sqr) / (var / scale + sqr) / scale)
+            if found > top:
+                top, top_atomic, top_accumulations = found, samples, times
+        goodput[entry], atomic[entry], accumulations[entry] = top, top_atomic, top_accumulations

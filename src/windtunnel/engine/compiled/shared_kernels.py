@@ -2,7 +2,7 @@
 
 It is `kernels.replay_rated` with one more reason for an op to slow down: the speed of a flow is its level in
 `flow_kernels`, where a link of the flow's own has what interference leaves of its speed as capacity. Compiled at first
-use, some 9 s once per machine. Numba links the functions of the other two files into the cached code, but looks at
+use, some 6 s once per machine. Numba links the functions of the other two files into the cached code, but looks at
 this file alone to tell whether that is still good: after a change there, touch this file.
 """
 
@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import float64, int32, int64, njit, types, uint8
+from numba import float64, int32, int64, types, uint8
 from numpy.typing import NDArray
 
+from windtunnel.engine.compiled import njit
 from windtunnel.engine.compiled.flow_kernels import NETWORK, Network, _append, _choose, arrive, depart, rerate, settle
 from windtunnel.engine.compiled.kernels import (
     MALFORMED,
@@ -70,9 +71,9 @@ def _schedule(tree: Array, leaves: int, s: int, time: int) -> None:
 @_inner(types.void(NETWORK, int64, float64))
 def _set_cap(net: Network, flow: int, cap: float) -> None:
     """From the next `rerate` on a flow that is there may go at `cap` at most."""
-    own = len(net.capacity) - len(net.weight) + flow
-    if net.capacity[own] != cap:
-        net.capacity[own] = cap
+    own = len(net.links) - len(net.flows) + flow
+    if net.links[own]["capacity"] != cap:
+        net.links[own]["capacity"] = cap
         _choose(net, flow)
 
 
@@ -170,11 +171,11 @@ def replay_shared(
     rate = floats(n_streams, 1.0)
     own_rate = floats(n_streams, 1.0)  # what its own program would allow a member of a rendezvous
     count = np.zeros((n_programs, len(factor)), np.int32)  # timed ops that run, by program and class
-    here = ints(len(net.weight), 0)  # ops of each flow that run
-    member = ints(len(net.weight), -1)  # one of them
-    speed = floats(len(net.weight), 0.0)
-    leaving = ints(len(net.weight), -1)  # flows of which the last op ended now
-    is_leaving = flags(len(net.weight))
+    here = ints(len(net.flows), 0)  # ops of each flow that run
+    member = ints(len(net.flows), -1)  # one of them
+    speed = floats(len(net.flows), 0.0)
+    leaving = ints(len(net.flows), -1)  # flows of which the last op ended now
+    is_leaving = flags(len(net.flows))
     n_leaving = 0
     starting = ints(n_streams, -1)  # streams whose active op starts now
     n_starting = 0
@@ -334,8 +335,11 @@ def replay_shared(
         # 3. Of that, what links allow, where who uses them has changed.
         if net.size[0] > 0 or net.size[1] > 0:
             for j in range(rerate(net)):
-                f = net.chosen[j]
-                r = speed_of(net.level[f] * net.weight[f], net.capacity[len(net.capacity) - len(net.weight) + f])
+                f = net.flows[j]["chosen"]
+                r = speed_of(
+                    net.flows[f]["level"] * net.flows[f]["weight"],
+                    net.links[len(net.links) - len(net.flows) + f]["capacity"],
+                )
                 if r == speed[f]:
                     continue
                 speed[f] = r

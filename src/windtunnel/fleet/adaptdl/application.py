@@ -11,6 +11,7 @@ Source: petuum/adaptdl, branch osdi21-artifact, simulator/applications.py and si
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,13 +88,7 @@ class Application:
 
     def _between(self, placement: Placement, local_batch: int) -> tuple[float, float] | None:
         if "surface" not in self._cache:
-            try:
-                from scipy.interpolate import LinearNDInterpolator
-            except ImportError:
-                raise UserError(
-                    "placements that were not measured are interpolated with scipy: pip install 'windtunnel[fleet]'"
-                ) from None
-            self._cache["surface"] = LinearNDInterpolator(self.points, self.values)
+            self._cache["surface"] = _interpolator()(self.points, self.values)
         step, sync = self._cache["surface"]([min(len(placement), MOST_NODES), sum(placement), local_batch])[0]
         return float(step), float(sync)
 
@@ -153,6 +148,23 @@ class Application:
 def smallest_rotation(placement: Placement) -> Placement:
     """The lexicographically smallest rotation, by which measured placements are named."""
     return min(placement[at:] + placement[:at] for at in range(len(placement)))
+
+
+def _interpolator() -> Any:
+    """Scipy's class. Its BLAS gets one thread, if this loads it: several spin for seconds over matrices of 3 by 3."""
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = before or "1"
+    try:
+        from scipy.interpolate import LinearNDInterpolator
+    except ImportError:
+        raise UserError(
+            "placements that were not measured are interpolated with scipy: pip install 'windtunnel[fleet]'"
+        ) from None
+    finally:
+        if before is None:
+            del os.environ[name]
+    return LinearNDInterpolator
 
 
 def _linear(rows: Array, local_batch: int) -> tuple[float, float] | None:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 FLOOR = 1e-8
 SIZES = 50  # batch sizes tried, in geometric steps
-ROUNDING = 1e-8
 START = np.array([1e-1, 1e-2] * 3 + [1.0 + 1e-3])
 
 
@@ -87,26 +86,8 @@ def best(
     speed: Speed, gradient: tuple[float, float], limits: Limits, across: Array, gpus: Array
 ) -> tuple[Array, Array, Array]:
     """Best goodput, its atomic batch and accumulations, for each entry of `gpus` (on several nodes where `across`)."""
-    sqr, var = gradient
-    least = np.maximum(limits.initial, limits.smallest_local * gpus)
-    local = np.geomspace(least, limits.largest, SIZES) / gpus
-    accumulations = np.ceil(local / limits.largest_local - ROUNDING) - 1
-    alone = (gpus == 1) & (local > limits.initial + ROUNDING)
-    accumulations = np.where(alone, np.maximum(accumulations, 1), accumulations)
-    atomic = np.ceil(local / (accumulations + 1) - ROUNDING)
-    beyond = np.maximum(gpus - 2.0, 1e-8)
-    network = np.where(
-        across,
-        speed.across + speed.across_per_gpu * beyond,
-        np.where(gpus > 1, speed.inside + speed.inside_per_gpu * beyond, FLOOR),
-    )
-    compute = speed.compute + speed.compute_per_sample * atomic
-    c = speed.overlap
-    iteration = accumulations * compute + (compute**c + network**c) ** (1 / c)
-    batch = gpus * atomic * (accumulations + 1)
-    scale = batch / limits.initial
-    worth = (var + sqr) / (var / scale + sqr) / scale
-    goodput = batch / iteration * worth
-    goodput = np.where((limits.smallest_local <= atomic) & (atomic <= limits.largest_local), goodput, 0.0)
-    at = goodput.argmax(axis=0), np.arange(goodput.shape[1])
-    return goodput[at], atomic[at], accumulations[at]
+    from windtunnel.engine.compiled.goodput_kernels import best_batches
+
+    found = np.empty((3, len(gpus)))
+    best_batches(np.array(speed), *gradient, np.array(limits, float), SIZES, across, gpus, *found)
+    return found[0], found[1], found[2]

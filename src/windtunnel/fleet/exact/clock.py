@@ -2,13 +2,16 @@
 
 At one time, in this order: nodes leave or join, phases and jobs end, jobs arrive, the policy's own wake-ups; then one
 decision. A policy with `interval_s` is asked at multiples of it only. After a new allocation a job makes no progress
-for `restart_s` of its work; its GPUs are held, and count. A job that loses a node stops, and goes back to its last
-checkpoint (`checkpoint_s` of work apart; 0: nothing is lost).
+for `restart_s` of its work; its GPUs are held, and count. A job that loses GPUs of a node stops, and goes back to its
+last checkpoint: one each `checkpoint_s` of progress since it was placed (0: nothing is lost; infinite: all since then).
+A job that its policy stops saves its state first. Of the GPU time held, `lost_gpu_ns` is what a failure undid, and
+`restart_gpu_ns` what restarts held that were not undone; `recovery_gpu_ns` of these are restarts after a failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +44,15 @@ class Running:
     start_ns: int | None = None
     end_ns: int | None = None
     restarts: int = 0
+    failures: int = 0  # times that it lost a node
+    placed_ns: int = 0  # on this placement
+    begin_ns: int = 0  # of progress on it
+    saved: tuple[int, float, int] = (0, 0.0, 0)  # the last checkpoint: when, units done, phase
+    after_failure: bool = False  # this placement makes good for a failure
     lost_units: float = 0.0
+    lost_gpu_ns: int = 0
+    restart_gpu_ns: int = 0
+    recovery_gpu_ns: int = 0
     rejected: bool = False
     ticket: int | None = None
 
@@ -78,8 +89,8 @@ class Clock:
         nodes: Sequence[int],
         policy: Policy,
         *,
-        changes: Sequence[NodeChange] = (),
-        checkpoint_units: float = 0.0,
+        changes: Iterable[NodeChange] = (),
+        checkpoint_s: float = 0.0,
         place: Callable[[list[int], int], Placement] = from_fullest,
         log: list[Step] | None = None,
     ) -> None:
@@ -88,17 +99,20 @@ class Clock:
         self.policy = policy
         self.place = place
         self.log = log
-        self.checkpoint_units = checkpoint_units
+        self.checkpoint_s = checkpoint_s
         self.memory: Any = None
         self.active: dict[int, Running] = {}
         self.queue: EventQueue[tuple[int, Any]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
         self.wake: tuple[int, int] | None = None
-        self.capacity_gpu_ns = 0
+        self.down_gpu_ns = 0  # GPU time that nodes lacked while there were jobs
+        self.whole_gpus = sum(nodes)
+        self.changed_ns = min((job.submit_ns for job in self.jobs), default=0)
+        self.node_losses = 0
         for job in self.jobs:
             self.queue.push(job.submit_ns, (ARRIVE, job), ARRIVE)
-        for change in changes:
-            self.queue.push(change.time_ns, (NODE, change), NODE)
+        self.changes: Iterator[NodeChange] = iter(changes)  # by time; may have no end
+        self._next_change()
         self.left = len(self.jobs)
 
     def run(self, until_ns: int | None = None) -> None:
@@ -112,8 +126,13 @@ class Clock:
             while self.queue.next_ns() == next_ns:
                 now_ns, (kind, what), ticket = self.queue.pop()
                 decide |= self._happens(now_ns, kind, what, ticket)
-            if decide and self.active:
+            if decide and self.active and any(self.nodes):
                 self._decide(next_ns)
+
+    def _next_change(self) -> None:
+        change = next(self.changes, None)
+        if change is not None:
+            self.queue.push(change.time_ns, (NODE, change), NODE)
 
     def replace_works(self, works: Sequence[Work]) -> None:
         """From now on, jobs that have not ended run these, by the order of the jobs; what they have done stays done."""
@@ -122,6 +141,10 @@ class Clock:
                 job.work = work
                 if job.placement:
                     self._rate(job, job.since_ns)
+
+    def down_until(self, end_ns: int) -> int:
+        """GPU-nanoseconds that nodes lacked up to the end of a run."""
+        return self.down_gpu_ns + (self.whole_gpus - sum(self.nodes)) * max(end_ns - self.changed_ns, 0)
 
     def _happens(self, now_ns: int, kind: int, what: Any, ticket: int) -> bool:
         """Take one event in; returns whether the policy is to be asked."""
@@ -152,11 +175,24 @@ class Clock:
         if not job.placement:
             return
         if now_ns > job.since_ns:
+            self._save(job, now_ns)
             job.done += job.rate * (now_ns - job.since_ns) / NS
             job.since_ns = now_ns
         job.held_ns += now_ns - job.held_since_ns
         job.gpu_ns += (now_ns - job.held_since_ns) * sum(job.counts)
         job.held_since_ns = now_ns
+
+    def _save(self, job: Running, now_ns: int) -> None:
+        """Note the last checkpoint up to now; the rate has held since progress was last booked."""
+        if self.checkpoint_s == 0:
+            last_ns = now_ns
+        elif math.isinf(self.checkpoint_s):
+            return
+        else:
+            every_ns = round(self.checkpoint_s * NS)
+            last_ns = job.begin_ns + (now_ns - job.begin_ns) // every_ns * every_ns
+        if last_ns > job.since_ns:
+            job.saved = last_ns, job.done + job.rate * (last_ns - job.since_ns) / NS, job.phase
 
     def _phase_ends(self, now_ns: int, job: Running) -> bool:
         self._book(job, now_ns)
@@ -168,6 +204,7 @@ class Clock:
         job.end_ns = now_ns
         self.left -= 1
         del self.active[job.index]
+        self._count_restart(job, now_ns)
         job.placement, job.counts = EMPTY, ()
         return not self.interval_ns
 
@@ -176,7 +213,8 @@ class Clock:
         begin = getattr(job.work, "begin", None)
         if begin is not None:
             begin(job.counts, job.phase)
-        job.rate = job.work.rate(job.counts, job.phase)
+        where = getattr(job.work, "rate_on", None)  # of work whose speed hangs on the nodes
+        job.rate = job.work.rate(job.counts, job.phase) if where is None else where(job.placement)
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
             job.ticket = None
@@ -187,23 +225,49 @@ class Clock:
 
     def _stop(self, job: Running, now_ns: int) -> None:
         self._book(job, now_ns)
+        if job.placement:
+            self._count_restart(job, now_ns)
         if job.ticket is not None:
             self.queue.cancel(job.ticket)
             job.ticket = None
         job.placement, job.counts, job.rate = EMPTY, (), 0.0
 
+    def _count_restart(self, job: Running, now_ns: int) -> None:
+        """Book what this placement's restart has held, once it ends."""
+        held = (min(now_ns, job.begin_ns) - job.placed_ns) * sum(job.counts)
+        job.restart_gpu_ns += held
+        if job.after_failure:
+            job.recovery_gpu_ns += held
+        job.after_failure = False
+
     def _node(self, now_ns: int, change: NodeChange) -> None:
-        fewer = change.gpus < self.nodes[change.node]
+        self._next_change()
+        before = self.nodes[change.node]
+        if now_ns > self.changed_ns:
+            self.down_gpu_ns += (self.whole_gpus - sum(self.nodes)) * (now_ns - self.changed_ns)
+            self.changed_ns = now_ns
         self.nodes[change.node] = change.gpus
-        if not fewer:
+        if change.gpus >= before:
             return
+        self.node_losses += 1
         for job in self.active.values():
             if any(node == change.node for node, _ in job.placement):
-                self._stop(job, now_ns)
-                if self.checkpoint_units > 0:
-                    kept = job.done // self.checkpoint_units * self.checkpoint_units
-                    job.lost_units += job.done - kept
-                    job.done = kept
+                self._fail(job, now_ns)
+
+    def _fail(self, job: Running, now_ns: int) -> None:
+        self._book(job, now_ns)
+        gpus = sum(job.counts)
+        if now_ns < job.begin_ns:  # it was still restarting
+            job.lost_gpu_ns += (now_ns - job.placed_ns) * gpus
+            job.begin_ns = job.placed_ns
+        else:
+            saved_ns, units, phase = job.saved
+            job.lost_gpu_ns += (now_ns - saved_ns) * gpus
+            job.lost_units += job.done - units
+            job.done, job.phase = units, phase
+        self._stop(job, now_ns)
+        job.failures += 1
+        job.after_failure = True
 
     def _decide(self, now_ns: int) -> None:
         for job in self.active.values():
@@ -243,7 +307,9 @@ class Clock:
             job.start_ns = now_ns
         else:
             job.restarts += 1
-        job.since_ns = now_ns + round(job.work.restart_s * NS)
+        job.placed_ns = now_ns
+        job.begin_ns = job.since_ns = now_ns + round(job.work.restart_s * NS)
+        job.saved = job.begin_ns, job.done, job.phase
         self._rate(job, now_ns)
 
     def _view(self, job: Running) -> JobView:

@@ -12,8 +12,11 @@ from windtunnel.fleet.policies.pollux import Pollux
 from windtunnel.fleet.policies.srtf import Srtf
 from windtunnel.fleet.policies.themis import Themis
 from windtunnel.fleet.policies.tiresias import Tiresias
+from windtunnel.fleet.policies.waiting import Waiting
+from windtunnel.fleet.site import Site
 
 NAMES = ("tiresias", "gittins", "srtf", "themis", "optimus", "pollux")
+TYPED = ("gavel", "sia")  # that choose between kinds of GPU
 ROUND_S = 60.0
 LEASE_S = 1200.0  # of Themis: 20 minutes in its paper
 MODELLED = ("optimus", "pollux")  # that size jobs, and so need a model of their speed
@@ -42,3 +45,9 @@ def policy_of(name: str, seed: int) -> Policy:
         return Rounds(Themis(), LEASE_S)
     plain: dict[str, Policy] = {"tiresias": Tiresias(), "gittins": Gittins(), "srtf": Srtf()}
     return plain[name]
+
+
+def queue_of(name: str, site: Site, pool: bool) -> Policy:
+    """A queue (`policies/queues.py`) by its name, for nodes that come and go."""
+    rule = "easy" if name == "easy" else "skip" if name.endswith("-skip") else "block"
+    return Waiting(name.startswith("sjf"), rule, 0 if pool else site.per_node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 from windtunnel.errors import UserError
 from windtunnel.fleet.adaptdl.jobs import works
 from windtunnel.fleet.exact.clock import NS, Clock, Running
-from windtunnel.fleet.exact.policies import MODELLED, policy_of
+from windtunnel.fleet.exact.policies import MODELLED, TYPED, policy_of, queue_of
 from windtunnel.fleet.exact.work import Epochs, Rigid, Scaling, Work
 from windtunnel.fleet.jobs.trace import Jobs
-from windtunnel.fleet.outcome import COMPLETED, REJECTED, STATES, UNFINISHED, Outcome
+from windtunnel.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
+from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
+from windtunnel.fleet.typed.run import typed_policy, typed_works
 
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 
@@ -23,13 +26,52 @@ RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 def run_exact(jobs: Jobs, site: Site, policy: str, options: Any) -> Outcome:
     """Outcome of all jobs; `options` as `windtunnel.fleet.run.Options`."""
     clock = clock_of(jobs, site, policy, options)
-    clock.run(None if options.until_s is None else round(options.until_s * NS))
-    return outcome_of(jobs, policy, clock.jobs)
+    until_s = options.until_s
+    if options.changes is not None and until_s is None:
+        until_s = _end_s(jobs, site)
+    clock.run(None if until_s is None else round(until_s * NS))
+    outcome = outcome_of(jobs, policy, clock.jobs)
+    if options.changes is None:
+        return outcome
+    return replace(outcome, extra=_losses(clock))
+
+
+def _end_s(jobs: Jobs, site: Site) -> float:
+    """When a run with failures is ended: a job that fails more often than it reaches a checkpoint never is."""
+    from windtunnel.fleet.capacity.changes import LONGEST
+
+    work_s = np.nan_to_num(jobs.duration_s)
+    busy_s = np.ptp(jobs.submit_s) + float((work_s * jobs.gpus).sum()) / site.gpus + float(work_s.max())
+    return float(jobs.submit_s.min() + LONGEST * max(busy_s, 86_400.0))
+
+
+def _losses(clock: Clock) -> dict[str, Any]:
+    """What failures cost, in GPU-hours; capacity from the first submission to the last end."""
+    hour = 3600 * NS
+    begin_ns = min(job.submit_ns for job in clock.jobs)
+    end_ns = max((job.end_ns for job in clock.jobs if job.end_ns is not None), default=begin_ns)
+    down = clock.down_until(end_ns)
+    lost = sum(job.lost_gpu_ns for job in clock.jobs)
+    recovery = sum(job.recovery_gpu_ns for job in clock.jobs)
+    return {
+        "node_losses": clock.node_losses,
+        "job_failures": sum(job.failures for job in clock.jobs),
+        "failure_lost_gpu_hours": round((lost + recovery) / hour, 6),
+        "failure_undone_gpu_hours": round(lost / hour, 6),
+        "failure_restart_gpu_hours": round(recovery / hour, 6),
+        "restart_gpu_hours": round(sum(job.restart_gpu_ns for job in clock.jobs) / hour, 6),
+        "down_gpu_hours": round(down / hour, 6),
+        "capacity_gpu_hours": round((clock.whole_gpus * (end_ns - begin_ns) - down) / hour, 6),
+    }
 
 
 def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
     """The clock before anything has happened. Raises UserError for jobs that say too little."""
-    work = exact_works(jobs, site, policy, options)
+    work: list[Any]
+    if policy in TYPED:
+        work = list(typed_works(jobs, site, policy, options))
+    else:
+        work = list(exact_works(jobs, site, policy, options))
     running = [
         Running(
             index,
@@ -40,22 +82,21 @@ def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
         )
         for index in range(len(jobs))
     ]
-    return Clock(running, [site.per_node] * site.nodes, policy_of(policy, options.seed))
+    nodes = [site.per_node] * site.nodes
+    if policy in queues.NAMES:
+        decider = queue_of(policy, site, options.pool)
+    else:
+        decider = typed_policy(policy, site) if policy in TYPED else policy_of(policy, options.seed)
+    if options.changes is None:
+        return Clock(running, nodes, decider)
+    changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)
+    return Clock(running, nodes, decider, changes=changes, checkpoint_s=options.changes.checkpoint_s)
 
 
 def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:
     """The table of a run."""
     states = [COMPLETED if job.end_ns is not None else REJECTED if job.rejected else UNFINISHED for job in running]
-    return Outcome(
-        jobs,
-        policy,
-        "exact",
-        np.array([math.nan if job.start_ns is None else job.start_ns / NS for job in running]),
-        np.array([math.nan if job.end_ns is None else job.end_ns / NS for job in running]),
-        np.array([job.restarts for job in running], np.int64),
-        np.array([job.gpu_ns / NS for job in running]),
-        np.array([STATES.index(state) for state in states], np.int8),
-    )
+    return outcome_of_runs(jobs, policy, running, states)
 
 
 def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]:

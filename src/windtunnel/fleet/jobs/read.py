@@ -30,6 +30,7 @@ ALIASES = {
 }
 SELECTORS = ("workload", "load", "setting", "cluster", "list")  # columns by which one file holds several traces
 FURTHER = (
+    "ended",
     "command",
     "max_gpus",
     "privacy",

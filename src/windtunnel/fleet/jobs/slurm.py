@@ -1,7 +1,8 @@
 """`sacct -P`: what Slurm says of its jobs. One line per job; lines of steps (`123.batch`) are counted and left out.
 
 GPUs are `gres/gpu=` of AllocTRES or ReqTRES; times are ISO 8601 in one zone. What ran is the trace, and when it started
-is kept, so that the policy `current` shows what happened.
+is kept, so that the policy `current` shows what happened. A job that failed or was cancelled does so again after as
+long as it ran; one that was cancelled before it started never asks for GPUs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from windtunnel.fleet.jobs.table import Table, read_table
 
 GPUS = re.compile(r"gres/gpu(?::[^=,]*)?=(\d+)")
 ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
+FAILED = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")  # Slurm's words
 UNKNOWN = ("", "Unknown", "None", "N/A")
 
 
@@ -43,10 +45,11 @@ def read_sacct(path: Path) -> Table:
             "ReqTRES",
             "User",
             "JobName",
+            "State",
         )
     }
     made: dict[str, list[str]] = {
-        key: [] for key in ("job", "submit_s", "start_s", "duration_s", "gpus", "user", "model")
+        key: [] for key in ("job", "submit_s", "start_s", "duration_s", "gpus", "user", "model", "ended")
     }
     for at in range(len(raw)):
         line = int(raw.line[at])
@@ -65,6 +68,8 @@ def read_sacct(path: Path) -> Table:
         made["gpus"].append(str(gpus))
         made["user"].append(value["User"])
         made["model"].append("")
+        state = value["State"].upper().split(" ")[0]  # CANCELLED by 1000
+        made["ended"].append("cancelled" if state == "CANCELLED" else "failed" if state in FAILED else "")
     return Table(str(path), {key: pa.array(texts, pa.string()) for key, texts in made.items()}, raw.line)
 
 

@@ -24,7 +24,7 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.loans.clock import NS, LoanClock, Training
 from windtunnel.fleet.loans.pool import ServingPool
-from windtunnel.fleet.outcome import COMPLETED, STATES, UNFINISHED, Outcome
+from windtunnel.fleet.outcome import COMPLETED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.fleet.policies.lyra import Lyra
 from windtunnel.fleet.site import Site
 from windtunnel.fleet.tables import Tables
@@ -75,17 +75,7 @@ def run_lyra(jobs: Jobs, site: Site, name: str, options: Any) -> Outcome:
     )
     clock.run()
     states = [COMPLETED if job.end_ns is not None else UNFINISHED for job in running]
-    return Outcome(
-        jobs,
-        name,
-        "exact",
-        np.array([math.nan if job.start_ns is None else job.start_ns / NS for job in running]),
-        np.array([math.nan if job.end_ns is None else job.end_ns / NS for job in running]),
-        np.array([job.restarts for job in running], np.int64),
-        np.array([job.gpu_ns / NS for job in running]),
-        np.array([STATES.index(state) for state in states], np.int8),
-        extra=_figures(clock, site, pool, begin_s, until_s),
-    )
+    return outcome_of_runs(jobs, name, running, states, _figures(clock, site, pool, begin_s, until_s))
 
 
 def _figures(

@@ -1,7 +1,8 @@
 """Pollux: jobs, their GPUs and their batch sizes chosen together, to maximise goodput fairly.
 
 Each interval: maximise the harmonic mean over jobs of speed-up x restart factor, by NSGA-II (population 100, 100
-generations) from the last interval's front. Speed-up = goodput over the goodput on ceil(G / jobs) GPUs of one node;
+generations at most, and no more once `patience` of them in a row have not improved that mean) from the last interval's
+front. Speed-up = goodput over the goodput on ceil(G / jobs) GPUs of one node;
 where the allocation changes it counts max(age - 30 s x restarts, 0) / (age + 30 s) only. At most one multi-node job per
 node; at most twice as many GPUs as the job ever tried. Where nodes overflow, jobs with least attained service win.
 Source: A. Qiao et al., "Pollux", OSDI 2021; adaptdl, simulator/pollux.py (Apache-2.0), as rules.
@@ -38,10 +39,11 @@ class Pollux:
     seed: int = 0
     population: int = 100
     generations: int = 100
+    patience: int = 10
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Jobs need `work` with `most_gpus` and `speedups(most, reference)`."""
-        from windtunnel.engine.compiled.genetic_kernels import MOST_PER_NODE, pack, search, unpack
+        from windtunnel.engine.compiled.genetic_kernels import MOST_PER_NODE, pack, search, some_of, unpack
 
         if max(snapshot.nodes) > MOST_PER_NODE:
             raise SpecError("--cluster", f"{max(snapshot.nodes)} GPUs a node", f"pollux knows at most {MOST_PER_NODE}")
@@ -66,7 +68,8 @@ class Pollux:
         round_ = memory.round + 1 if memory else 0
         seed = (self.seed * 1_000_003 + round_) % 2**31
         share = len(nodes) / snapshot.capacity
-        states, best = search(start, base, speedup, factor, most, nodes, share, self.population, self.generations, seed)
+        limits = some_of(len(jobs)), self.population, self.generations, self.patience
+        states, best = search(start, base, speedup, factor, most, nodes, share, *limits, seed)
         found = unpack(states[best], len(nodes))
         chosen = {job.index: _placement(found[row]) for row, job in enumerate(jobs)}
         placement = {index: cells for index, cells in chosen.items() if cells}

@@ -7,15 +7,20 @@ devices are used, the least of
     sum over stages of t  +  (B - 1) x the longest stage
 
 For each bound on the longest stage, in rising order, F(s, k, d) is the least sum for layers k.. in s stages on d
-devices. Looking stops when B x bound is no less than the best total: any plan whose longest stage takes that costs at
-least as much. Memory: a stage with q stages behind it keeps q + 1 micro-batches (1F1B), so it is allowed only where q
-is at most its table of most successors.
+devices. Looking begins at the least bound under which the layers need no more devices than there are (that number
+falls as the bound rises, so it is found by bisection), and stops when B x bound is no less than the best total: any
+plan whose longest stage takes that costs at least as much. Memory: a stage with q stages behind it keeps q + 1
+micro-batches (1F1B), so it is allowed only where q is at most its table of most successors.
+
+Under a bound most small submeshes are too slow for any layer. Devices are counted in the largest unit that divides the
+widths of those that are not, which is what makes thousands of devices small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,13 +57,13 @@ def best_stages(
     `tolerance`: of bounds on the longest stage that lie within this part of each other only the largest is tried, so
     that the answer takes no more than 1 + tolerance times the best. None where no cut fits.
     """
-    layers = times.shape[0]
     candidates = _apart(np.unique(times[np.isfinite(times)]), tolerance)
+    times = np.ascontiguousarray(times, dtype=np.float64)
     best: Staging | None = None
-    for longest in candidates.tolist():
+    for longest in candidates[_first_that_can(times, devices, total_devices, candidates) :].tolist():
         if best is not None and micro_batches * longest >= best.time * (1.0 + tolerance):
             break
-        found = _least_sum(np.where(times <= longest, times, np.inf), devices, total_devices, layers, most_successors)
+        found = _least_sum(times, devices, total_devices, longest, most_successors)
         if found is None:
             continue
         each = [float(times[one.first, one.last, one.submesh, one.configuration]) for one in found]
@@ -66,6 +71,23 @@ def best_stages(
         if best is None or total < best.time:
             best = Staging(found, total)
     return best
+
+
+def _first_that_can(
+    times: NDArray[np.float64], devices: Sequence[int], total_devices: int, rising: NDArray[np.float64]
+) -> int:
+    """Place of the least bound under which there are devices enough."""
+    from windtunnel.engine.compiled.stage_kernels import fewest_devices
+
+    widths, none = np.array(devices, np.int64), total_devices + max(devices) + 1
+    low, high = 0, len(rising)
+    while low < high:
+        middle = (low + high) // 2
+        if fewest_devices(times, widths, float(rising[middle]), none) <= total_devices:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _apart(rising: NDArray[np.float64], tolerance: float) -> NDArray[np.float64]:
@@ -84,41 +106,36 @@ def _least_sum(
     times: NDArray[np.float64],
     devices: Sequence[int],
     total_devices: int,
-    layers: int,
+    longest: float,
     most_successors: NDArray[np.int64] | None,
 ) -> tuple[Stage, ...] | None:
-    """The cut with the least sum of stage times, by number of stages behind, first layer and devices left."""
-    size = (layers + 1, layers + 1, total_devices + 1)
-    least = np.full(size, np.inf)  # [stages, first layer, devices]
-    least[0, layers, 0] = 0.0
-    choice: dict[tuple[int, int, int], Stage] = {}
-    for stages in range(1, layers + 1):
-        allowed = times if most_successors is None else np.where(most_successors >= stages - 1, times, np.inf)
-        quickest = allowed.min(axis=3)
-        which = allowed.argmin(axis=3)
-        for submesh, width in enumerate(devices):
-            if width > total_devices:
-                continue
-            for first in range(layers):
-                # [last layer, devices left behind]
-                behind = least[stages - 1, first + 1 :, : total_devices + 1 - width]
-                sums = quickest[first, first:, submesh][:, None] + behind
-                last = sums.argmin(axis=0)
-                value = sums[last, np.arange(sums.shape[1])]
-                better = np.flatnonzero(value < least[stages, first, width:])
-                for left in better.tolist():
-                    end = first + int(last[left])
-                    least[stages, first, left + width] = value[left]
-                    choice[stages, first, left + width] = Stage(first, end, submesh, int(which[first, end, submesh]))
-    stages = int(np.argmin(least[:, 0, total_devices]))
-    if not np.isfinite(least[stages, 0, total_devices]):
+    """The cut with the least sum of stage times, none of them longer than `longest`."""
+    from windtunnel.engine.compiled.stage_kernels import least_sums
+
+    layers, _, submeshes, configurations = times.shape
+    usable: list[bool] = np.any(times <= longest, axis=(0, 1, 3)).tolist()
+    widths = [width for width, one in zip(devices, usable, strict=True) if one and width <= total_devices]
+    unit = gcd(*widths)
+    if not widths or total_devices % unit:
+        return None
+    total = total_devices // unit
+    # In units; what cannot be used is wider than all there is.
+    units = np.array([width // unit if one else total + 1 for width, one in zip(devices, usable, strict=True)])
+    planes = 1 if most_successors is None else 1 + min(layers, total_devices // min(widths))
+    least = np.empty((planes, layers + 1, total + 1))
+    chosen = np.zeros(least.shape, np.int64)
+    limits = times if most_successors is None else np.ascontiguousarray(most_successors, dtype=np.float64)
+    least_sums(times, limits, units, total, longest, least, chosen)
+    plane = int(np.argmin(least[:, 0, total]))
+    if not np.isfinite(least[plane, 0, total]):
         return None
     found: list[Stage] = []
-    first, left = 0, total_devices
-    while stages:
-        stage = choice[stages, first, left]
-        found.append(stage)
-        stages, first, left = stages - 1, stage.last + 1, left - devices[stage.submesh]
+    first, left = 0, total
+    while first < layers:
+        rest, configuration = divmod(int(chosen[plane, first, left]), configurations)
+        last, submesh = divmod(rest, submeshes)
+        found.append(Stage(first, last, submesh, configuration))
+        plane, first, left = max(0, plane - 1), last + 1, left - int(units[submesh])
     return tuple(found)
 
 

@@ -21,6 +21,11 @@ ROWS = (
     ("deadlines met, by log", "deadline_met_by_log", "%"),
     ("deadlines met, scored", "deadline_met_scored", "%"),
     ("worst finish-time fairness", "finish_time_fairness_max", "x"),
+    ("GPU-hours lost to failures", "failure_lost_gpu_hours", "x"),
+    ("  work undone", "failure_undone_gpu_hours", "x"),
+    ("  restarts after them", "failure_restart_gpu_hours", "x"),
+    ("GPU-hours that were not there", "down_gpu_hours", "x"),
+    ("jobs stopped by failures", "job_failures", ""),
     ("preempted GPU-hours", "preempted_gpu_hours", "x"),
     ("use of own GPUs", "use_of_own", "%"),
     ("use of all GPUs", "use_of_all", "%"),
@@ -35,6 +40,8 @@ ROWS = (
     ("p95 of services, of requested-only", "service_p95_ratio", "x"),
     ("evictions", "evictions", ""),
     ("completed", "completed_jobs", ""),
+    ("failed, as traced", "failed_jobs", ""),
+    ("cancelled, as traced", "cancelled_jobs", ""),
     ("rejected", "rejected_jobs", ""),
     ("unfinished", "unfinished_jobs", ""),
     ("left out: impossible", "impossible_jobs", ""),
@@ -58,8 +65,15 @@ def print_fleet(document: Mapping[str, Any], figures: Sequence[Mapping[str, Any]
         values = [each.get(key) for each in figures]
         if all(value is None for value in values) or (unit == "" and not any(values)):
             continue
-        table.add_row(label, *(shown(value, unit) for value in values))
+        table.add_row(label, *(_banded(each, key, unit) for each in figures))
     console.print(table)
+
+
+def _banded(figures: Mapping[str, Any], key: str, unit: str) -> str:
+    """A figure, and where it varies over seeds the 5 and 95 % of it."""
+    text = shown(figures.get(key), unit)
+    low, _, high = figures.get("bands", {}).get(key, (0, 0, 0))
+    return text if low == high else f"{text} ({shown(low, unit)} to {shown(high, unit)})"
 
 
 def shown(value: Any, unit: str) -> str:

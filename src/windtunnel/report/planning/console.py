@@ -33,7 +33,7 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
     for number, one in enumerate(document["plans"], 1):
         cells = [
             str(number),
-            words(one["plan"]),
+            " + ".join([words(one["plan"]), *one["techniques"]]),
             f"{one['n_gpus']:,}",
             f"{one['step_time_s']:.4g} s",
             f"{one['p5_s']:.4g} to {one['p95_s']:.4g}",
@@ -60,6 +60,8 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
     gap = document["gap"]
     proof = "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
     console.print(f"{proof} {document['seconds']:.1f} s.", soft_wrap=True)
+    if document["techniques"] is not None:
+        _print_techniques(document["techniques"], console)
     _print_choices(document, console)
     if document["front"]:
         console.print("\nNo plan is better in time, cost and memory at once than one of these:")
@@ -74,6 +76,16 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"\n{name}:")
         console.print(text.rstrip(), soft_wrap=True, markup=False)
     console.print(f"\n{document['plans'][0]['reproduce']}", soft_wrap=True, markup=False)
+
+
+def _print_techniques(tried: Mapping[str, Any], console: Console) -> None:
+    console.print(
+        f"Techniques: {tried['predicted']} predictions on the {tried['finalists']} best plans,"
+        f" {tried['unfit_pairs']} sets that do not go together left out; the proof is of plans without any.",
+        soft_wrap=True,
+    )
+    for name, reason in tried["skipped"].items():
+        console.print(f"  {name} cannot be tried: {reason}", soft_wrap=True, markup=False)
 
 
 def _print_choices(document: Mapping[str, Any], console: Console) -> None:
@@ -98,6 +110,8 @@ def words(plan: Mapping[str, Any]) -> str:
 
 
 def _said(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,21 @@ WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
 
 def write_plans_html(document: Mapping[str, Any], path: Path | str, *, title: str) -> None:
     """Write the page of a document of `Plans.to_dict`. Raises InputFileError when it cannot be written."""
+    page = page_template("plans.html.j2").render(title=title, **plans_view(document))
+    write_atomically(Path(path), page.encode())
+
+
+def plans_view(
+    document: Mapping[str, Any], address: Callable[[Mapping[str, Any]], str] = lambda plan: ""
+) -> dict[str, Any]:
+    """What `plans_body.html.j2` shows. `address`: where a plan of the table is looked at; "": nowhere."""
     shown = {one["reproduce"]: one for one in [*document["front"], *document["plans"]]}
     plot = _scatter(list(shown.values()), {one["reproduce"] for one in document["front"] or document["plans"][:1]})
-    rows = [{**one, "words": words(one["plan"]), "gib": one["peak_memory_bytes"] / GIB} for one in document["plans"]]
-    shown_by = {"title": title, "document": document, "rows": rows, "plot": plot, "words": words, "gib": GIB}
-    page = page_template("plans.html.j2").render(shown_by)
-    write_atomically(Path(path), page.encode())
+    rows = [
+        {**one, "words": words(one["plan"]), "gib": one["peak_memory_bytes"] / GIB, "href": address(one)}
+        for one in document["plans"]
+    ]
+    return {"document": document, "rows": rows, "plot": plot, "words": words, "gib": GIB}
 
 
 def _scatter(plans: list[Mapping[str, Any]], front: set[str]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from windtunnel.units import format_bytes
 KINDS = {
     "plan": "",
     "numbers": "in other formats of numbers: another computation",
-    "others": "the framework is not known to have it",
+    "others": "not advice, as the framework is not known to have it; `predict` takes it",
 }
 
 

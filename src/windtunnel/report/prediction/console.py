@@ -58,6 +58,13 @@ def print_result(result: Result, console: Console) -> None:
     print_trimmed(render_console(result, console.width), console)
 
 
+def print_advice(result: Result, console: Console) -> None:
+    """Print what `print_result` leaves out of an answer that has its advice later."""
+    lines = advice_lines(result)
+    if lines:
+        print_trimmed(Constrain(Group(*lines[1:], Text()), min(max(console.width, NARROW), WIDE)), console)
+
+
 def render_console(result: Result, width: int | None = None) -> RenderableType:
     """The screen as a rich renderable, at most `width` (default 80) columns wide."""
     columns = min(max(width or 80, NARROW), WIDE)

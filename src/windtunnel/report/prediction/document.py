@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
 OPS = "ops"  # and in `--json --ops json`
-DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes")
+FLOPS = ("flops_per_rank", "executed_flops_per_rank")
+DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes", *FLOPS)
 
 
 class DocumentError(ValueError):
@@ -37,6 +38,7 @@ def to_document(result: Result) -> dict[str, Any]:
         "content_hash": result.content_hash,
         "step_time_s": result.step_time_s,
         "peak_memory_bytes": result.peak_memory.device_bytes if result.memory else 0,
+        **{name: getattr(result, name) for name in FLOPS},
     }
 
 
@@ -65,7 +67,8 @@ def from_bytes(data: bytes) -> Result:
     body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN, OPS)}
     try:
         text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
-        result = _reader().validate_json(_canonical(body), strict=True)
+        whole_text = _canonical(body) if any(body.get(key) for key in ADVICE) else text
+        result = _reader().validate_json(whole_text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
@@ -98,6 +101,7 @@ def json_schema() -> dict[str, Any]:
         "content_hash": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
         "step_time_s": {"type": "number"},
         "peak_memory_bytes": {"type": "integer"},
+        **{name: {"type": "number"} for name in FLOPS},
     }
     schema["required"] = sorted({*schema["required"], "schema", *DERIVED})
     return schema

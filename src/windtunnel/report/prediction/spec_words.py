@@ -103,9 +103,15 @@ def calibrated_words(result: Result) -> str:
 
 
 def _first(spec: Mapping[str, Any], places: Sequence[str]) -> str:
-    flat = flatten(spec)
-    named = (flat.get(place) for place in places)
+    named = (_at(spec, place) for place in places)
     return next((plain(value) for value in named if isinstance(value, str) and value.strip()), "")
+
+
+def _at(spec: Any, place: str) -> Any:
+    """What lies at `gpu.name`; None where nothing does."""
+    for key in place.split("."):
+        spec = spec.get(key) if isinstance(spec, Mapping) else None
+    return spec
 
 
 def title(result: Result) -> str:

@@ -1,8 +1,10 @@
 """The timeline excerpt as Chrome trace JSON, gzipped: open it at ui.perfetto.dev or chrome://tracing.
 
 One process per pipeline stage, one thread per stream, one complete event (`X`) per op, and one counter (`C`) of
-allocated memory per stage. Times are microseconds with fractions, as the format wants; the excerpt's integer
-nanoseconds survive exactly. Format: "Trace Event Format", Google, 2016.
+allocated memory per stage. The last thread of a stage is no timeline: it lays the parts of the breakdown end to end, so
+its events of one category sum to that part and it ends with the step, also where the timeline is only an excerpt.
+Times are microseconds with fractions, as the format wants; the excerpt's integer nanoseconds survive exactly. Format:
+"Trace Event Format", Google, 2016.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.report.files import write_atomically
-from windtunnel.report.prediction.categories import label_on_lane
+from windtunnel.report.prediction.categories import label_of, label_on_lane, time_categories
 from windtunnel.report.prediction.spec_words import title
 from windtunnel.result import Result
 
-_STREAM_ORDER = ("compute", "tp", "cp", "ep", "pp", "dp", "host")
+SUMS = "sums of the whole step"
+_STREAM_ORDER = ("compute", "layers", "tp", "cp", "ep", "pp", "dp", "host")
 _US = 1000
 
 
@@ -37,7 +40,8 @@ def trace_events(result: Result) -> Iterator[dict[str, Any]]:
     streams = streams_of(result)
     ranks = {stage.stage: stage.ranks for stage in result.stages}
     lanes = {(stage, name): i + 1 for stage, names in streams.items() for i, name in enumerate(names)}
-    for stage in sorted({*streams, *(memory.stage for memory in result.memory)}):
+    sums = {stage.stage: 1 + len(streams.get(stage.stage, ())) for stage in result.stages if stage.breakdown_ns}
+    for stage in sorted({*streams, *sums, *(memory.stage for memory in result.memory)}):
         name = result.class_name(stage) + (f" ({ranks[stage]:,} GPUs)" if stage in ranks else "")
         yield _metadata("process_name", stage, 0, name=name)
         yield _metadata("process_sort_index", stage, 0, sort_index=stage)
@@ -45,6 +49,9 @@ def trace_events(result: Result) -> Iterator[dict[str, Any]]:
             lane = lanes[stage, stream]
             yield _metadata("thread_name", stage, lane, name=stream)
             yield _metadata("thread_sort_index", stage, lane, sort_index=lane)
+        if stage in sums:
+            yield _metadata("thread_name", stage, sums[stage], name=SUMS)
+            yield _metadata("thread_sort_index", stage, sums[stage], sort_index=sums[stage])
     ordered = sorted(
         result.excerpt, key=lambda op: (op.stage, lanes[op.stage, op.stream], op.start_ns, -op.end_ns, op.label)
     )
@@ -58,6 +65,20 @@ def trace_events(result: Result) -> Iterator[dict[str, Any]]:
             "ts": op.start_ns / _US,
             "dur": (op.end_ns - op.start_ns) / _US,
         }
+    for one in result.stages:
+        now = 0
+        for key in time_categories(one.breakdown_ns):
+            ns = one.breakdown_ns[key]
+            yield {
+                "ph": "X",
+                "name": label_of(key),
+                "cat": label_of(key),
+                "pid": one.stage,
+                "tid": sums[one.stage],
+                "ts": now / _US,
+                "dur": ns / _US,
+            }
+            now += ns
     for memory in sorted(result.memory, key=lambda memory: memory.stage):
         for time_ns, allocated in sorted(memory.timeline):
             yield {

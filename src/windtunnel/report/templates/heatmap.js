@@ -3,6 +3,7 @@
 window.windtunnel.heatmap = () => {
   const { showTip, hideTip, duration } = window.windtunnel;
   const heat = JSON.parse(document.getElementById("data").textContent).heat;
+  if (!heat) return;
   let ranks = 0;
   for (let i = 1; i < heat.runs.length; i += 2) ranks += heat.runs[i];
   const classOf = new Int32Array(ranks);

@@ -34,6 +34,7 @@ class Profile:
 
     engine: str
     release: str
+    released: str = ""  # date of the release
     framework: str = "vllm"  # whose kernels: of cost.inference.measured.FRAMEWORKS
     batching: Literal["mixed", "prefill_first"] = "mixed"  # prompts beside decodes, or before them
     reserve: Literal["prompt", "output", "ratio"] = "prompt"  # blocks that admission asks for
@@ -50,6 +51,7 @@ class Profile:
     gather_steps: int = 0  # attention ranks: steps that prompts wait until there is one for every rank
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
     kv: str = "bf16"
+    kv_quantised: str = "bf16"  # with weights below 16 bits
     # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
     # (InferenceX on B200: SGLang --kv-cache-dtype fp8_e4m3, TensorRT-LLM kv_cache_config dtype fp8).
     kv_blackwell_quantised: str = "fp8"
@@ -64,14 +66,18 @@ class Profile:
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
+    expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     attention_factor: float = 1.0
     prefill_factor: float = 1.0
     quantised_prefill_factor: float = 1.0  # on top, where dense weights have fewer than 16 bits
     expert_prefill_factor: float = 1.0
+    expert_prefill_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     prefill_attention_factor: float = 1.0
+    cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
     speculative_tokens: int = 0  # drafted per step where a model has its own drafting layers and nothing else is said
     acceptance: float = 0.0
+    draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     band: float = 0.15  # log half-width of p5 to p95 of a step time
 
     def padded(self, batch: int) -> tuple[int, bool]:
@@ -117,6 +123,14 @@ def load_engine(spec: str) -> Profile:
     release = _nearest(wanted, list(document["releases"]))
     fields = {**document.get("defaults", {}), **(document["releases"][release] or {})}
     return _profile(name, wanted or release, fields, path)
+
+
+def release_on(engine: str, date: str) -> str:
+    """The newest release that was out on a date (2025-11-10); "" where the profile says no dates."""
+    path = FOLDER / f"{ALIASES.get(engine, engine)}.yaml"
+    releases = _document(path)["releases"] if path.exists() else {}
+    out = [name for name, fields in releases.items() if "" < (fields or {}).get("released", "") <= date]
+    return out[-1] if out else ""
 
 
 def _nearest(wanted: str, releases: list[str]) -> str:

@@ -66,7 +66,7 @@ class GivenPrices:
         """Experts are part of the layers here."""
         return 0.0
 
-    def decode_surface(self) -> Callable[[float, float], float]:
+    def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         """Decode attention, all layers."""
         factor = self.layers * self.skewed[0]
         return lambda sequences, context: factor * self.decode_table.at(sequences, context)

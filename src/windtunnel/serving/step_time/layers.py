@@ -127,15 +127,20 @@ class Layers:
 
     # ------------------------------------------------------------------------------------------------ attention
 
-    def decode_surface(self) -> Callable[[float, float], float]:
-        """Seconds over (sequences of this rank, mean context), all layers of one stage."""
+    def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
+        """Seconds over (sequences of this rank, mean context), all layers of one stage.
+
+        `queries`: new tokens of each sequence (drafted ones too). To MLA they are as many heads more, since all heads
+        read one latent; grouped heads read their cache once for all of them.
+        """
         tp = self.deployment.tp
         parts = []
         for layer, count in self.kinds:
             one = layer.attention
             heads = -(-one.heads // tp)
             if one.kind == "mla":
-                table = self.kernels.latent_attention(heads, (one.kv_lora_rank or 0) + one.rope_head_dim, self.kv)
+                latent = (one.kv_lora_rank or 0) + one.rope_head_dim
+                table = self.kernels.latent_attention(heads * queries, latent, self.kv)
             else:
                 kv = -(-one.kv_heads // tp)
                 table = self.kernels.decode_attention(heads, kv, one.head_dim, self.kv, one.window)
@@ -147,7 +152,7 @@ class Layers:
                 spent = table.at(sequences, context)
                 if one.kind == "mla":
                     spent += self.kernels.absorbed_s(
-                        sequences, heads, one.nope_head_dim, one.value_head_dim, one.kv_lora_rank or 0
+                        sequences * queries, heads, one.nope_head_dim, one.value_head_dim, one.kv_lora_rank or 0
                     )
                 total += count * spent
             return total

@@ -42,8 +42,8 @@ class Prices(Protocol):
     def group(self, tokens: float) -> float:
         """All that sees the tokens of every rank."""
 
-    def decode_surface(self) -> Callable[[float, float], float]:
-        """Decode attention over (sequences of one rank, mean context)."""
+    def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
+        """Decode attention over (sequences of one rank, mean context), each with so many new tokens."""
 
     def decode_nodes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(batches, contexts) between which the surface is straight."""
@@ -83,6 +83,7 @@ class StepTimes:
     speculative: tuple[int, float] = (0, 0.0)  # tokens drafted per step, acceptance
     sums: float = 0.0  # sums over tensor-parallel ranks in one stage
     quantised: bool = False  # whether dense weights have fewer than 16 bits
+    draft_step_s: float = 0.0  # of every step that drafts: launches that no graph holds
     _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
     _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
     _prefill: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
@@ -92,6 +93,12 @@ class StepTimes:
     @cached_property
     def _surface(self) -> Callable[[float, float], float]:
         return self.prices.decode_surface()
+
+    @cached_property
+    def _checking(self) -> Callable[[float, float], float]:
+        """Attention of a step that checks what was drafted: 1 + d new tokens of each sequence."""
+        drafted = self.speculative[0]
+        return self.prices.decode_surface(1 + drafted) if drafted else self._surface
 
     @cached_property
     def _contexts(self) -> tuple[float, ...]:
@@ -150,7 +157,8 @@ class StepTimes:
         tokens = rank_tokens / stages
         dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
         seconds = self.over("dense", tokens) * dense
-        seconds += self.over("group", all_tokens / stages) * profile.expert_prefill_factor
+        factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
+        seconds += self.over("group", all_tokens / stages) * factor
         seconds += self.prices.handover(tokens)
         gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
         return stages * (seconds + gaps)
@@ -176,7 +184,8 @@ class StepTimes:
         of_rank = -(-sequences // (ranks * stages))
         padded, captured = profile.padded(of_rank * (1 + drafted))
         fixed = self.over("dense", padded) + self.prices.handover(padded)
-        fixed += self.over("group", padded * ranks) * profile.expert_factor
+        expert_factor = profile.expert_factor if ranks == 1 else profile.expert_factor_ranks
+        fixed += self.over("group", padded * ranks) * expert_factor
         fixed = stages * fixed + self.over("head", of_rank * (1 + drafted))
         layers = stages * self.layers
         fixed += layers * profile.layer_gap_s + stages * self.sums * profile.collective_gap_s
@@ -184,11 +193,13 @@ class StepTimes:
         if not captured:
             fixed = max(fixed, layers * profile.eager_layer_s)
         fixed += drafted * (fixed / max(1.0, layers) + self.over("head", of_rank))  # one layer and the head per draft
+        fixed += self.draft_step_s if drafted else 0.0
         contexts = self._contexts
         gained = self.tokens_per_step
         times = []
         for context in contexts:
-            gpu = fixed + stages * self._surface(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
+            attention = stages * self._checking(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
+            gpu = fixed + attention
             times.append((gpu + self._exposed(host, gpu)) / gained)
         ends, base, slope = [], [], []
         for place in range(len(contexts) - 1):

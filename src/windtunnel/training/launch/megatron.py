@@ -71,7 +71,10 @@ def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
         yield f"--cp-comm-type {'a2a' if plan.get('cp_kind') == 'ulysses' else 'p2p'}"
     chunks = plan.get("virtual_stages") or 1
     layers = plan.get("layers_per_stage")
-    if layers:
+    if layers and chunks == 1 and pp > 2 and len(set(layers[1:-1])) == 1:  # any release since core 0.6 takes these
+        yield f"--num-layers {sum(layers)}"
+        yield f"--decoder-first-pipeline-num-layers {layers[0]} --decoder-last-pipeline-num-layers {layers[-1]}"
+    elif layers:
         yield f"--pipeline-model-parallel-layout {_layout(layers)}"
     elif chunks > 1:
         yield f"--num-virtual-stages-per-pipeline-rank {chunks}"

@@ -214,6 +214,7 @@ def _pipeline(found: _Arguments, pp: int) -> dict[str, Any]:
             )
         else:
             chunks = layers // (pp * each)
+    fields |= _ends(found, pp, layers, chunks or 1)
     if chunks is not None and chunks > 1 and pp > 1:
         fields["virtual_stages"] = chunks
         fields["overlap_p2p"] = not found.on("--no-overlap-p2p-communication")
@@ -223,6 +224,27 @@ def _pipeline(found: _Arguments, pp: int) -> dict[str, Any]:
     elif any(both):
         found.given["--account-for-... of one end only"] = []
     return fields
+
+
+def _ends(found: _Arguments, pp: int, layers: int | None, chunks: int) -> dict[str, Any]:
+    """Layers of each stage where the first or the last rank has a number of its own, and the others share the rest."""
+    names = [f"--decoder-{end}-pipeline-num-layers" for end in ("first", "last")]
+    first, last = (found.number(name) for name in names)
+    if pp == 1 or (first is None and last is None):
+        return {}
+    if layers is None:  # how many the others have is not known
+        found.asked.difference_update(names)
+        return {}
+    others = pp - (first is not None) - (last is not None)
+    rest = layers - (first or 0) - (last or 0)
+    if rest < 0 or (rest % others if others else rest):
+        name, value = (names[0], first) if first is not None else (names[1], last)
+        raise SpecError(name, value, f"leaves {rest} of {layers} layers for {others} stages", found.where)
+    share = rest // others if others else 0
+    counts = [share if first is None else first, *[share] * (pp - 2), share if last is None else last]
+    if any(count % chunks for count in counts):
+        raise SpecError(names[0], first, f"{chunks} virtual stages do not divide {counts} layers", found.where)
+    return {"layers_per_stage": tuple(count // chunks for count in counts) * chunks}
 
 
 def _stages(layout: str) -> tuple[int, ...] | None:

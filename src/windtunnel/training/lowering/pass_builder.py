@@ -35,6 +35,7 @@ class Segment:
     graph: Graph
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
+    block: NDArray[np.int16]  # [ops] of the blocks of its piece: whose work each op is
 
 
 @dataclass
@@ -55,6 +56,7 @@ class PassBuilder:
     traffic: dict[str, float] = field(default_factory=dict)
     flops: float = 0.0
     block: int = 0  # of the blocks given: whose work is being added
+    block_of: list[int] = field(default_factory=list)  # op -> its block
     noted: list[tuple[int, int, Price]] | None = None  # (op, block, price) of each kernel and transfer, where wanted
 
     def compute(
@@ -93,6 +95,7 @@ class PassBuilder:
         )
         self.classes.append(TRAFFIC if category == "memory-bound" else MATH)
         self.pending = []
+        self.block_of += (self.block, self.block)
         self._account(self.last, price, share)
         self.flops += flops * share
         return self.last
@@ -129,6 +132,7 @@ class PassBuilder:
             self.nic_shares[op] = self.pricer.nic_share(transfer)
         key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
         self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total * share
+        self.block_of += (self.block, self.block)
         self._account(op, price, share)
         return op
 
@@ -158,6 +162,7 @@ class PassBuilder:
             bytes=bytes_total,
         )
         self.classes.append(0)
+        self.block_of.append(self.block)
         self._account(op, Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
         return op
 
@@ -189,6 +194,7 @@ class PassBuilder:
             graph=graph,
             start_ns=timeline.start_ns,
             end_ns=timeline.end_ns,
+            block=np.array(self.block_of, np.int16),
         )
 
 

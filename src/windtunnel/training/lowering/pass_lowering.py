@@ -84,6 +84,13 @@ def build_segment(
 
     `noted`: a list that takes each kernel and transfer as (op of the graph, index of its block, price).
     """
+    return build_pass(pricer, blocks, phase, noted).finish()
+
+
+def build_pass(
+    pricer: Pricer, blocks: Sequence[Block], phase: Phase, noted: list[tuple[int, int, Price]] | None = None
+) -> PassBuilder:
+    """The same pass, lowered and priced, but not replayed."""
     build = PassBuilder(pricer, noted=noted)
     order = list(blocks) if phase is Phase.FORWARD else list(reversed(blocks))
     gathers = _Gathers(build, order, phase)
@@ -100,7 +107,7 @@ def build_segment(
         else:
             _backward(build, block, weights=phase is Phase.BACKWARD)
         gathers.after(number)
-    return build.finish()
+    return build
 
 
 def _fetch(build: PassBuilder, order: list[Block], number: int, fetched: dict[int, int]) -> None:

@@ -53,11 +53,13 @@ window.windtunnelCloud = (() => {
     };
     slice(0);
     document.getElementById("cloud-count").textContent = `${points.length.toLocaleString("en")} that fit`;
-    document.getElementById("cloud-front").replaceChildren(...best.slice(0, 20).map((one) => {
+    const listed = best.slice(0, 20), parts = listed.map((one) => one[3].split(" · "));
+    const shared = new Set(listed.length > 1 ? parts[0].filter((part) => parts.every((of) => of.includes(part))) : []);
+    document.getElementById("cloud-front").replaceChildren(...listed.map((one, i) => {
       const row = document.createElement("tr"), head = document.createElement("th"), link = document.createElement("a");
       head.scope = "row";
       link.href = `/?${one[4]}`;
-      link.textContent = one[3] || "this point";
+      link.textContent = parts[i].filter((part) => !shared.has(part)).join(" · ") || one[3] || "this point"; // where they differ
       head.append(link);
       row.append(head, ...[`${number(one[0])} s`, `${number(one[1])} GiB`, number(one[2])].map((text) => Object.assign(document.createElement("td"), { textContent: text })));
       return row;

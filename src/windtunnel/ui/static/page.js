@@ -32,28 +32,26 @@
       input.setAttribute("aria-invalid", "true");
       input.closest("details")?.setAttribute("open", "");
     } else target.prepend(mistake);
-    for (const hint of target.querySelectorAll(":scope > .hint")) hint.remove();
+    for (const hint of target.querySelectorAll(":scope > .hint")) hint.textContent = place ? "No answer until the field in red is right." : "";
   });
   document.addEventListener("htmx:afterSwap", (event) => {
+    if (event.detail.target.id === "points" && document.getElementById("resolved")) placeholders();
     if (event.detail.target.id === "answer" && document.getElementById("data")) {
       window.windtunnel.start();
-      drawHeat();
+      window.windtunnel.heatmap();
       placeholders();
     }
   });
   document.addEventListener("htmx:afterRequest", (event) => {
     if (form && event.detail.elt === form && event.detail.successful) history.replaceState(null, "", `?${query()}`);
   });
-  function drawHeat() {
-    if (JSON.parse(document.getElementById("data").textContent).heat) window.windtunnel.heatmap();
-  }
 
   function placeholders() {
     const resolved = JSON.parse(document.getElementById("resolved").textContent);
     for (const [name, value] of Object.entries(resolved)) {
       const input = document.getElementById(`f-${name}`);
       if (!input) continue;
-      if (input.tagName === "SELECT") { if (input.options[0].value === "") input.options[0].textContent = `${value} (filled in)`; }
+      if (input.tagName === "SELECT") { if (input.options[0].value === "") input.options[0].textContent = `${value} (auto)`; }
       else input.placeholder = value;
     }
     sliders();
@@ -136,6 +134,20 @@
     fetch(`/runs/delete?${words}`, { method: "POST" }).then(() => location.reload());
   });
 
+  // How many runs are chosen, beside what can be done with them.
+  const count = document.getElementById("count");
+  if (count) document.getElementById("chosen").addEventListener("change", () => {
+    const chosen = document.querySelectorAll("#chosen input:checked").length;
+    count.textContent = chosen ? `${chosen} chosen${chosen < 2 ? "; choose one more to compare" : ""}` : "Choose two to eight runs to compare them.";
+  });
+  const elapsed = document.getElementById("elapsed");
+  if (elapsed) {
+    const began = Date.now() - 1000 * Number(elapsed.dataset.began);
+    const tell = () => { elapsed.textContent = `for ${Math.round((Date.now() - began) / 1000)} s`; };
+    tell();
+    const timer = setInterval(() => (elapsed.isConnected ? tell() : clearInterval(timer)), 1000);
+  }
+
   const verb = document.getElementById("verb");
   if (verb) verb.addEventListener("change", () => { document.getElementById("words").value = verb.selectedOptions[0].dataset.example; });
 
@@ -162,5 +174,4 @@
     if (event.key === "/") { (document.getElementById("search") || document.querySelector("form input"))?.focus(); event.preventDefault(); }
     else if (tabs[Number(event.key) - 1]) tabs[Number(event.key) - 1].click();
   });
-  if (document.getElementById("data") && document.querySelector("#spec") && !form) drawHeat();
 })();

@@ -1,0 +1,59 @@
+"""What a command that was killed (SIGKILL) leaves behind, and that the next one ends and removes it.
+
+`capture` and `run` each have one folder of temporary files, `windtunnel-run-PID-...`, after the process that owns it.
+Everything that they start carries the folder's path in its environment. A folder whose owner is gone is stale: what
+carries it is killed, then it is removed. Linux only: elsewhere nothing tells who is alive.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+FOLDER_VARIABLE = "WINDTUNNEL_RUN_FOLDER"  # in the environment of everything that is started
+CAPTURE_PREFIX, RUN_PREFIX = "windtunnel-capture-", "windtunnel-run-"
+_PATIENCE_S = 5.0
+
+
+def folder_of_this_process(prefix: str) -> Path:
+    """Where this process is to have its temporary files; not made yet."""
+    return Path(tempfile.gettempdir()) / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def sweep() -> None:
+    """End and remove what belongs to no command any more."""
+    if not Path("/proc/self").exists():
+        return
+    for prefix in (CAPTURE_PREFIX, RUN_PREFIX):
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            owner = folder.name.removeprefix(prefix).partition("-")[0]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                _kill_all(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_all(folder: Path) -> None:
+    """Until none is left: one may start another while it is looked for."""
+    until = time.monotonic() + _PATIENCE_S
+    while (left := _started_in(folder)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _started_in(folder: Path) -> list[int]:
+    """Processes that carry this folder; what is dead and not yet waited for has no environment."""
+    mark = f"{FOLDER_VARIABLE}={folder}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                found.append(int(place.name))
+    return found

@@ -1,0 +1,36 @@
+"""`windtunnel plan FOLDER --cluster ...`: a captured script cut into pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.errors import SpecError
+
+ALLOWED = ("pp", "dp", "framework", "cuda_graphs")
+INFEASIBLE = 3  # as in predict
+
+
+def plan_script(
+    folder: str, cluster: str, given: Mapping[str, Any], others: Mapping[str, Any], *, top: int, json: bool
+) -> int:  # fmt: skip
+    """Print the best cuts. Raises SpecError on a flag that only the plan of a named model takes."""
+    from windtunnel.cli.output import print_json, stdout, working
+    from windtunnel.planning.captured import plan_captured
+
+    refused = {**others, **{f"--{name.replace('_', '-')}": given[name] for name in given if name not in ALLOWED}}
+    for name, value in refused.items():
+        if value:
+            why = "leave it out: a captured script is cut into stages and replicas, with --pp or --dp if they are given"
+            raise SpecError(name, str(value), why)
+    if top < 1:
+        raise SpecError("top", top, "at least 1")
+    with working("planning"):
+        document = plan_captured(folder, cluster, top=top, **{name: given[name] for name in ALLOWED if name in given})
+    if json:
+        print_json(document)
+    else:
+        from windtunnel.report.planning.captured import print_cuts
+
+        print_cuts(document, stdout())
+    return INFEASIBLE if document["status"] == "infeasible" else 0

@@ -1,0 +1,38 @@
+"""A trace under Gavel or Sia, in the exact clock. Jobs say model, batch_size, gpus and iterations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from windtunnel.errors import UserError
+from windtunnel.fleet.decision import Policy
+from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.policies.gavel import Gavel
+from windtunnel.fleet.policies.sia import Sia
+from windtunnel.fleet.site import Site
+from windtunnel.fleet.typed.work import Typed
+
+
+def typed_policy(name: str, site: Site) -> Policy:
+    """The policy of this name."""
+    return Gavel(site.node_kinds, site.per_node) if name == "gavel" else Sia(site.node_kinds, site.per_node)
+
+
+def typed_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Typed]:
+    """How fast each job is on each kind. Raises UserError with the line of a job that was measured nowhere."""
+    if options.tables is None:
+        raise UserError(f"{policy} chooses kinds of GPU by measured speed: give --tables DIR with gavel_throughput.csv")
+    made = []
+    kinds = set(site.node_kinds)
+    for at in range(len(jobs)):
+        if math.isnan(jobs.iterations[at]) or math.isnan(jobs.batch_size[at]):
+            raise UserError(f"{jobs.where(at)}: {policy} needs model, batch_size and iterations of each job")
+        rates = options.tables.by_kind.get((jobs.model[at], int(jobs.batch_size[at])), {})
+        sizes = {gpus for kind in kinds for gpus in rates.get(kind, {})}
+        asked = int(jobs.gpus[at])
+        if not sizes or (policy == "gavel" and asked not in sizes):
+            what = f"{jobs.model[at]} at batch {jobs.batch_size[at]:g} on {asked} of {', '.join(sorted(kinds))}"
+            raise UserError(f"{jobs.where(at)}: {what} was not measured: gavel_throughput.csv has no such line")
+        made.append(Typed(float(jobs.iterations[at]), rates, site.node_kinds, site.per_node, options.restart_s or 0.0))
+    return made

@@ -1,0 +1,110 @@
+"""What few scripts do, in one of each kind; `validation/emulation/unusual.py` has a script for each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+SCRIPT = """
+import logging, os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+logging.basicConfig(filename="train.log", level=logging.INFO)
+store = _get_default_store()
+if rank == 0:
+    store.set("scale", "3")
+scale = int(store.get("scale"))
+given = [None]
+dist.scatter_object_list(given, [{"part": part} for part in range(world)] if rank == 0 else None, src=0)
+assert given[0] == {"part": rank} and scale == 3
+weight = nn.Parameter(torch.ones(8, 8, device="cpu:0"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+to = [1 + (rank + other) % 3 for other in range(world)]
+for step in range(4):
+    x = torch.ones(4, 8) + torch.ones(4, 8).to("cpu:0")
+    loss = (x @ weight).sum()
+    loss.backward()
+    work = dist.all_reduce(weight.grad, async_op=True)
+    dist.all_to_all_single(torch.empty(sum(to), 2), torch.ones(sum(to), 2), to, to)
+    work.wait()
+    optimizer.step()
+    optimizer.zero_grad()
+    said = [None] * world
+    dist.all_gather_object(said, step)
+    assert said == [step] * world and torch.allclose(x, x.clone())
+    if torch.isnan(loss):
+        sys.exit(3)
+    logging.info(f"{step}: {loss:.3f}")
+    if rank == 0:
+        torch.save(weight, "part.pt")
+        os.replace("part.pt", "model.pt")
+    if rank == 2 and "skip" in sys.argv:
+        dist.barrier()
+"""
+FILES = {"train.py": SCRIPT, "model.pt": "mine", "train.log": "before\n"}
+
+
+def windtunnel(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "tmp").mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "windtunnel", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert not list((folder / "tmp").glob("windtunnel-*"))
+    return done
+
+
+def users_files(folder: Path) -> dict[str, str]:
+    ours = ("captured", "tmp", "__pycache__")
+    found = (path for path in folder.iterdir() if path.name not in ours)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_an_unusual_script_is_captured_and_no_file_changes(folder: Path) -> None:
+    before = users_files(folder)
+    done = windtunnel(folder, "capture", "--world-size", "4", "--device", "cpu", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"all_gather +1 calls .* a rank, objects and small tensors of the host", done.stdout)
+    assert users_files(folder) == before
+
+
+@pytest.mark.slow
+def test_a_call_of_one_rank_alone_is_named(folder: Path) -> None:
+    done = windtunnel(folder, "capture", "--world-size", "4", "--device", "cpu", "train.py", "skip")
+    assert done.returncode == 2
+    assert "the job could not run" in done.stderr
+    assert "rank 2" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_unusual_script_runs_and_its_object_collectives_are_told(folder: Path) -> None:
+    done = windtunnel(folder, "run", "--cluster", "h100-sxm:8", "--json", "--no-memory", "train.py")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["control"] == {"all_gather": 4, "scatter": 1}
+    assert found["kinds"]["all_to_all"][0] == 4
+    assert (folder / "model.pt").read_bytes() != b"mine"  # it ran for real
