@@ -19,7 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 QUESTION = {
@@ -32,7 +36,8 @@ CHANGES = [
     {"slow": "gpu=37:1.2"}, {"nic": "200 Gb/s"}, {"cp": "2"},
 ]  # fmt: skip
 SMALL = {"model": "llama-3.2-1b", "gpu": "h100-sxm", "gpus": "8", "global_batch": "16", "seq_len": "1024"}
-RUNS, POINTS = 1000, 10_000
+RUNS, POINTS, TURNS = 1000, 10_000, 5
+PAINT = "performance.getEntriesByName('first-contentful-paint')"
 JOB = "20260101000000-abcdef"
 WATCH = """
 window.longest = 0;
@@ -97,8 +102,9 @@ def fill(root: Path) -> None:
     pq.write_table(pa.table(table), folder / "sweep.parquet")
 
 
-def seen(root: Path) -> None:
-    """What a browser sees of it."""
+@contextmanager
+def opened(root: Path) -> Iterator[tuple[str, Any]]:
+    """A new server that answers, and a new browser."""
     from playwright.sync_api import sync_playwright
 
     command = [sys.executable, "-m", "windtunnel", "ui", "--no-open", "--port", "0", "--runs", str(root)]
@@ -107,47 +113,82 @@ def seen(root: Path) -> None:
         assert server.stderr is not None
         found = re.search(r"http://\S+/", server.stderr.readline())
         assert found is not None
-        address = found[0]
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
-            page = browser.new_page()
-            page.set_default_timeout(120_000)
-            page.add_init_script(WATCH)
-            weight = {"all": 0}
-
-            def came(answer: Any) -> None:
-                if answer.url.startswith(address) and "/advice" not in answer.url:
-                    weight["all"] += len(answer.body())
-
-            page.on("response", came)
-            paints = []
-            for turn in range(3):
-                page.goto(address)
-                page.wait_for_selector("#breakdown")
-                if turn == 0:
-                    page.wait_for_timeout(500)
-                    print(
-                        f"page weight: {weight['all'] / 1e3:.0f} kB with everything that it loads, before compression"
-                    )
-                paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
-            print(f"first paint: {paints[0]:.0f} ms the first time, then {min(paints[1:]):.0f} ms")
-            for turn in ("first", "again"):
-                begun = time.perf_counter()
-                page.goto(f"{address}runs")
-                page.wait_for_selector("table.runs")
-                page.wait_for_timeout(300)
-                took, longest = time.perf_counter() - begun - 0.3, page.evaluate("longest")
-                print(f"list of {RUNS} runs, {turn}: {took * 1e3:.0f} ms, longest task {longest:.0f} ms")
-            page.goto(f"{address}studies/{JOB}")
-            page.wait_for_selector(f"#cloud-canvas[data-drawn='{POINTS}']")
-            page.evaluate("longest = 0; performance.mark('begin')")
-            page.select_option("#cloud-up", "2")  # drawn anew
-            page.wait_for_timeout(1500)
-            print(f"{POINTS} points drawn: longest task {page.evaluate('longest'):.0f} ms")
+            yield found[0], browser
         finally:
             browser.close()
             server.terminate()
             server.stderr.read()
+
+
+def first_paint(root: Path) -> None:
+    """From the start of the first navigation of a new browser to the first paint, the server new as well. Beside it
+    one line of text from a server of Python's own: what the browser takes for any page, here and now."""
+    spent: dict[str, list[float]] = {"ours": [], "one line": []}
+    for _ in range(TURNS):
+        with opened(root) as (address, browser):
+            spent["ours"].append(painted(browser, address))
+        with opened(root) as (_, browser), HTTPServer(("127.0.0.1", 0), OneLine) as other:
+            Thread(target=other.serve_forever, daemon=True).start()
+            spent["one line"].append(painted(browser, f"http://127.0.0.1:{other.server_port}/"))
+            other.shutdown()
+    for what, times in spent.items():
+        print(f"first paint, {what}: median {statistics.median(times):.0f} ms of {sorted(map(round, times))}")
+
+
+def painted(browser: Any, address: str) -> float:
+    """Milliseconds until the first paint of a new page."""
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_function(f"{PAINT}.length")
+    return float(page.evaluate(f"{PAINT}[0].startTime"))
+
+
+class OneLine(BaseHTTPRequestHandler):
+    """A page of one line."""
+
+    def do_GET(self) -> None:
+        """Answer any address."""
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>one line</title><p>one line")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def seen(root: Path) -> None:
+    """What a browser sees of it."""
+    with opened(root) as (address, browser):
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        page.add_init_script(WATCH)
+        weight = {"all": 0}
+
+        def came(answer: Any) -> None:
+            if answer.url.startswith(address) and "/advice" not in answer.url:
+                weight["all"] += len(answer.body())
+
+        page.on("response", came)
+        page.goto(address)
+        page.wait_for_selector("#breakdown")
+        page.wait_for_timeout(500)
+        print(f"page weight: {weight['all'] / 1e3:.0f} kB with everything that it loads, before compression")
+        for turn in ("first", "again"):
+            begun = time.perf_counter()
+            page.goto(f"{address}runs")
+            page.wait_for_selector("table.runs")
+            page.wait_for_timeout(300)
+            took, longest = time.perf_counter() - begun - 0.3, page.evaluate("longest")
+            print(f"list of {RUNS} runs, {turn}: {took * 1e3:.0f} ms, longest task {longest:.0f} ms")
+        page.goto(f"{address}studies/{JOB}")
+        page.wait_for_selector(f"#cloud-canvas[data-drawn='{POINTS}']")
+        page.evaluate("longest = 0; performance.mark('begin')")
+        page.select_option("#cloud-up", "2")  # drawn anew
+        page.wait_for_timeout(1500)
+        print(f"{POINTS} points drawn: longest task {page.evaluate('longest'):.0f} ms")
 
 
 def main() -> None:
@@ -159,6 +200,7 @@ def main() -> None:
         root = Path(folder)
         answers(root / "none")
         if not asked.no_browser:
+            first_paint(root / "few")
             fill(root / "runs")
             seen(root / "runs")
 

@@ -113,7 +113,7 @@ def run(
     if live is not None:
         from windtunnel.cli.fleet_live import run_live
 
-        run_live(jobs, site, names, live_folder, json)
+        run_live(jobs, site, names, live_folder, json, restart or 0.0)
         return
     failing = (mtbf_node, repair, checkpoint_every, None if capacity is None else str(capacity))
     if seeds is not None and when is None:

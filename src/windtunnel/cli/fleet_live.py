@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from windtunnel.fleet.site import Site
 
 
-def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool) -> None:
-    """Run the jobs' commands under one policy, and print each job's JCT, real and simulated."""
+def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool, restart_s: float = 0.0) -> None:
+    """Run the jobs' commands under one policy, and print each job's JCT, real and simulated.
+
+    `restart_s`: of each `duration_s`, what a start takes; a job that is started again pays it again.
+    """
     import math
 
     from windtunnel.cli.output import print_json
@@ -49,10 +52,18 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool)
             "job", odd.name, "a live job's name is a folder's: leave out slashes and dots alone", jobs.source
         )
     nodes = (site.per_node,) * site.nodes
-    Scheduler(made, nodes, policy_of(names[0], 0), folder).run()
+    Scheduler(made, nodes, policy_of(names[0], 0), folder, restart_s).run()
     simulated: dict[int, float] = {}
     if all(job.duration_s is not None for job in made):
-        running = [Running(job.index, round(job.submit_s * NS), job.gpus, Rigid(job.duration_s or 0.0)) for job in made]
+        running = [
+            Running(
+                job.index,
+                round(job.submit_s * NS),
+                job.gpus,
+                Rigid(max((job.duration_s or 0.0) - restart_s, 0.0), restart_s),
+            )
+            for job in made
+        ]
         Clock(running, nodes, policy_of(names[0], 0)).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
     rows: list[dict[str, Any]] = [

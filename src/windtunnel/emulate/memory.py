@@ -15,13 +15,17 @@ the allocation lies inside an op of c10d; the rest of what is live at the peak i
 
 from __future__ import annotations
 
+import functools
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from windtunnel.capture.torch_private.distributed import Replacements
 
 MARK, OPTIMIZER_MARK = "windtunnel: step ends", "windtunnel: optimizer begins"
 CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations and temporaries", "other")
@@ -285,6 +289,25 @@ def _silence() -> Iterator[None]:
         os.close(nothing)
 
 
+_ours: list[bool] = []  # not empty while we make a profiler
+
+
+def watch_profilers(replacements: Replacements, seen: Callable[[], None]) -> None:
+    """Have `seen` called before the script makes a profiler of its own: two at once end the process."""
+    import torch
+
+    for kind in (torch.profiler.profile, torch.autograd.profiler.profile):
+        made = kind.__init__
+
+        @functools.wraps(made)
+        def of_the_script(self: Any, *args: Any, _made: Any = made, **kwargs: Any) -> None:
+            if not _ours:
+                seen()
+            _made(self, *args, **kwargs)
+
+        replacements.set(kind, "__init__", of_the_script)
+
+
 class MemoryWatch:
     """Profiles two steps of a script on the CPU. Start it at the end of one step, stop it two steps later."""
 
@@ -300,14 +323,18 @@ class MemoryWatch:
         import torch
 
         self.before_bytes, self.owned = live_tensors(optimizers)
-        profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=stack, record_shapes=False
-        )
+        cpu = [torch.profiler.ProfilerActivity.CPU]
+        _ours.append(True)
         try:
             with _silence():
+                profiler = torch.profiler.profile(
+                    activities=cpu, profile_memory=True, with_stack=stack, record_shapes=False
+                )
                 profiler.start()
         except RuntimeError:
             return False
+        finally:
+            _ours.pop()
         self._profiler = profiler
         return True
 
@@ -336,6 +363,13 @@ class MemoryWatch:
             return None
         log, left = read_log(self.trace(folder, name)), self._looks[-2] if len(self._looks) > 1 else None
         return peak_of(log, self.before_bytes, self.owned, self.gradients, folders, left=left)
+
+    def abandon(self) -> None:
+        """End the profile; nothing is known."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            with _silence():
+                profiler.stop()
 
     def trace(self, folder: Path, name: str = "") -> dict[str, Any]:
         """End the profile; its Chrome trace."""

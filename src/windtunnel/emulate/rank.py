@@ -49,6 +49,7 @@ class Journal:
         self.notes: list[str] = []
         self.optimizers: list[Any] = []
         self._watch: Any = None
+        self._may_watch = bool(task["memory"])
         self.conductor: Conductor | None = None
         self.own: ComputeTime | None = None
         self.technique: Applied | None = None
@@ -78,7 +79,7 @@ class Journal:
             if len(self.profiled) == MEMORY_STEPS:
                 self.stop_watch()
             return True
-        if number == MEMORY_STEP and self.task["memory"] and not self.profiled:
+        if number == MEMORY_STEP and self._may_watch and not self.profiled:
             return self._start_watch()
         return False
 
@@ -95,8 +96,17 @@ class Journal:
             watch.mark(self.optimizers)
             self._watch = watch
         else:
-            self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
+            self.script_profiles()
         return True
+
+    def script_profiles(self) -> None:
+        """The script runs a profiler, and there can be but one."""
+        if self._may_watch and self.memory is None:
+            self.notes.append("peak memory was not looked at: the script runs PyTorch's profiler itself")
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.abandon()
+        self._may_watch = False
 
     def before_optimizer(self, optimizer: Any) -> None:
         """Know all optimizers; see where gradients lie."""
@@ -160,6 +170,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
     from windtunnel.emulate.clock.compute_time import ComputeTime
+    from windtunnel.emulate.memory import watch_profilers
 
     launch = launch_of(task)
     several = len(task["ranks"]) > 1
@@ -182,6 +193,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     try:
         with world:
             checkpoints_of_one_rank(replaced, journal.notes.append)
+            watch_profilers(replaced, journal.script_profiles)
             with _technique(task, launch, journal):
                 _run(launch)
             if several and journal.conductor is not None and journal.conductor.company is not None:

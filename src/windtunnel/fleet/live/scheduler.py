@@ -52,6 +52,7 @@ class Scheduler:
     nodes: tuple[int, ...]
     policy: Policy
     folder: Path
+    restart_s: float = 0.0  # of each start, until there is progress
     origin: float = 0.0
     memory: object = None
     wake_s: float | None = None
@@ -172,7 +173,8 @@ class Scheduler:
 
     def _view(self, job: LiveJob, now: float) -> JobView:
         held_s = job.held_s + (now - job.since_s if job.placement else 0.0)
-        left_s = None if job.duration_s is None else max(job.duration_s - held_s, 0.0)
+        done_s = max(held_s - job.attempt * self.restart_s, 0.0)  # each start takes that long before there is progress
+        left_s = None if job.duration_s is None else max(job.duration_s - self.restart_s - done_s, 0.0)
         return JobView(
             index=job.index,
             submit_s=job.submit_s,

@@ -47,7 +47,6 @@ class ClosedLoop:
         assert workload.concurrency is not None
         self._total = len(workload)
         self._next = min(workload.concurrency, self._total)
-        self._think_ns = workload.think_ns
 
     def start(self) -> list[tuple[int, int]]:
         """One request per slot, at once."""
@@ -58,7 +57,7 @@ class ClosedLoop:
         if self._next >= self._total:
             return []
         self._next += 1
-        return [(now_ns + self._think_ns, self._next - 1)]
+        return [(now_ns, self._next - 1)]
 
 
 def client_of(workload: Workload) -> Client:

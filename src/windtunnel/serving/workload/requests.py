@@ -29,7 +29,6 @@ class Workload:
     prefix_names: Sequence[tuple[int, ...]] | None = None
     prefix_block: int = 16
     name: str = "requests"
-    think_ns: int = 0  # of a closed loop's client, between an answer and the next request
 
     def __post_init__(self) -> None:
         n = len(self.input_tokens)
