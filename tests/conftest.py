@@ -52,14 +52,16 @@ PARTS: tuple[Callable[[], None], ...] = (replays, simulators)
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """A folder in which workers say that they have compiled their part; it goes with the session."""
-    folder = node.config.stash.setdefault(TOGETHER, tempfile.TemporaryDirectory(prefix="windtunnel-tests-"))
-    node.workerinput["compiled"] = folder.name
+    stash = node.config.stash
+    if TOGETHER not in stash:
+        stash[TOGETHER] = tempfile.TemporaryDirectory(prefix="windtunnel-tests-")
+    node.workerinput["compiled"] = stash[TOGETHER].name
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """On a machine that has no compiled kernels each of several workers would compile all: each compiles a part."""
     given = getattr(config, "workerinput", None)
-    if given is None or given["workercount"] < len(PARTS):
+    if given is None or "compiled" not in given or given["workercount"] < len(PARTS):
         return
     number, done = int(given["workerid"].removeprefix("gw")), Path(given["compiled"])
     if number < len(PARTS):

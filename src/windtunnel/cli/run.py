@@ -119,21 +119,6 @@ def _document(rank: int, outcome: Outcome) -> dict[str, Any]:
     return {**facts, "rank": rank, "median_step_s": outcome.step_s}
 
 
-def joined_tape(words: Sequence[str]) -> list[str]:
-    """`--tape record FILE` as one word, `--tape=record:FILE`, so that options are told from the script."""
-    found = list(words)
-    for at, word in enumerate(found):
-        if word == "--" or (not word.startswith("-") and at and found[0] != "run"):
-            break
-        if word == "--tape" and at + 2 < len(found) and found[at + 1] in _TAPE_WORDS:
-            found[at : at + 3] = [f"--tape={found[at + 1]}:{found[at + 2]}"]
-            break
-        if word.startswith("--tape=") and word[7:] in _TAPE_WORDS and at + 1 < len(found):
-            found[at : at + 2] = [f"{word}:{found[at + 1]}"]
-            break
-    return found
-
-
 def _asked(
     words: Sequence[str],
     cluster: str | None,

@@ -61,6 +61,18 @@ def test_what_is_found_under_another_name_of_its_kind_is_what_was_left() -> None
     assert found.categories["gradients"] == SIZE
 
 
+def test_of_what_was_left_each_goes_as_its_own_kind() -> None:
+    """A gradient and an activation of one size: the gradient goes before the peak, the activation is there."""
+    program = stored(
+        (0, 1, -SIZE, "gradient"), (0, 5, 9 * SIZE, "temporary"), (1, 5, -9 * SIZE, "temporary"),
+        (1, 2, -SIZE, "activation"), (2, 3, SIZE, "activation"), (2, 4, SIZE, "gradient"),
+        resident=((1, SIZE, "gradient"), (2, SIZE, "activation")),
+    )  # fmt: skip
+    found = memory_of_program(program, exact=True)
+    assert found.peak_allocated_bytes == 10 * SIZE
+    assert (found.categories["gradients"], found.categories["activations"]) == (0, SIZE)
+
+
 SIZES = (1 << 10, 3 << 20, 30 << 20, 700 << 20)
 
 

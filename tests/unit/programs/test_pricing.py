@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -211,3 +212,21 @@ def test_communications_cost_what_collectives_do() -> None:
     assert 0 < pricer.nic_share("all_reduce", 1 << 24, far) <= 1
     for kind in ("gather", "scatter"):
         assert pricer.communication(kind, 1 << 24, far).seconds > 0
+
+
+def test_a_recomputed_product_costs_what_its_forward_pass_did(tmp_path: Path) -> None:
+    """On a device whose backward products take twice as long, and whichever of the two was asked for first."""
+    document = calibrated_cpu()
+    for op_name, points in document["calibration"]["points"].items():
+        if op_name in ("gemm dgrad", "gemm wgrad"):
+            for rows in points.values():
+                rows[:] = [[*row[:-3], *(2.0 * seconds for seconds in row[-3:])] for row in rows]
+    path = tmp_path / "slow-backward.yaml"
+    path.write_text(yaml.safe_dump(document))
+    product = op("mm", spec(512, 512), spec(512, 512), phase="backward")
+    again = replace(product, recompute=True)
+    for asked in ((product, again), (again, product)):
+        pricer = op_pricer(parse_cluster(str(path)))
+        found = {one.recompute: seconds(pricer, one) for one in asked}
+        assert found[True] == seconds(pricer, op("mm", spec(512, 512), spec(512, 512)))
+        assert found[False] == pytest.approx(2 * found[True])

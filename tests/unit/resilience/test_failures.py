@@ -10,6 +10,7 @@ import pytest
 from windtunnel.errors import InputFileError, UnknownNameError
 from windtunnel.resilience.failures import CATALOGUE, draw, fit_log, process_to_yaml, read_failures
 from windtunnel.resilience.failures.draw import NEVER, SLOW
+from windtunnel.resilience.failures.process import Cause, FailureProcess, Lemons
 
 DAY_S = 86_400.0
 
@@ -95,3 +96,13 @@ def test_a_wrong_file_is_one_clear_error(text: str, said: str, tmp_path: Path) -
         read_failures(path)
     with pytest.raises(UnknownNameError):
         read_failures("llama33")
+
+
+def test_of_each_lemon_the_first_failure_is_none_that_it_repeats() -> None:
+    """Every host is one: among hundreds of failures each of the eight hosts has its first, and only that is new."""
+    process = FailureProcess("lemons", "", (Cause("gpu", "gpu", "gpu", 1e-5),), Lemons(1.0, 1.0))
+    trace = draw(process, 64, 8, 1e6, 5)
+    for times, repeat in zip(trace.time_ns, trace.repeat, strict=True):
+        failures = int((times < NEVER).sum())
+        assert failures > 300
+        assert int(repeat.sum()) == failures - 8

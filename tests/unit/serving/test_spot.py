@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.serving.routing.cache_aware import Holder, first_answer_s, route, share_gpus
+from windtunnel.serving.routing.cache_aware import Holder, first_answer_s, route
 from windtunnel.serving.spot.mapping import map_positions, maximum_matching, overlap, positions_of
 from windtunnel.serving.spot.reconfigure import Choice, choose, migrate, resumed, tokens_before
 
@@ -104,8 +104,3 @@ def test_requests_go_where_the_model_is_unless_that_server_is_full() -> None:
     assert route("b", servers, most_backlog=2) == 3
     assert route("d", servers) == 3
     assert route("d", servers[:2]) is None
-
-
-def test_gpus_follow_demand_and_training_has_the_rest() -> None:
-    assert share_gpus({"a": 2.2, "b": 0.5, "c": 0.0}, 8) == ({"a": 3, "b": 1, "c": 0}, 4)
-    assert share_gpus({"a": 6.0, "b": 3.0}, 8) == ({"a": 6, "b": 2}, 0)

@@ -8,6 +8,7 @@ from prices import plain_times
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.serving.goodput import at_rate, goodput_of, rate_of
+from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.replica import Replica, Rules
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.workload.files import read_workload
@@ -100,3 +101,14 @@ def test_goodput_is_the_edge_of_attainment() -> None:
     assert missed is not None
     assert kept >= 0.9 > missed
     assert rate_of(at_rate(load, 9.0)) == pytest.approx(9.0, rel=0.01)
+
+
+def test_requests_of_one_token_have_no_time_per_token() -> None:
+    outputs = np.array([1, 6, 1, 4])
+    replica = Replica(plain_times(), Rules(), 1000)
+    sent, _ = simulate(Workload(np.full(4, 50), outputs, None, 2), [replica], None, block_size=16)
+    found = stamps_of(sent)
+    assert len(found.e2e) == 4
+    assert found.tpot.tolist() == pytest.approx(
+        [(o.last_ns - o.first_ns) / (o.output - 1) * 1e-9 for o in sent if o.output > 1]
+    )

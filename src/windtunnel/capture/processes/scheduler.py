@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -408,10 +408,3 @@ def _ignore_interrupts() -> object:
 def _heed_interrupts(before: Any) -> None:
     if before is not None:
         signal.signal(signal.SIGINT, before)
-
-
-def ranks_text(ranks: Iterable[int], most: int = 12) -> str:
-    """`0, 8, 16, ... (64)`."""
-    known = sorted(ranks)
-    shown = ", ".join(map(str, known[:most]))
-    return shown if len(known) <= most else f"{shown}, ... ({len(known)} in all)"

@@ -120,7 +120,8 @@ class OpPricer:
 
     def price(self, op: Op) -> Priced | None:
         """The price of an op of kind compute or copy; None where nothing is launched."""
-        key = (op.name, op.kind, op.inputs, op.outputs, op.scalars, op.bytes_read, op.bytes_written, op.phase)
+        key = (op.name, op.kind, op.inputs, op.outputs, op.scalars, op.bytes_read, op.bytes_written, op.phase,
+               op.recompute)  # fmt: skip
         found = self._known.get(key)
         if found is None:
             if plain_name(op) in NO_KERNEL:

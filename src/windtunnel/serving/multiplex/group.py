@@ -4,8 +4,8 @@
     admission          rejected on arrival where the end would come after arrival + SLO
     dispatch           to the group with the model whose first stage is free first
 
-Source: alpa-projects/mms (alpa_serve/simulator). Dispatch takes |N(mean, sd)| ms; the pipeline overhead is what stages
-lose to sending activations.
+Source: alpa-projects/mms (alpa_serve/simulator). The pipeline overhead is what stages lose to sending activations. The
+milliseconds that its dispatch takes are left out.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-import numpy as np
-
-DISPATCH_MEAN_S, DISPATCH_SD_S = 2.5e-3, 0.5e-3  # alpa_serve/simulator, measured by its authors
 STAGE_OVERHEAD = 0.009  # per stage, share of a stage's time
 ADMISSION_SLACK_S = 11e-3  # by which the estimate at admission is raised
 
@@ -86,9 +83,3 @@ def attainment(served: Sequence[Served], slo_s: Sequence[float]) -> float:
     if not served:
         return 1.0
     return sum(one.end_s - one.arrival_s <= slo_s[one.model] for one in served) / len(served)
-
-
-def dispatch_times(n: int, seed: int) -> list[float]:
-    """Seconds from arrival to group of n requests."""
-    rng = np.random.default_rng(seed)
-    return [abs(float(x)) for x in rng.normal(DISPATCH_MEAN_S, DISPATCH_SD_S, n)]

@@ -11,7 +11,7 @@ Source: ToN '24. The same formula prices a cold start: the time of the first ans
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_BACKLOG = 8
@@ -58,17 +58,3 @@ def first_answer_s(
             at = max(at, ends[place]) + time
             ends[place] = at
     return ends[-1]
-
-
-def share_gpus(demand: Mapping[str, float], gpus: int) -> tuple[dict[str, int], int]:
-    """GPUs of each model by its demand (GPUs' worth of work), rounded up while they last, and what is left to training.
-
-    The most wanted come first; ties by name.
-    """
-    left = gpus
-    given: dict[str, int] = {}
-    for model, wanted in sorted(demand.items(), key=lambda item: (-item[1], item[0])):
-        whole = -(-int(wanted * 1e9) // 10**9) if wanted > 0 else 0
-        given[model] = min(left, whole)
-        left -= given[model]
-    return given, left
