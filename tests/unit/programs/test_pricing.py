@@ -230,3 +230,15 @@ def test_a_recomputed_product_costs_what_its_forward_pass_did(tmp_path: Path) ->
         found = {one.recompute: seconds(pricer, one) for one in asked}
         assert found[True] == seconds(pricer, op("mm", spec(512, 512), spec(512, 512)))
         assert found[False] == pytest.approx(2 * found[True])
+
+
+@pytest.mark.parametrize(("m", "parts"), [(64, 8), (512, 4), (4096, 8)])
+def test_a_part_of_a_cut_product_takes_what_it_would_alone_and_its_share_of_the_whole(m: int, parts: int) -> None:
+    """The longer of the two: each part reads all weights again, and cutting never makes a product faster."""
+
+    def product(rows: int, parts: int = 1) -> float:
+        one = op("mm", spec(rows, 4096), spec(4096, 4096))
+        return gpu()._product(one, Product(1, rows, 4096, 4096, "bfloat16", parts=parts)).seconds
+
+    assert product(m, parts) == pytest.approx(max(product(m), product(m * parts) / parts))
+    assert product(64, 8) > 1.5 * product(512) / 8
