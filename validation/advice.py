@@ -2,8 +2,9 @@
 
     python validation/advice.py [--jobs 500] [--seed 0] [--shard 0/2] [--slow] [--log FILE]
 
-Of each job every legal value of every field of its plan is predicted by `windtunnel.predict`, one field at a time, by a
-list of its own: flags of the command line with plain ladders of values, no bound, no shared prices. Then:
+Of each job every legal value of every field of its plan is replayed, one field at a time, by a list of its own: flags
+of the command line with plain ladders of values, but for those that a lower bound shows to be no quicker than what was
+printed. With `--slow` each is predicted by `windtunnel.predict` with the job's disturbances. Then:
 
     honest     no printed advice makes the step longer or does not fit, and `predict` gives its step and its memory
     complete   the best single change of the ladders is among those that are printed, or none better than what is
