@@ -36,6 +36,10 @@ def jobs(path: str) -> list[Case]:
     return list(found.values())
 
 
+def _spelled(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table")
@@ -60,12 +64,12 @@ def main() -> None:
         best = min([one.step_time_s for one in answer.plans] + ([published.step_time_s] if fits else []), default=None)
         gain = 0.0 if best is None else published.step_time_s / best - 1.0
         close += gain <= CLOSE
-        said = {
-            name: value for name, value in (answer.plans[0].plan if answer.plans else {}).items() if name in SEARCHED
-        }
+        ours = answer.plans[0].plan if answer.plans else {}
+        said = {name: ours.get(name) for name in sorted(SEARCHED) if ours.get(name) != _spelled(asked.get(name))}
         print(
             f"{case.row.id}: {case.row.model} on {case.row.n_gpus} {case.row.gpu}: {gain:+.1%}"
-            f"{'' if fits else ' (the published plan does not fit by our memory)'}, gap {answer.gap:.1%}; best {said};"
+            f"{'' if fits else ' (the published plan does not fit by our memory)'}, gap {answer.gap:.1%};"
+            f" best with {said};"
             f" published { ({name: asked.get(name) for name in said}) }",
             flush=True,
         )

@@ -107,10 +107,12 @@ def predict(
     """
     from windtunnel.cli.output import note, print_json, stdout, working
 
-    if report is not None and trace is not None and report.absolute() == trace.absolute():
-        from windtunnel.errors import SpecError
+    outputs: dict[Path, str] = {}
+    for name, path in (("--report", report), ("--trace", trace), ("--ops", None if ops == OPS_IN_JSON else ops)):
+        if path is not None and (taken := outputs.setdefault(path.resolve(), name)) != name:
+            from windtunnel.errors import SpecError
 
-        raise SpecError("--trace", str(trace), "is the file of --report too; give each a name of its own")
+            raise SpecError(name, str(path), f"is the file of {taken} too; give each a name of its own")
     if price is not None and tokens is None:
         from windtunnel.errors import SpecError
 

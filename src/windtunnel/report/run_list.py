@@ -16,7 +16,7 @@ from threading import Lock
 
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.report.files import write_atomically
-from windtunnel.report.prediction.spec_words import gpu_name, model_name
+from windtunnel.report.prediction.spec_words import gpus, model_name
 from windtunnel.report.run_folder import RESULT_FILE, load
 from windtunnel.result import Result
 
@@ -168,7 +168,7 @@ def summary(name: str, folder: Path, saved_s: float) -> Run:
     return Run(
         name=name,
         model=model_name(result),
-        where=f"{result.n_gpus:,} × {gpu_name(result)}",
+        where=gpus(result),
         layout=degrees or "one GPU each",
         step_time_s=result.step_time_s,
         p5_s=result.step_time_p5_ns / 1e9,

@@ -26,7 +26,7 @@ from windtunnel.ui.jobs import REPORTS, VERBS, JobList
 from windtunnel.ui.swept import address_of, shown
 from windtunnel.ui.variations import VARIED, points
 
-SHOWN_MOST = 200  # runs on one page of the list
+SHOWN_MOST = 100  # runs on one page of the list
 KEPT_MOST = 32  # answers
 # What a search for plans leaves as it was asked; the layout is what it looks for.
 SEARCH_KEEPS = ("global_batch", "seq_len", "precision", "framework", "optimizer")

@@ -37,3 +37,21 @@ def test_an_answer_that_cannot_be_kept_is_printed(tmp_path: Path, capsys: pytest
     said = capsys.readouterr()
     assert json.loads(said.out)["status"] == "ok"
     assert "cannot be written" in said.err
+
+
+def test_the_answer_comes_before_its_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in WORDS if word != "--no-advice"]
+    assert main([*words, "--tp", "8", "--no-save"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("step time") < said.index("Reproduce") < said.index("What would make it faster")
+    assert "--tp " in said[said.index("What would make it faster") :]
+
+
+@pytest.mark.parametrize("other", ["--trace", "--ops"])
+def test_two_outputs_are_not_one_file(tmp_path: Path, other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "inner").mkdir()
+    path = tmp_path / "x.parquet"
+    twice = ["--report", str(path), other, str(tmp_path / "inner" / ".." / path.name)]
+    assert main([*WORDS, "--no-save", *twice]) == 2
+    assert "is the file of --report too" in capsys.readouterr().err
+    assert not path.exists()

@@ -13,7 +13,8 @@ import pytest
 from windtunnel.engine import compiled
 
 KERNEL = """
-from numba import int64, njit
+from numba import int64
+from sealed.compiled import njit
 
 @njit(int64(int64), cache=True)
 def one_more(n):
@@ -61,6 +62,27 @@ def test_it_is_kept_in_a_temporary_folder_of_ours(sealed: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.rglob("*.nbc"))
     assert run(sealed) == (folder, "42", 1)
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [b"", b"cut", b"flipped"], ids=["emptied", "cut", "flipped"])
+def test_a_damaged_file_is_compiled_again(sealed: Path, kind: str, damage: bytes) -> None:
+    folder, _, _ = run(sealed)
+    (file,) = folder.rglob(f"*.{kind}")
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 0x10]) + whole[middle + 1 :]
+    file.write_bytes({b"": b"", b"cut": whole[:middle], b"flipped": flipped}[damage])
+    assert run(sealed) == (folder, "42", 0)
+    assert run(sealed) == (folder, "42", 1)
+
+
+def test_a_folder_in_a_files_place_is_no_error(sealed: Path) -> None:
+    folder, _, _ = run(sealed)
+    (file,) = folder.rglob("*.nbc")
+    file.unlink()
+    (file / "inner").mkdir(parents=True)
+    assert run(sealed)[1:] == ("42", 0)
 
 
 def test_a_folder_that_others_can_write_to_is_not_trusted(sealed: Path) -> None:

@@ -145,12 +145,8 @@ def test_of_links_used_alike_one_is_followed():
     paths = [{0: 1.0, 1: 2.0, 2: 1.0, 3: 1.0}, {0: 1.0, 1: 2.0, 2: 1.0, 3: 0.9}]
     found = contenders(graph, durations, sharing([0, 1], paths, [1.0, 2.0, 1.0, 1.0]))
     assert found is not None
-    assert found.network.links["capacity"].tolist() == [
-        1.0,
-        1.0,
-        1.0,
-        1.0,
-    ]  # links 0 (for 1 and 2) and 3, and one of each flow
+    # Links 0 (for 1 and 2) and 3, and one of each flow.
+    assert found.network.links["capacity"].tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
 def slowed(sizes_and_groups, topology, prices=None):

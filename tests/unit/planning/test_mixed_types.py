@@ -11,6 +11,7 @@ from windtunnel.errors import LayoutError, SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.planning import plan
+from windtunnel.report.prediction.spec_words import title
 from windtunnel.training import predict
 
 JOB = {"tp": 4, "global_batch": 32, "seq_len": 1024}
@@ -29,6 +30,7 @@ def test_the_slower_type_bounds_the_step() -> None:
     assert mixed.step_time_ns >= slow.step_time_ns > fast.step_time_ns
     assert mixed.mfu < slow.mfu
     assert any("mixed GPU types" in text for text in mixed.warnings)
+    assert title(mixed) == "llama-3.2-3b on 8 × h100-sxm + 8 × a100-80gb-sxm"
 
 
 def test_the_order_of_the_types_is_all_the_same() -> None:

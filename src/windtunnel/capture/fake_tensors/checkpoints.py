@@ -2,18 +2,19 @@
 
 `torch.save` writes a marker; `torch.load` of a marker gives what was saved, its tensors copied, so a script that saves
 and resumes does as it would. `torch.distributed.checkpoint` writes and reads many files from all ranks: there a save
-leaves a marker in its folder, and a load leaves the state as it is.
+leaves a marker in its folder, and a load leaves the state as it is. safetensors' files are as `torch.save`'s.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 MARKER = b"windtunnel: saved during a capture, number "
@@ -84,6 +85,22 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
     def load_all(*_: Any, **__: Any) -> None:
         note("checkpoints are not read: the state stays as it was made")
 
+    def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        save(dict(tensors), filename)
+
+    def save_model(model: Any, filename: Any, *_: Any, **__: Any) -> None:
+        save(dict(model.state_dict()), filename)
+
+    def load_file(filename: Any, device: Any = "cpu") -> Any:
+        with io.open(os.fspath(filename), "rb") as file:  # noqa: UP020
+            ours = file.read(len(MARKER)) == MARKER
+        return loaded(filename) if ours else load_tensors(filename, device)
+
+    with suppress(ImportError):  # writes from Rust, where nobody stands in
+        safetensors = importlib.import_module("safetensors.torch")
+        load_tensors = safetensors.load_file
+        for name, new in (("save_file", save_file), ("save_model", save_model), ("load_file", load_file)):
+            put(safetensors, name, new)
     for module in (torch, torch.serialization):
         put(module, "save", save)
         put(module, "load", loaded)

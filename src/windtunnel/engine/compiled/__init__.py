@@ -3,17 +3,28 @@
 Numba keeps compiled code beside the source or in the user's cache folder, and refuses to work where it can write to
 neither. Then it is kept under the temporary folder, in a folder that only its owner can write to: whoever can write
 there decides what runs.
+
+A file of compiled code ends with its checksum: one that is damaged is compiled again, as if it were not there. Where a
+file cannot be written, what was compiled is used and not kept.
 """
 
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core import typeinfer
+from numba.core.caching import IndexDataCacheFile
 
 
 def _takes_files(folder: Path) -> bool:
@@ -57,6 +68,59 @@ def _keep_compiled_code() -> None:
     users: Any = AppDirs
     if not _takes_files(Path(users(appname="numba", appauthor=False).user_cache_dir)):
         settings.CACHE_DIR = str(_ours())
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_Files: Any = IndexDataCacheFile  # numba has no types
+
+
+class _WholeFiles(_Files):  # type: ignore[misc]
+    """Numba's files of one function, each with its checksum behind what numba reads."""
+
+    @contextmanager
+    def _open_for_write(self, filepath: str) -> Iterator[io.BytesIO]:
+        buffer = io.BytesIO()
+        yield buffer
+        with super()._open_for_write(filepath) as file:
+            file.write(buffer.getvalue() + sha256(buffer.getvalue()).digest())
+
+    def save(self, key: Any, data: Any) -> None:
+        with suppress(OSError):  # a full disk, a folder in the file's place
+            super().save(key, data)
+
+    def _load_index(self) -> dict[Any, str]:
+        return super()._load_index() if _is_whole(self._index_path) else {}
+
+    def _load_data(self, name: str) -> Any:
+        path = self._data_path(name)
+        if not _is_whole(path):
+            raise OSError(f"{path} is damaged")  # to numba: not there
+        return super()._load_data(name)
+
+
+def _is_whole(path: str) -> bool:
+    try:
+        data = Path(path).read_bytes()
+    except OSError:
+        return False
+    return sha256(data[:-32]).digest() == data[-32:]
+
+
+def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
+    """`numba.njit`, with at most one signature, whose kept files are used only if they are whole."""
+
+    def compiled(function: Function) -> Function:
+        kernel: Any = numba.njit(**options)(function)
+        file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+        if isinstance(file, IndexDataCacheFile):
+            file.__class__ = _WholeFiles
+        if signature and hasattr(kernel, "compile"):  # it has not where numba is switched off
+            with typeinfer.register_dispatcher(kernel):  # it may call itself
+                kernel.compile(signature[0])
+            kernel.disable_compile()
+        return cast(Function, kernel)
+
+    return compiled
 
 
 _keep_compiled_code()

@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from windtunnel.engine.compiled import njit
 from windtunnel.engine.compiled.flow_kernels import NEVER, ROUNDING_NS, ROUNDING_SHARE
 
 Array: TypeAlias = NDArray[Any]

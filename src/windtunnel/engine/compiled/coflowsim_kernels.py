@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from windtunnel.engine.compiled import njit
 from windtunnel.engine.compiled.coflowsim_rates_kernels import (
     LEAST_BYTES,
     NO,

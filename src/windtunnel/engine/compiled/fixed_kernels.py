@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import int32, int64, njit
+from numba import int32, int64
 from numpy.typing import NDArray
 
+from windtunnel.engine.compiled import njit
 from windtunnel.engine.compiled.kernels import _I32, _I64, MALFORMED, _group_sizes, _is_malformed, _queues
 
 I32: TypeAlias = NDArray[Any]

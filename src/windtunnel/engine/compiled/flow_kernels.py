@@ -19,8 +19,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numba import float64, from_dtype, int64, njit, types
+from numba import float64, from_dtype, int64, types
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 

@@ -15,8 +15,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import float64, int32, int64, njit, types, uint8, uint16
+from numba import float64, int32, int64, types, uint8, uint16
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 # Names of dtypes for the reader; the type checker need not follow how compiled code mixes array elements and ints.
 I32: TypeAlias = NDArray[Any]

@@ -12,8 +12,10 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import float32, float64, int32, int64, njit, types, uint8, uint16
+from numba import float32, float64, int32, int64, types, uint8, uint16
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 

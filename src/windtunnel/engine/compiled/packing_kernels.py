@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 RANDOM, BEST_FIT, DOT_PRODUCT, GPU_PACKING, GPU_CLUSTERING, FGD = range(6)

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import float64, int32, int64, njit, types, uint8
+from numba import float64, int32, int64, types, uint8
 from numpy.typing import NDArray
 
+from windtunnel.engine.compiled import njit
 from windtunnel.engine.compiled.flow_kernels import NETWORK, Network, _append, _choose, arrive, depart, rerate, settle
 from windtunnel.engine.compiled.kernels import (
     MALFORMED,

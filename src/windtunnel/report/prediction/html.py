@@ -22,7 +22,7 @@ from windtunnel.report.prediction.console import command_lines
 from windtunnel.report.prediction.disturbed_page import disturbed_view
 from windtunnel.report.prediction.heatmap import heat_data
 from windtunnel.report.prediction.limit_groups import limit_groups
-from windtunnel.report.prediction.spec_words import calibrated_words, flatten, gpu_name, layout, model_name, shown
+from windtunnel.report.prediction.spec_words import calibrated_words, flatten, gpus, layout, model_name, shown
 from windtunnel.result import Result
 from windtunnel.units import format_bytes, format_count, format_percent
 
@@ -44,7 +44,7 @@ def view_of(result: Result) -> dict[str, Any]:
     heat = heat_data(result)
     return {
         "model": model_name(result),
-        "where": f"{result.n_gpus:,} × {gpu_name(result)}",
+        "where": gpus(result),
         "layout": layout(result),
         "content_hash": result.content_hash,
         "version": plain(result.spec.get("version") or ""),

@@ -116,7 +116,15 @@ def _at(spec: Any, place: str) -> Any:
 
 def title(result: Result) -> str:
     """One line: `llama-3.1-405b on 8,192 x h100-sxm`."""
-    return f"{model_name(result)} on {result.n_gpus:,} × {gpu_name(result)}"
+    return f"{model_name(result)} on {gpus(result)}"
+
+
+def gpus(result: Result) -> str:
+    """How many of which: `8,192 × h100-sxm`, or every type of a cluster that has several."""
+    parts = result.spec.get("mixed")
+    if isinstance(parts, Sequence) and not isinstance(parts, str):
+        return " + ".join(f"{part['n_gpus']:,} × {_at(part, 'gpu.name')}" for part in parts)
+    return f"{result.n_gpus:,} × {gpu_name(result)}"
 
 
 def layout(result: Result) -> tuple[tuple[str, str], ...]:
