@@ -189,7 +189,7 @@ def disturbance(rng: random.Random, n_gpus: int) -> list[str]:
     one = rng.randrange(n_gpus)
     kinds = (
         f"gpu={one}:{rng.choice((1.1, 1.3, 2.0))}",
-        f"random=1%:1.2,seed={one}",
+        "random=1%:1.2",
         f"link=node0.nic{rng.randrange(4)}:0.5",
     )
     return rng.sample(kinds, rng.choice((1, 1, 2)))

@@ -62,7 +62,7 @@ def looks_right(page: Any) -> None:
     broken = """() => [...document.querySelectorAll('th')].filter((cell) => {
       const text = document.createRange();
       text.selectNodeContents(cell);
-      const words = cell.innerText.split(/\\s+/).length, line = parseFloat(getComputedStyle(cell).fontSize) * 1.7;
+      const words = cell.innerText.split(/[\\s-]+/).length, line = parseFloat(getComputedStyle(cell).fontSize) * 1.7;
       return text.getBoundingClientRect().height > line * words + 1;
     }).map((cell) => cell.innerText)"""
     if "/runs/" not in page.url:  # the table of a spec breaks its long keys

@@ -83,6 +83,7 @@ class Walk:
             page.select_option("#verb", verb)
             page.fill("#words", words)
             page.click("#study button")
+            page.wait_for_url("**/studies/2*")
             page.wait_for_selector(".state.done, .state.failed")
             if page.inner_text(".state") != "done":
                 self.wrong.append(f"{verb}: {page.inner_text('#state')}")

@@ -164,6 +164,8 @@ def run(
     if when is not None:
         if jobs_out is not None or report is not None:
             raise SpecError("--when", when, "it prints an answer of its own: leave out --jobs-out and --report")
+        if options.changes is not None:
+            raise SpecError("--when", when, "it draws run times only: leave out --mtbf-node and --capacity")
         from windtunnel.cli.fleet_when import answer_when
 
         answer_when(jobs, site, names, options, when, seeds, spread, json)

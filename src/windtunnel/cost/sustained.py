@@ -8,10 +8,19 @@ format that none was fitted for runs as its table says.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from windtunnel.cost.kernels import KernelCosts
 from windtunnel.cost.price import Price
 from windtunnel.cost.training import TrainingCosts
 
+# Time of a 16-bit product over the same one with aligned rows, by the largest power of two that divides the length of
+# its rows: tensor cores load 16 bytes at once, and shorter loads starve them (NVIDIA, "Matrix Multiplication Background
+# User's Guide"). 1: vTrain's output matrix on one node takes 3.4 times as long for its FLOPs at tp 1 (50,257 rows) as
+# at tp 2 (25,128); 4 and 2 are between.
+ALIGNED = 8
+SHORT_LOADS: Mapping[int, float] = {8: 1.0, 4: 1.2, 2: 1.6, 1: 2.8}
 THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue
 SMOOTH = 8
 
@@ -28,6 +37,11 @@ def sustained_gemm(kernels: KernelCosts, training: TrainingCosts, m: int, n: int
             halves = kernels.gemm(m // parts, n, k, dtype).scaled(parts)
             price = min(price, halves, key=lambda one: one.seconds)
     return _level_off(kernels, training, price, 2.0 * m * n * k, dtype)
+
+
+def unaligned(n: float, k: float) -> float:
+    """Factor on the time of a 16-bit product whose weight is n x k, for rows that loads of 16 bytes do not divide."""
+    return SHORT_LOADS[math.gcd(max(1, round(n)), max(1, round(k)), ALIGNED)]
 
 
 def sustained_grouped_gemm(

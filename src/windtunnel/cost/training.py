@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -51,7 +51,7 @@ class TrainingCosts:
 
     sustained: Sustained
     launch_s: Mapping[str, float]  # one kernel from Python, by framework: modules, hooks and autograd included
-    collective_launch_s: float  # one collective through torch.distributed
+    collective_launch_s: Mapping[str, float]  # one collective through torch.distributed, by framework
     # Host work between two steps that nothing overlaps (logging, schedules, barriers), by framework; it grows with the
     # depth of the barriers, so it is given per doubling of the number of GPUs.
     step_per_doubling_s: Mapping[str, float]
@@ -139,7 +139,7 @@ def training_costs(generation: str) -> TrainingCosts:
         sustained=Sustained(**known[generation if generation in known else others[generation]]),
         measured=generation in known or others[generation] != "default",
         launch_s=data["host"]["launch_s"],
-        collective_launch_s=data["host"]["collective_launch_s"],
+        collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         exchange_s=data["host"]["exchange_s"],
         graph_launch_s=data["host"]["graph_launch_s"],
@@ -149,6 +149,10 @@ def training_costs(generation: str) -> TrainingCosts:
         uncertainty=data["uncertainty"],
         **data["slowdown"],
     )
+
+
+def _by_framework(known: Mapping[str, float], frameworks: Iterable[str]) -> dict[str, float]:
+    return {name: known.get(name, known["default"]) for name in frameworks}
 
 
 # What of a step's parts stays unknown on a device whose own operations were measured: an estimate, not fitted. Waiting

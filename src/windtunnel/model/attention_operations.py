@@ -126,9 +126,10 @@ def _core_attention(attention: Attention, shard: Shard, heads: float, kv_heads: 
             "softmax",
             "core_attention",
             "memory",
-            forward_bytes=scores * (2 * w + 3 + w),
+            # The fused causal kernel reads the half that is not masked and writes all; dropout reads, writes and marks.
+            forward_bytes=scores * (1.5 * w + 2 * w + 1),
             saved_bytes=scores * 5,
-            backward_bytes=scores * (3 * w + 1),
+            backward_bytes=scores * (2 * w + 1 + 2 * w),
             output_bytes=scores * w,
             kernels=2,
             timed=Timed("softmax", scores / s, s),

@@ -58,6 +58,8 @@ class Habits:
     adds_gradients: bool = False
     # Of one gradient collective where nothing is sharded, if that is another matter; 0: as above.
     message_whole_parameters: float = 0.0
+    # A rank's share of the vocabulary is padded to a multiple of this.
+    vocabulary_unit: int = 1
     # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
     measured: bool = True
 
@@ -83,6 +85,7 @@ HABITS: dict[Framework, Habits] = {
         fused_optimizer=True,
         account_for_embedding=False,
         expert_tensor_parallel=True,
+        vocabulary_unit=128,  # `--make-vocab-size-divisible-by`
     ),
     "torchtitan": Habits(
         title="torchtitan (FSDP2)",
@@ -191,6 +194,7 @@ HABITS |= {
     "megatron-deepspeed": replace(
         HABITS["megatron"],
         title="Megatron-DeepSpeed",
+        adds_gradients=True,  # by autograd
         sequence_parallel=False,
         overlap_grad_reduce=False,  # the pipeline engine reduces behind the last backward
         overlap_sharded_reduce=False,
@@ -215,6 +219,7 @@ HABITS |= {
     "internevo": replace(
         HABITS["megatron"],
         title="InternEvo",
+        vocabulary_unit=1,
         message_per_replica=0.0,
         scatters_sends=False,
         message_parameters=134e6,  # `reduce_bucket_size` of 512 MiB, bf16
@@ -227,6 +232,7 @@ HABITS |= {
     "colossalai": replace(
         HABITS["megatron"],
         title="ColossalAI (HybridParallelPlugin)",
+        vocabulary_unit=1,
         message_per_replica=0.0,
         scatters_sends=False,
         sequence_parallel=False,

@@ -173,7 +173,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         raise LayoutError(
             f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
         )
-    unit = 128 * plan.tp if plan.framework in ("megatron", "megatron-deepspeed") else plan.tp
+    unit = habits.vocabulary_unit * plan.tp
     if plan.offload_activations and plan.recompute_layers != 0:
         raise LayoutError(
             f"offload_activations {plan.offload_activations} with recompute {plan.recompute}",

@@ -22,7 +22,7 @@ from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
 from windtunnel.cost.communication.collectives import collective, explain, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
-from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm
+from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, training_costs
 from windtunnel.errors import LayoutError
 from windtunnel.hardware.calibration import LARGER_PROCESSES
@@ -121,7 +121,9 @@ class Pricer:
         host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_nodes) / speed
-        self.collective_launch_s = (host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s) / speed
+        self.collective_launch_s = (
+            host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
+        ) / speed
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:
@@ -156,7 +158,7 @@ class Pricer:
     def _forward(self, op: Operation) -> Price:
         if op.kind == "gemm" and self.calibrated is None:
             m, n, k = op.shape
-            return self._gemm(m, n, k, op.low_precision)
+            return self._aligned(self._gemm(m, n, k, op.low_precision), op)
         if op.kind == "gemm_batch":
             return self._batched(op.shape)
         if op.kind == "grouped_gemm" and self.calibrated is None:
@@ -177,7 +179,7 @@ class Pricer:
     def _input_gradient(self, op: Operation) -> Price:
         if op.kind == "gemm" and self.calibrated is None:
             m, n, k = op.shape
-            return self._gemm(m, k, n, op.low_precision)
+            return self._aligned(self._gemm(m, k, n, op.low_precision), op)
         if op.kind == "gemm_batch":
             return self._batched(op.shape).scaled(2.0)
         if op.kind == "grouped_gemm" and self.calibrated is None:
@@ -210,7 +212,7 @@ class Pricer:
             alone = self._measured_gemm(op, "wgrad")
         elif op.kind == "gemm":
             m, n, k = op.shape
-            alone = self._gemm(n, k, m, op.low_precision)
+            alone = self._aligned(self._gemm(n, k, m, op.low_precision), op)
         else:
             groups, m, n, k = op.shape
             alone = self._grouped(groups, n, k, m, op.low_precision)
@@ -343,15 +345,25 @@ class Pricer:
             return self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
         return sustained_gemm(self.kernels, self.training, m, n, k, dtype)
 
+    def _aligned(self, price: Price, op: Operation) -> Price:
+        """A 16-bit product at the length of its rows; the narrow formats refuse what is not aligned."""
+        _, n, k = op.shape
+        factor = unaligned(n, k)
+        dtype = self._low_dtype if op.low_precision else self._dtype
+        if factor == 1.0 or dtype not in ("bf16", "fp16"):
+            return price
+        return price.fitted(factor, self._sigma["gemm"])
+
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
         return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
+        """Products of many small matrices: as long as a cube of the same FLOPs computes, or as their bytes take."""
         width = 4.0 if self._dtype == "fp32" else 2.0
-        # Batched small GEMMs are taken as one GEMM of the same FLOPs; their outputs are what binds them.
         batch, m, n, k = shape
-        together = self._gemm(batch * m, n, k, low=False)
+        side = (batch * m * n * k) ** (1.0 / 3.0)
+        together = self._gemm(side, side, side, low=False)
         bytes_bound = self.moved(width * batch * (m * n + m * k + n * k))
         return max(together, bytes_bound, key=lambda price: price.seconds)
 

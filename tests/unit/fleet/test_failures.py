@@ -174,6 +174,8 @@ def test_failures_on_the_command_line(tmp_path, capsys):
     assert found["--mtbf-node 1d --checkpoint-every 0"]["fifo"]["failure_undone_gpu_hours"] == 0
     assert main([*common[:5], "lyra-elastic", "--mtbf-node", "1d"]) == 2
     assert "with nodes that fail" in capsys.readouterr().err
+    assert main([*common, "--mtbf-node", "1d", "--when", "j3"]) == 2
+    assert "leave out --mtbf-node" in capsys.readouterr().err
 
 
 def test_no_mean_time_is_no_cluster():

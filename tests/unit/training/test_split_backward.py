@@ -81,7 +81,7 @@ def test_weight_gradients_are_made_in_the_second_half_only(framework: str) -> No
         inputs, weights = halves(piece.passes)
         assert not matrices & set(inputs[:, 1].tolist())
         made = matrices & set(weights[:, 1].tolist())
-        assert bool(made) == (framework != "megatron")  # whose GEMMs add to a buffer
+        assert made  # GEMMs of Megatron add to a buffer: something of that size stands in
 
 
 def between(piece: Piece) -> int:

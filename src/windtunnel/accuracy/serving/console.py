@@ -63,9 +63,8 @@ def write_page(report: ServingReport, path: Path, command: str) -> None:
         "on these very rows; it answers rows where prompts and answers share GPUs.",
         "",
         "aiconfigurator's own estimate is not computed: `aiconfigurator-core`, which windtunnel depends on, prices",
-        "single steps; its estimate of a whole deployment is in the larger package `aiconfigurator`. Of its "
-        "release 0.12",
-        "TPOT was measured 25 % off (mean) on this table, with 65 % of the rows answered.",
+        "single steps; its estimate of a whole deployment is in the larger package `aiconfigurator`. TPOT of its",
+        "release 0.12 was measured 25 % off (mean) on this table, with 65 % of the rows answered.",
         "",
         "| " + " | ".join((*HEAD, *NAIVE)) + " |",
         "| --- |" + " ---: |" * (len(HEAD) + len(NAIVE) - 1),

@@ -353,7 +353,7 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
         put(os, name, moved)
     for name in ("remove", "unlink", "rmdir"):
         put(os, name, removing(name))
-    for name in ("stat", "lstat", "readlink"):
+    for name in ("stat", "lstat", "readlink", "statvfs"):
         put(os, name, reading(name))
     for name in ("chmod", "chown", "utime", "truncate"):
         put(os, name, writing(name))

@@ -311,7 +311,7 @@ def op_pricer(cluster: Cluster, *, framework: str = "pytorch", cuda_graphs: bool
     speed = cluster.host.cpu_speed if calibration is None else 1.0
     launch = training.graph_launch_s if cuda_graphs else training.launch_s[framework]
     compiled = launch if cuda_graphs or training.compiled_launch_s is None else training.compiled_launch_s
-    collective_launch = training.graph_launch_s if cuda_graphs else training.collective_launch_s
+    collective_launch = training.graph_launch_s if cuda_graphs else training.collective_launch_s[framework]
     return OpPricer(
         cluster=cluster,
         kernels=kernel_costs(cluster.gpu),

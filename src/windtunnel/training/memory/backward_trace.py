@@ -5,6 +5,7 @@ from __future__ import annotations
 from windtunnel.training.memory.saved_tensors import BRANCHES, READS_NORM, Learner, Step, Writer
 
 FUSED_LOSS_KERNELS = 3  # a compiled loss
+STAND_IN_BYTES = 2.0  # of an element of what stands in for a gradient
 FP32 = 4
 
 
@@ -89,6 +90,9 @@ class BackwardTape:
         if w.keep.weight_gradients and op.weight_elements:
             weight = w.new(width * op.weight_elements)
             w.gradients.append(weight)
+        elif w.keep.stand_in and op.weight_elements:
+            weight = w.new(STAND_IN_BYTES * op.weight_elements)
+            passing.append(weight)
         inputs = (*step.held, again) if again >= 0 else tuple(step.held)
         if op.weight_elements or inputs:  # else its weights are frozen, and nothing of it is put off
             w.learners.append(Learner(begins, weight, gathered, inputs, read))

@@ -28,6 +28,7 @@ class Keeping:
     gathers_again: bool
     triton_norms: bool
     weight_gradients: bool
+    stand_in: bool
     buckets: bool
     updated_copy: bool
     root_gathered: bool
@@ -62,7 +63,7 @@ class Learner(NamedTuple):
     """Backward of an op with weights: what their gradient is made of, for schedules that put it off."""
 
     at: int  # event of the backward tape at which it begins
-    weight: int  # slot of the gradient, -1: none of its own
+    weight: int  # slot of the gradient or of what stands in for it, -1: none of its own
     gathered: int  # slot of what is gathered for it again, -1: nothing
     inputs: tuple[int, ...]  # slots of what it reads of the forward pass
     gradient: int  # slot of the gradient of the output
