@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.planning.oracle import Layout, Replayed
 
 INFEASIBLE = 3  # as in predict
+WITHIN = "60s"
 
 
 def plan(
@@ -33,7 +34,7 @@ def plan(
         Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
     ] = (),
     top: Annotated[int, Parameter(help="How many plans (5).")] = 5,
-    within: Annotated[str, Parameter(help="Stop after this long, with the proven gap, e.g. 30s (60s).")] = "60s",
+    within: Annotated[str, Parameter(help="Stop after this long, with the proven gap, e.g. 30s (60s).")] = WITHIN,
     objective: Annotated[Literal["time", "cost", "memory", "energy"], Parameter(help="What is least (time).")] = "time",
     gpus: Annotated[str | None, Parameter(help="Other numbers of GPUs, by doubling, e.g. 512..4096.")] = None,
     pareto: Annotated[bool, Parameter(negative="", help="Also the plans that are best for some other taste.")] = False,
@@ -78,6 +79,7 @@ def plan(
         others = {"--plan": plan, "--set": set, "--gpus": gpus, "--slow": slow, "--mtbf": mtbf, "--price": price}
         others |= {"--techniques": techniques, "--report": report, "--launch-flags": launch_flags}
         others |= {"--pareto": pareto or None, "--objective": None if objective == "time" else objective}
+        others |= {"--tried": tried, "--within": None if within == WITHIN else within}
         return plan_script(model, cluster, flags.given(), others, top=top, json=json)
     from windtunnel.cli.output import note, print_json, stdout, working
     from windtunnel.hardware.mixed import parse_mixed
