@@ -101,7 +101,16 @@ def run(
         raise SpecError("--policy", policy, "give one, such as fifo")
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
-    if cluster.lower().endswith(".csv"):
+    packed = cluster.lower().endswith(".csv")
+    if executor != "serial" and (seeds is None or when is not None or packed or live is not None):
+        raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
+    if packed or live is not None:
+        for name, value in (("--mtbf-node", mtbf_node), ("--capacity", capacity)):
+            if value is not None:
+                raise SpecError(name, str(value), "leave it out: neither pods nor jobs that really run lose nodes here")
+    if live is not None and seeds is not None:
+        raise SpecError("--seeds", seeds, "leave it out: a live run is one run")
+    if packed:
         if when is not None:
             raise SpecError("--when", when, "pods are packed and never end: give a cluster such as t4:64")
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)

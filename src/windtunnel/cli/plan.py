@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.planning.oracle import Layout, Replayed
 
 INFEASIBLE = 3  # as in predict
+WITHIN = "60s"
 
 
 def plan(
@@ -35,7 +36,7 @@ def plan(
     top: Annotated[int, Parameter(help="How many plans (5).")] = 5,
     within: Annotated[
         str, Parameter(help="Search for so long at most, then say the proven gap; techniques come after it (60s).")
-    ] = "60s",
+    ] = WITHIN,
     objective: Annotated[Literal["time", "cost", "memory", "energy"], Parameter(help="What is least (time).")] = "time",
     gpus: Annotated[str | None, Parameter(help="Other numbers of GPUs, by doubling, e.g. 512..4096.")] = None,
     pareto: Annotated[bool, Parameter(negative="", help="Also the plans that are best for some other taste.")] = False,
@@ -80,6 +81,7 @@ def plan(
         others = {"--plan": plan, "--set": set, "--gpus": gpus, "--slow": slow, "--mtbf": mtbf, "--price": price}
         others |= {"--techniques": techniques, "--report": report, "--launch-flags": launch_flags}
         others |= {"--pareto": pareto or None, "--objective": None if objective == "time" else objective}
+        others |= {"--tried": tried, "--within": None if within == WITHIN else within}
         return plan_script(model, cluster, flags.given(), others, top=top, json=json)
     from windtunnel.cli.output import note, print_json, stdout, working
     from windtunnel.hardware.mixed import parse_mixed

@@ -143,7 +143,13 @@ def _as_it_ended(outcome: Outcome) -> Outcome:
 def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[Any, dict[int, str]]:
     """Rows that can run, and why the others cannot."""
     why: dict[int, str] = {}
-    if policy in ("pollux", "optimus", "sia", "edf") or policy.startswith("elasticflow"):
+    if policy in ("gavel", "sia"):
+        from windtunnel.fleet.typed.run import fits_nowhere
+
+        why = fits_nowhere(jobs, site, policy, options)
+    if policy == "sia":
+        return np.array([at for at in range(len(jobs)) if at not in why], np.int64), why
+    if policy in ("pollux", "optimus", "edf") or policy.startswith("elasticflow"):
         return np.arange(len(jobs)), why
     never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
     for at in np.flatnonzero(never & (np.array(jobs.columns.get("ended", [""] * len(jobs))) == CANCELLED)):

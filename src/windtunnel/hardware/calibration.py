@@ -190,9 +190,15 @@ def calibration_from_document(given: object, where: str | None = None) -> Calibr
         threads,
         points=_points(reader, document.get("points") or {}),
         collectives=_collectives(reader, document.get("collectives") or {}),
-        notes=tuple(str(note) for note in document.get("notes") or ()),
+        notes=_notes(document.get("notes")),
         **numbers,
     )
+
+
+def _notes(given: object) -> tuple[str, ...]:
+    """A list, or one note alone: they are written for people, and perhaps by them."""
+    notes = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(map(str, notes))
 
 
 def calibration_to_document(calibration: Calibration) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def chosen(words: Sequence[str]) -> tuple[str, ...]:
     """Techniques by `all`, `exact` or names, with parameters where they are given. Raises UserError."""
     found: dict[str, str] = {}
     for word in (part for text in words for part in _names(text)):
-        found.setdefault(named(word.partition(":")[0]).name, word)
+        name = named(word.partition(":")[0]).name
+        found[name] = found.get(name, word) if word == name else word  # parameters that were given are never dropped
     return tuple(found.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
@@ -15,15 +15,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
+        name = path.parent / f".{path.name[:80]}.{secrets.token_hex(8)}"
+        # "x": never through what already lies there. Not by mkstemp, whose files only their owner may read: a report is
+        # for sharing, within the user's umask, which nobody can ask for without setting it for all threads.
+        with open(name, "xb") as file:
+            temporary = name
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner may read; a report is for sharing, within the user's umask.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
         temporary = None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
@@ -31,4 +30,4 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise InputFileError(path, f"cannot be written ({problem})", "give a place that can be written") from None
     finally:
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)

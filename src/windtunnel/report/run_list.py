@@ -113,9 +113,8 @@ class RunList:
 
     def delete(self, name: str) -> None:
         """Remove a run folder and its tags."""
-        self.result_path(name)
-        with self._lock:
-            shutil.rmtree(self.root / name)
+        with self._lock:  # two tabs delete the same one
+            shutil.rmtree(self.result_path(name).parent)
             tags = self.tags()
             if tags.pop(name, None) is not None:
                 self._write(tags)
@@ -143,9 +142,9 @@ class RunList:
 
     def tag(self, name: str, text: str) -> tuple[str, ...]:
         """Give a run the tags in `text`, with commas between; returns them."""
-        self.result_path(name)
         given = tuple(dict.fromkeys(part.strip()[:TAG_LENGTH_MOST] for part in text.split(",") if part.strip()))
         with self._lock:  # two tabs tag at once
+            self.result_path(name)
             tags = self.tags() | {name: given[:TAGS_MOST]}
             if not given:
                 del tags[name]

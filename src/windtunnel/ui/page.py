@@ -6,6 +6,7 @@ Answers are computed one at a time, under a lock; long ones are processes (`jobs
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 from collections import OrderedDict
@@ -140,6 +141,8 @@ class Page:
         """Answers over the values of one field, as small multiples."""
         try:
             price = float(values.get("price", "").strip() or 2.5)
+            if not 0.0 <= price < math.inf:
+                raise ValueError
             asked = asked_of(values, self.jobs.uploads)
             with self.lock:
                 found = points(values.get("vary", "tp"), values, self.jobs.uploads)

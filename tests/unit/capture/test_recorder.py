@@ -153,6 +153,29 @@ def test_several_optimizers_make_one_step() -> None:
     assert sum(op.phase == "optimizer" for op in steady) >= 2
 
 
+def test_an_optimizer_that_steps_before_the_first_forward_pass_makes_no_step() -> None:
+    """Loading a checkpoint makes the state of optimizers by stepping them; two that step are one step as before."""
+
+    def steps(made: bool) -> list[int]:
+        with Recorder(0, 1, keep="all") as recorder:
+            layers = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]
+            optimizers = [torch.optim.SGD(layer.parameters(), momentum=0.9) for layer in layers]
+            for layer, optimizer in zip(layers, optimizers, strict=True):
+                for parameter in layer.parameters() if made else ():
+                    parameter.grad = torch.zeros_like(parameter)
+                    optimizer.step()
+                optimizer.zero_grad()
+            for _ in range(3):
+                layers[1](layers[0](torch.ones(4, 8))).sum().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return [sum(op.phase == "backward" for op in program.ops) for program in recorder.programs]
+
+    assert len(steps(True)) == 3
+    assert steps(True) == steps(False)
+
+
 def test_on_step_may_end_the_script() -> None:
     class Enough(BaseException):
         pass

@@ -181,3 +181,26 @@ def test_failures_on_the_command_line(tmp_path, capsys):
 def test_no_mean_time_is_no_cluster():
     with pytest.raises(SpecError, match="mtbf-node"):
         Changes(mtbf_s=0.0).stream(SITE, 0.0, 0)
+
+
+def test_checkpoints_closer_than_a_nanosecond_lose_nothing():
+    (job,) = run("fifo", [(0, 10, 8)], losses([(4, 0)], 1), checkpoint_s=1e-12)
+    assert job.lost_units == 0
+
+
+def test_what_a_run_cannot_do_with_failures_is_refused(tmp_path, capsys):
+    """Not left out in silence: figures without failures would pass for figures with them."""
+    jobs, pods = tmp_path / "jobs.csv", tmp_path / "pods.csv"
+    jobs.write_text("job,submit_s,gpus,duration_s\na,0,1,5\n")
+    pods.write_text("node,cpu_milli,memory_mib,gpus,gpu_model\nn,1000,1000,1,t4\n")
+    live = ["fleet", "--live", str(jobs), "--cluster", "t4:1x1"]
+    packed = ["fleet", str(jobs), "--cluster", str(pods)]
+    plain = ["fleet", str(jobs), "--cluster", "t4:1x1"]
+    for words in (
+        *([*start, "--mtbf-node", "6h"] for start in (live, packed)),
+        *([*start, "--capacity", "c.csv"] for start in (live, packed)),
+        [*live, "--seeds", "3"],
+        [*plain, "--executor", "processes"],
+    ):
+        assert main(words) == 2
+        assert "windtunnel: error: --" in capsys.readouterr().err

@@ -150,3 +150,19 @@ def test_kinds_come_on_nodes_of_one_size():
     for text in ("v100:2x4+k80:1x8", "v100:1x4+v100:1x4"):
         with pytest.raises(SpecError):
             parse_site(text)
+
+
+def test_a_job_that_fits_on_no_kind_is_left_out_and_named(tmp_path, capsys):
+    """It would wait for ever: 3 GPUs are no shape of Sia's, and there are not 8 of the kind that it was measured on."""
+    (tmp_path / "gavel_throughput.csv").write_text(
+        "gpu_type,model,batch_size,gpus,steps_per_s\nk80,wide,1,3,1\nk80,large,1,8,1\nk80,net,1,4,1\n"
+    )
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job,submit_s,gpus,model,batch_size,iterations\na,0,3,wide,1,9\nb,0,8,large,1,9\nc,0,4,net,1,9\n")
+    common = ["fleet", str(trace), "--tables", str(tmp_path), "--cluster", "v100:4x4+k80:1x4", "--json"]
+    for policy, out in (("sia", {"a", "b"}), ("gavel", {"b"})):
+        assert main([*common, "--policy", policy]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found["left_out"]) == out
+        assert found["impossible_jobs"] == len(out)
+        assert found["completed_jobs"] == 3 - len(out)

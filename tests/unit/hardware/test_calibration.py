@@ -189,4 +189,6 @@ def test_an_old_or_disturbed_calibration_says_so_and_stays_equal() -> None:
     assert plain.doubts(late) == ["measured 61 days ago, on 2026-11-21"]
     assert noted.doubts(soon) == [busy]
     assert noted == plain
+    assert calibration_from_document({**CALIBRATION, "notes": busy}).doubts(soon) == [busy]
+    assert calibration_from_document({**CALIBRATION, "notes": 5}).doubts(soon) == []
     assert calibration_from_document({**CALIBRATION, "date": "last week"}).doubts(late) == []

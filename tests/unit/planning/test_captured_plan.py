@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 from handmade import Grid, job_of
 
+from windtunnel.cli.captured_plan import plan_script
 from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.planning.captured import plan_captured
@@ -90,6 +91,14 @@ def test_a_script_that_is_cut_already_is_one_clear_error(grid: Grid, said: str) 
         plan_captured(job_of(grid), "h100-sxm:4")
 
 
-def test_stages_that_do_not_divide_the_gpus_are_refused() -> None:
+@pytest.mark.parametrize("pp", [3, 0, -2])
+def test_stages_that_do_not_divide_the_gpus_are_refused(pp: int) -> None:
     with pytest.raises(SpecError, match="does not divide 4 GPUs"):
-        plan_captured(_job(), CLUSTER, pp=3)
+        plan_captured(_job(), CLUSTER, pp=pp)
+
+
+def test_what_reproduces_a_cut_says_all_that_was_asked() -> None:
+    found = plan_captured(_job(), CLUSTER, pp=2, framework="megatron", cuda_graphs=True)["plans"][0]
+    assert found["reproduce"].endswith(f"--cluster {CLUSTER} --framework megatron --cuda-graphs --pp 2 --dp 2")
+    with pytest.raises(SpecError, match="leave it out"):
+        plan_script("captured", CLUSTER, {}, {"--tried": "plans.journal"}, top=1, json=True)

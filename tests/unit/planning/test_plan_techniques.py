@@ -40,6 +40,7 @@ def test_what_techniques_make_of_the_best_plan_is_predicted_and_reproducible() -
 def test_exact_leaves_out_what_changes_training() -> None:
     assert set(chosen(["all"])) - set(chosen(["exact"])) == {"sparse_gradients", "local_sgd"}
     assert chosen(["sparse_gradients:ratio=0.1", "all"])[0] == "sparse_gradients:ratio=0.1"
+    assert "sparse_gradients:ratio=0.1" in chosen(["all", "sparse_gradients:ratio=0.1"])
     with pytest.raises(UnknownNameError):
         chosen(["faster"])
 

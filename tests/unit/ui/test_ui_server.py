@@ -79,6 +79,10 @@ def test_every_field_of_a_plan_is_in_the_form_and_read_back(client: TestClient) 
 
 
 def test_one_field_over_its_values_holds_the_band_and_says_what_cannot_be(client: TestClient) -> None:
+    for price in ("nan", "inf", "-1", "much"):
+        text = client.get("/points", params={**QUESTION, "vary": "tp", "price": price}).text
+        assert "give a number of dollars per GPU-hour" in text
+        assert "<table" not in text
     text = client.get("/points", params={**QUESTION, "vary": "tp", "price": "3"}).text
     assert text.count("<tr") == 8
     assert "p5–p95" in text

@@ -8,8 +8,14 @@ perf-changelog.yaml (layouts corrected by pull request 919; drafting added by 39
 pools by 667, after the lists without), and in srt-slurm's recipes (depths of drafting). TensorRT-LLM's list on H200
 counts requests of one decode worker (1 stands for 1.2); here as everywhere `concurrency` is the client's.
 
+`ran` is given for B200 SGLang fp8 only, whose lists ran on days of their own. No list says its day: days are told by
+the numbers of requests in flight that a table has of a day, not by speeds. 1024/1024 has 256 and neither 8 nor 512 on
+2026-02-07, as the list without drafting; 8 and 512 and no 256 on 2026-02-13, as the list that drafts. 8192/1024 of
+February has 8 and 16 on the second day alone; 160 and 288, of March's lists alone, on 2026-03-18. The change log has
+them in this order (658, 667; both anew for 8192/1024: 907).
+
 `accepted` is fitted, one number for random prompts (0.7), one for prompts in a chat template (0.5), which InferenceX
-began to use where it drafts since acceptance is too high without (perf-changelog.yaml, pull request 647).
+began to use where it drafts since acceptance is too high without (perf-changelog.yaml, pull request 649).
 
 A layout is `tp8` (all over 8 GPUs), `tep8` (attention over 8, experts apart), `dep8` (attention repeated, experts
 apart), `dp8` (attention repeated, experts in slices).

@@ -10,7 +10,8 @@ Python reads.
 
 A step ends with the last optimizer that stepped before the next forward pass that is trained on, and the next begins
 there; the first begins with the first such forward. In a script that calls no module until it steps, steps begin and
-end where its optimizer has stepped, the first with the script. `begin_step` and `end_step` set other bounds.
+end where its optimizer has stepped, the first with the script; a forward pass after all begins anew.
+`begin_step` and `end_step` set other bounds.
 
 An op depends on the last writer of every storage it reads, on the last op of each stream that its stream was told to
 wait for, and, if it is a wait, on the communication it waits for.
@@ -156,6 +157,10 @@ class Recorder:
     def _forward_begins(self) -> None:
         if self._by_hand or (self.where.optimizers and not torch.is_grad_enabled()):  # with gradients: its closure
             return
+        if self._without_modules:  # what stepped before only made state, as loading a checkpoint does
+            self._without_modules = self._began = False
+            self.steps = 0
+            self.programs.clear()
         if self._bound is not None:
             self._finish(self._bound, report=True)
         elif not self._began:

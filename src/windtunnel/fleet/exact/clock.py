@@ -189,7 +189,7 @@ class Clock:
         elif math.isinf(self.checkpoint_s):
             return
         else:
-            every_ns = round(self.checkpoint_s * NS)
+            every_ns = max(round(self.checkpoint_s * NS), 1)
             last_ns = job.begin_ns + (now_ns - job.begin_ns) // every_ns * every_ns
         if last_ns > job.since_ns:
             job.saved = last_ns, job.done + job.rate * (last_ns - job.since_ns) / NS, job.phase

@@ -48,12 +48,8 @@ class Sia:
             (kind, gpus)
             for kind, most in capacity.items()
             for gpus, rate in job.work.rates.get(kind, {}).items()
-            if rate > 0 and gpus <= most and self._shaped(gpus)
+            if rate > 0 and gpus <= most and shaped(gpus, self.per_node)
         ]
-
-    def _shaped(self, gpus: int) -> bool:
-        """A power of two inside a node, or whole nodes."""
-        return gpus % self.per_node == 0 or (gpus < self.per_node and gpus & (gpus - 1) == 0)
 
     def _costs(self, job: JobView, columns: list[tuple[str, int]], now_s: float) -> list[float]:
         if not columns:
@@ -68,3 +64,8 @@ class Sia:
             round((rate / min(speed) * (1.0 if column == held else max(factor, 1e-4))) ** POWER, 2)
             for rate, column in zip(speed, columns, strict=True)
         ]
+
+
+def shaped(gpus: int, per_node: int) -> bool:
+    """A power of two inside a node, or whole nodes."""
+    return gpus % per_node == 0 or (gpus < per_node and gpus & (gpus - 1) == 0)

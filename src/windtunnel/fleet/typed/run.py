@@ -9,7 +9,7 @@ from windtunnel.errors import UserError
 from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.policies.gavel import Gavel
-from windtunnel.fleet.policies.sia import Sia
+from windtunnel.fleet.policies.sia import Sia, shaped
 from windtunnel.fleet.site import Site
 from windtunnel.fleet.typed.work import Typed
 
@@ -17,6 +17,28 @@ from windtunnel.fleet.typed.work import Typed
 def typed_policy(name: str, site: Site) -> Policy:
     """The policy of this name."""
     return Gavel(site.node_kinds, site.per_node) if name == "gavel" else Sia(site.node_kinds, site.per_node)
+
+
+def fits_nowhere(jobs: Jobs, site: Site, policy: str, options: Any) -> dict[int, str]:
+    """Jobs that were measured, but on no number of GPUs of a kind that the policy would give here, and why.
+
+    They would wait for ever. What was measured nowhere is a mistake in the tables: `typed_works`.
+    """
+    if options.tables is None:
+        return {}
+    why = {}
+    gpus_of = {kind: site.node_kinds.count(kind) * site.per_node for kind in site.node_kinds}
+    for at in range(len(jobs)):
+        if math.isnan(jobs.batch_size[at]):
+            continue
+        asked = int(jobs.gpus[at])
+        rates = options.tables.by_kind.get((jobs.model[at], int(jobs.batch_size[at])), {})
+        sizes = {(kind, gpus) for kind in gpus_of for gpus in rates.get(kind, {}) if policy == "sia" or gpus == asked}
+        if sizes and not any(
+            gpus <= gpus_of[kind] and (policy == "gavel" or shaped(gpus, site.per_node)) for kind, gpus in sizes
+        ):
+            why[at] = f"asks {asked} GPUs, and was measured on no number of them that {policy} gives on {site.text}"
+    return why
 
 
 def typed_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Typed]:

@@ -86,7 +86,10 @@ def plan_captured(
     capacity = cluster.gpu.usable_memory_bytes
     fitting = sorted((cut for cut in cuts if max(cut.memory_bytes) <= capacity), key=lambda cut: (cut.step_s, cut.pp))
     missed = sorted((cut for cut in cuts if max(cut.memory_bytes) > capacity), key=lambda cut: max(cut.memory_bytes))
-    words = f"{shlex.quote(job.source)} --cluster {shlex.quote(str(named) if isinstance(named, str) else cluster.name)}"
+    machine = cluster.name if isinstance(named, Cluster) else str(named)
+    words = f"{shlex.quote(job.source)} --cluster {shlex.quote(machine)}"
+    words += f" --framework {framework}" if framework != "pytorch" else ""
+    words += " --cuda-graphs" if cuda_graphs else ""
     return {
         "schema": SCHEMA,
         "status": "ok" if fitting else "infeasible",
@@ -103,7 +106,7 @@ def plan_captured(
 def _options(script: Script, gpus: int, pp: int | None, dp: int | None) -> list[tuple[int, int]]:
     """Stages and replicas. Raises UserError where there are none."""
     for name, value in (("pp", pp), ("dp", dp)):
-        if value is not None and gpus % value:
+        if value is not None and (value < 1 or gpus % value):
             raise SpecError(name, value, f"does not divide {gpus} GPUs")
     found = [
         (gpus // replicas, replicas)

@@ -97,7 +97,10 @@ def _print_choices(document: Mapping[str, Any], console: Console) -> None:
     told: dict[str, list[str]] = {}
     for one in document["choices"]:
         mark = "" if one["exact"] else "at least "
-        told.setdefault(one["field"], []).append(f"{_said(one['value'])} costs {mark}{one['regret_at_least']:.2%}")
+        # A bound below the best plan says nothing: the search, or the second for this, was over before.
+        known = one["exact"] or one["regret_at_least"] > 0
+        cost = f"costs {mark}{one['regret_at_least']:.2%}" if known else "not told apart"
+        told.setdefault(one["field"], []).append(f"{_said(one['value'])} {cost}")
     if told:
         console.print("\nOther choices, with all else chosen again:")
     for name, costs in told.items():
