@@ -137,7 +137,10 @@ def application(root: Path, hosts: tuple[str, ...], token: str = "", ready: Call
         async def events() -> AsyncIterator[bytes]:
             before, offset, folder = "", 0, page.jobs.path(name)
             while not await request.is_disconnected():
-                job = await run_in_threadpool(page.jobs.get, name)
+                try:
+                    job = await run_in_threadpool(page.jobs.get, name)
+                except InputFileError:  # another tab removed it
+                    return
                 after = -1
                 while job.verb in ("sweep", "plan") and after != offset:
                     after = offset

@@ -25,9 +25,10 @@ pytest.importorskip("httpx")
 
 from starlette.testclient import TestClient
 
+from windtunnel.errors import InputFileError
 from windtunnel.report.run_list import RunList
 from windtunnel.ui.guard import UPLOAD_BYTES_MOST
-from windtunnel.ui.jobs import JobList
+from windtunnel.ui.jobs import Job, JobList
 from windtunnel.ui.server import application
 from windtunnel.ui.swept import PLANS
 
@@ -180,6 +181,24 @@ def test_two_tabs_do_not_undo_each_other(client: TestClient, tmp_path: Path) -> 
     assert "is no run of this list" in late.text
     assert client.get(f"/compare?run={names[0]}&run={names[1]}").status_code == 404
     assert sorted(RunList(root).names()) == sorted(names[1:])
+
+
+def test_a_study_that_another_tab_removes_ends_what_is_watched(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "20260101000000-abcdef"
+    (tmp_path / "runs" / "jobs" / name).mkdir(parents=True)
+    job = Job(name, "survive", (), 0.0, "running", None, "said", report=False)
+    answers = iter([job, job])
+
+    def get(self: JobList, name: str) -> Job:
+        found = next(answers, None)
+        if found is None:
+            raise InputFileError(name, "is no job of this page", "choose one from the list")
+        return found
+
+    monkeypatch.setattr(JobList, "get", get)
+    assert '"state": "running"' in client.get(f"/studies/{name}/watch").text  # and it ends, with no error
 
 
 def test_a_server_that_is_killed_loses_nothing(tmp_path: Path) -> None:
