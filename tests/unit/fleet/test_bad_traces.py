@@ -74,7 +74,9 @@ def accounted_or_refused(path):
         run = simulate(jobs, SITE, "fifo", Options())
     except UserError:
         return None
-    out = {at for at in range(len(jobs)) if STATES[run.state[at]] in ("impossible", "dropped")}
+    left_out = [STATES.index(name) for name in ("impossible", "dropped")]
+    before_its_start = (run.state == STATES.index("cancelled")) & np.isnan(run.start_s)
+    out = set(np.flatnonzero(np.isin(run.state, left_out) | before_its_start).tolist())
     assert out == set(run.why)
     assert (run.end_s[[at for at in range(len(jobs)) if at not in out]] >= 0).all()
     return run
