@@ -9,7 +9,7 @@ How a step moves with a constant is read off what the step is made of: attention
 longer by a tenth of attention's share. So all constants are moved together to where the sum of absolute errors would be
 least, then all runs are predicted again, and so on. Leaving a source out does one such round without its rows: every
 constant that it informed moves, one that it alone informed takes its prior, and the source is predicted with that.
-Slowdowns, jitter and the launch of a collective, which no single part of a step tells, stay as they are.
+Slowdowns, jitter and the usual launch of a collective, which no single part of a step tells, stay as they are.
 
     loss = sum_rows w min(|ln(predicted / measured)|, 0.35),  w = 1 / (5 + rows of the same source)
 
@@ -49,6 +49,7 @@ CAP = 0.35
 ROWS_MOST = 60  # of one source
 LEVELLED = 0.85  # of a GEMM's time that follows its sustained share: short ones run as timed
 CHAINED_SHARE = 0.4  # of gpt-oss' element-wise time
+COLLECTIVES_SHARE = 0.1  # of the host's time with tensor parallelism: vTrain, 0.36 of 3.40 ms a layer
 REACH = 0.35  # of its range that a constant moves at most while slopes are taken for granted
 INERTIA, ROUNDS = 0.002, 60
 LEFT_OUT_HEADER = (
@@ -119,6 +120,7 @@ CONSTANTS = [
     Constant("host.launch_s.megatron", 2e-6, 20e-6, 1e-6, "host.launch_s.torchtitan"),
     Constant("host.launch_s.fsdp", 2e-6, 20e-6, 1e-6, "host.launch_s.torchtitan"),
     Constant("host.launch_s.megatron-deepspeed", 10e-6, 90e-6, 2e-6, "host.launch_s.nanotron"),
+    Constant("host.collective_launch_s.megatron-deepspeed", 20e-6, 120e-6, 1e-6, "host.collective_launch_s.default"),
     Constant("experts.expert_launches", 2.0, 12.0, 1.0, 6.0),
     Constant("experts.expert_launches_low", 4.0, 24.0, 1.0, 12.0),
     Constant("experts.chained_passes", 1.0, 20.0, 1.0, 5.0),
@@ -265,7 +267,8 @@ def _share_of(constant: Constant, case: Case, parts: dict[str, float]) -> float:
         }
         return parts.get(names.get(keys[2], ""), 0.0)
     if keys[-1] in get_args(Framework):
-        return parts.get("host", 0.0) if plan.framework == keys[-1] else 0.0
+        host = parts.get("host", 0.0) if plan.framework == keys[-1] else 0.0
+        return host * (COLLECTIVES_SHARE * (plan.tp > 1) if "collective" in keys[1] else 1.0)
     if keys[0] == "experts":
         low = plan.precision not in ("bf16", "fp16")
         if keys[1] == "chained_passes":

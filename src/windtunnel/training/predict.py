@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.device_memory import memory_document
 from windtunnel.cost.price import Source
 from windtunnel.engine import Timeline, exposed
 from windtunnel.errors import SpecError
@@ -31,7 +32,7 @@ from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.pass_builder import owned
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.lowering.step import LoweredStep
-from windtunnel.training.memory.peak import memory_of
+from windtunnel.training.memory.peak import gives_back, memory_of
 from windtunnel.training.mixed import of_all_types
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
@@ -43,6 +44,10 @@ from windtunnel.training.workload.router_load import parse_router_load
 from windtunnel.training.workload.sequence_lengths import read_lengths
 
 SLOWED = "slowed by overlap"
+FULL = (
+    "memory is full: it fits only because PyTorch's allocator gives cached memory back to the driver, which can make"
+    " steps several times as long; the band says so, the step time does not"
+)
 EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
 
 
@@ -145,6 +150,9 @@ def _result(
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
     trouble = None
+    full = gives_back(most.device_bytes, cluster.gpu.usable_memory_bytes)
+    if full:
+        reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
     if most.device_bytes > cluster.gpu.usable_memory_bytes:
         trouble = Infeasible(
             reason="out of memory",
@@ -169,6 +177,7 @@ def _result(
         warnings=(
             *roofline_warning(reading.provenance, cluster.gpu.name),
             *unmeasured_of(layout, pricer),
+            *([FULL] if full else []),
             *_warnings(layout),
         ),
         reproduce=command,

@@ -9,7 +9,8 @@ step has its own peak.
                fullest rank class, and the first one where segments do not expand; allocated, and a little for pages,
                where they do and nothing has a stream of its own
     device   = reserved (with headroom where segments do not expand), CUDA context (as measured, if it was), and the
-               buffers of each communicator
+               buffers of each communicator; just full where that is more than there is, but the allocator, giving back
+               what it only caches, gets through with the headroom to spare
 
 Where gradients are made anew in every step (plain PyTorch, FSDP) the sum includes those that have been made so far, and
 the optimizer's peak all of them. A CPU's allocator hands out what is asked for: reserved and device equal allocated.
@@ -100,12 +101,32 @@ def _sizes(
     outside = outside_bytes(layout)
     exact = _exact(layout) or keeping(layout.plan.framework).expandable
     headroom = 0.0 if exact else float(memory_document()["headroom"])
-    capacity = layout.cluster.gpu.usable_memory_bytes - outside
+    usable = layout.cluster.gpu.usable_memory_bytes
     loads = _loads(pieces, schedule)
     drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
-    allocated = [sum(categories.values()) for categories, _ in drafts]
-    reserved = _reserved(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts], capacity)
-    return drafts, allocated, reserved, [int(value * (1.0 + headroom)) + outside for value in reserved]
+    allocated, peaks = [sum(categories.values()) for categories, _ in drafts], [walk.at for _, walk in drafts]
+    reserved = _reserved(layout, pieces, schedule, allocated, peaks, usable - outside)
+    device = [int(value * (1.0 + headroom)) + outside for value in reserved]
+    if max(device) > usable and not exact:
+        room = (usable - outside) / (1.0 + float(memory_document()["slack"]["segments"])) / (1.0 + headroom)
+        if _gets_through(layout, pieces, schedule, allocated, peaks, int(room)):
+            reserved, device = [min(one, usable - outside) for one in reserved], [min(one, usable) for one in device]
+    return drafts, allocated, reserved, device
+
+
+def gives_back(device_bytes: int, usable_bytes: int) -> bool:
+    """Whether a job fits only because the allocator gives cached memory back to the driver, again and again."""
+    return device_bytes == usable_bytes
+
+
+def _gets_through(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int], room: int
+) -> bool:  # fmt: skip
+    """Whether every request finds place in `room`, once what is only cached has been given back."""
+    return max(allocated) <= room and all(
+        _replay(layout, pieces, schedule, rank, peaks[rank], room).oom_event is None
+        for rank in _shown(layout, allocated)
+    )
 
 
 def outside_bytes(layout: Layout) -> int:
@@ -216,11 +237,15 @@ def _reserved(
     slack = memory_document()["slack"]
     if _exact(layout):
         return allocated
-    keep, fullest = keeping(layout.plan.framework), int(np.argmax(allocated))
+    keep = keeping(layout.plan.framework)
     if keep.expandable and not keep.fsdp2:  # one stream, and pages that can be anywhere
         return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
-    shown = {fullest} if keep.expandable else {0, fullest}
-    replayed = {rank: _replay(layout, pieces, schedule, rank, peaks[rank], capacity) for rank in sorted(shown)}
+    replayed = {}
+    for rank in _shown(layout, allocated):
+        # Beyond `capacity` only when nothing that the allocator can give back is enough.
+        bounded = _replay(layout, pieces, schedule, rank, peaks[rank], capacity)
+        fits = bounded.oom_event is None
+        replayed[rank] = bounded if fits else _replay(layout, pieces, schedule, rank, peaks[rank], None)
     ratio = max(result.peak_reserved_bytes / max(1, allocated[rank]) for rank, result in replayed.items())
     whole = [
         replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
@@ -230,21 +255,24 @@ def _reserved(
     return [int(max(value, least) * more) for value, least in zip(whole, allocated, strict=True)]
 
 
+def _shown(layout: Layout, allocated: list[int]) -> list[int]:
+    """The rank classes that are replayed."""
+    fullest = int(np.argmax(allocated))
+    return sorted({fullest} if keeping(layout.plan.framework).expandable else {0, fullest})
+
+
 def _replay(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int, capacity: int
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int, capacity: int | None
 ) -> AllocatorResult:  # fmt: skip
-    """Two steps of a rank class; beyond `capacity` only when nothing that the allocator can give back is enough."""
+    """Two steps of a rank class whose allocator may reserve `capacity` bytes."""
     held = [pieces[v] for v in schedule.virtual_stage[rank]]
     events, stream = two_steps(
         _actions(pieces, schedule, rank, peak), _resident(layout, held, _buffers(pieces, schedule, rank))
     )
     expandable = keeping(layout.plan.framework).expandable
-    result = replay_allocator(
+    return replay_allocator(
         events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
     )
-    if result.oom_event is None:
-        return result
-    return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
 
 
 def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int) -> list[tuple[Passes, Kind, int]]:
