@@ -16,9 +16,24 @@ class GraphBuilder:
 
     def __init__(self) -> None:
         self._streams: dict[tuple[int, str], int] = {}
+        self._labels: dict[str, int] = {}
+        self._categories: dict[str, int] = {}
+        self._rendezvous: dict[int, Hashable] = {}  # op -> its key, where it has one
+        # Of each op, in columns: tuples of ops would keep the garbage collector busy.
+        self._kind: list[int] = []
+        self._stream: list[int] = []
         self._dep_idx: list[int] = []
-        # Of each op: kind, stream, where its part of `_dep_idx` ends, rendezvous, label, category, FLOPs, bytes, ns.
-        self._ops: list[tuple[OpKind, int, int, Hashable, str, str, float, float, int]] = []
+        self._dep_ptr: list[int] = [0]
+        self._label: list[int] = []
+        self._category: list[int] = []
+        self._flops: list[float] = []
+        self._bytes: list[float] = []
+        self._duration_ns: list[int] = []
+
+    @property
+    def n_ops(self) -> int:
+        """Ops so far: the index of the next one."""
+        return len(self._kind)
 
     def stream(self, rank: int, name: str) -> int:
         """The global id of the stream `name` of program `rank`; made on first use."""
@@ -41,48 +56,71 @@ class GraphBuilder:
 
         `after`: ops (also later ones) that must have ended. `rendezvous`: any key; ops that share it start together.
         """
+        op = len(self._kind)
         self._dep_idx.extend(after)
-        self._ops.append(
-            (kind, stream, len(self._dep_idx), rendezvous, label, category, flops, bytes, duration_ns)
-        )  # fmt: skip
-        return len(self._ops) - 1
+        self._dep_ptr.append(len(self._dep_idx))
+        self._kind.append(kind)
+        self._stream.append(stream)
+        self._label.append(self._labels.setdefault(label, len(self._labels)))
+        self._category.append(self._categories.setdefault(category, len(self._categories)))
+        self._flops.append(flops)
+        self._bytes.append(bytes)
+        self._duration_ns.append(duration_ns)
+        if rendezvous is not None:
+            self._rendezvous[op] = rendezvous
+        return op
+
+    def repeat(self, first: int, times: int) -> None:
+        """Append the ops from `first` on so many times more, each time after ops as far back as they were.
+
+        Ops with a rendezvous are not repeated: which of them would start together is not for a builder to say.
+        """
+        if any(op >= first for op in self._rendezvous):
+            raise ValueError("ops with a rendezvous cannot be repeated")
+        n, begins = len(self._kind) - first, self._dep_ptr[first]
+        for column in (self._kind, self._stream, self._label, self._category, self._duration_ns):
+            column += column[first:] * times
+        self._flops += self._flops[first:] * times
+        self._bytes += self._bytes[first:] * times
+        copies = np.arange(1, times + 1)[:, None]
+        index, ends = np.array(self._dep_idx[begins:], np.int64), np.array(self._dep_ptr[first + 1 :], np.int64)
+        self._dep_idx += (index + copies * n).ravel().tolist()
+        self._dep_ptr += (ends + copies * len(index)).ravel().tolist()
 
     def build(self, multiplicity: Sequence[int] | None = None) -> Graph:
         """Freeze. `multiplicity[p]`: real ranks that program p stands for (default 1 each)."""
         ranks = [rank for rank, _ in self._streams]
         n_programs = max(ranks, default=-1) + 1 if multiplicity is None else len(multiplicity)
-        kind, stream, ends, rendezvous, label, category, flops, size, _ = self._columns()
-        labels, categories = _numbered(label), _numbered(category)
-        groups = _numbered(key for key in rendezvous if key is not None)
+        groups = _numbered(self._rendezvous.values())
+        rendezvous = np.full(self.n_ops, -1, np.int32)
+        for op, key in self._rendezvous.items():
+            rendezvous[op] = groups[key]
         return Graph(
-            kind=np.array(kind, dtype=np.uint8),
-            stream=np.array(stream, dtype=np.int32),
+            kind=np.array(self._kind, dtype=np.uint8),
+            stream=np.array(self._stream, dtype=np.int32),
             stream_rank=np.array(ranks, dtype=np.int32),
-            dep_ptr=np.array((0, *ends), dtype=np.int64),
+            dep_ptr=np.array(self._dep_ptr, dtype=np.int64),
             dep_idx=np.array(self._dep_idx, dtype=np.int32),
-            rendezvous=np.array([-1 if key is None else groups[key] for key in rendezvous], dtype=np.int32),
-            label=np.array([labels[name] for name in label], dtype=np.int32),
-            category=np.array([categories[name] for name in category], dtype=np.uint16),
-            flops=np.array(flops, dtype=np.float64),
-            bytes=np.array(size, dtype=np.float64),
+            rendezvous=rendezvous,
+            label=np.array(self._label, dtype=np.int32),
+            category=np.array(self._category, dtype=np.uint16),
+            flops=np.array(self._flops, dtype=np.float64),
+            bytes=np.array(self._bytes, dtype=np.float64),
             multiplicity=np.array([1] * n_programs if multiplicity is None else multiplicity, dtype=np.int64),
-            labels=tuple(labels) or ("",),
-            categories=tuple(categories) or ("",),
+            labels=tuple(self._labels) or ("",),
+            categories=tuple(self._categories) or ("",),
             stream_names=tuple(name for _, name in self._streams),
         )
-
-    def _columns(self) -> tuple[tuple[Any, ...], ...]:
-        return tuple(zip(*self._ops, strict=True)) if self._ops else ((),) * 9
 
     def lists(self) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int], list[str]]:
         """What a graph would hold, without making one: kinds, streams, pointers into and index of what each op waits
         for, durations in ns, names of the streams."""
-        kind, stream, ends, *_, duration = self._columns()
-        return kind, stream, (0, *ends), self._dep_idx, duration, [name for _, name in self._streams]
+        names = [name for _, name in self._streams]
+        return self._kind, self._stream, self._dep_ptr, self._dep_idx, self._duration_ns, names
 
     def duration_ns(self) -> NDArray[np.int64]:
         """int64[n]: the durations that were given to `op`."""
-        return np.array(self._columns()[-1], dtype=np.int64)
+        return np.array(self._duration_ns, dtype=np.int64)
 
 
 def _numbered(keys: Iterable[Hashable]) -> dict[Any, int]:

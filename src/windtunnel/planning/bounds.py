@@ -44,6 +44,7 @@ from windtunnel.planning.oracle import (
     block_work,
     blocks_of,
     ends_of,
+    forward_costs,
     kept_bytes,
     kinds_of,
     least_memory,
@@ -183,8 +184,8 @@ def work_class(layout: Layout) -> Class:
     )  # fmt: skip
 
 
-def cost_class(layout: Layout, recompute: str) -> Class:
-    """What the shortest passes over a block depend on."""
+def forward_class(layout: Layout) -> Class:
+    """What the shortest forward passes over a block depend on."""
     plan = layout.plan
     inside = layout.gathers_in_passes or layout.reduces_in_passes
     sharded: Class = ()
@@ -193,10 +194,12 @@ def cost_class(layout: Layout, recompute: str) -> Class:
             plan.zero_stage, layout.shard_group, layout.replicas, layout.dp, plan.overlap_grad_reduce,
             plan.overlap_param_gather,
         )  # fmt: skip
-    return (
-        *work_class(layout), recompute, plan.overlap_tp, plan.overlap_ep, plan.cuda_graphs, splits_backward(layout),
-        sharded,
-    )  # fmt: skip
+    return (*work_class(layout), plan.overlap_tp, plan.overlap_ep, plan.cuda_graphs, sharded)
+
+
+def cost_class(layout: Layout, recompute: str) -> Class:
+    """What the shortest passes over a block depend on."""
+    return (*forward_class(layout), recompute, splits_backward(layout))
 
 
 class Bounds:
@@ -207,6 +210,7 @@ class Bounds:
         self._blocks: dict[Class, dict[int, Block]] = {}
         self._work: dict[Class, Chain] = {}
         self._chains: dict[Class, Chain] = {}
+        self._forward: dict[Class, BlockCosts] = {}
         self._ends: dict[Class, Ends] = {}
         self._kept: dict[Class, Floats] = {}
         self._parameters: dict[Class, tuple[Floats, Floats]] = {}
@@ -259,7 +263,10 @@ class Bounds:
     def _chain(self, layout: Layout, recompute: str) -> Chain:
         key = cost_class(layout, recompute)
         if key not in self._chains:
-            costs = block_costs(layout, self.blocks(layout), recompute=recompute == "full")
+            blocks, ahead = self.blocks(layout), forward_class(layout)
+            if ahead not in self._forward:
+                self._forward[ahead] = forward_costs(layout, blocks)
+            costs = block_costs(layout, blocks, recompute=recompute == "full", forward=self._forward[ahead])
             self._chains[key] = chain_of_costs(kinds_of(layout.model), costs)
         return self._chains[key]
 

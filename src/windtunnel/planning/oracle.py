@@ -157,8 +157,8 @@ class BlockCosts:
 
 
 FORWARD, BACKWARD = 0, 1
-WHOLE = {FORWARD: (Phase.FORWARD,), BACKWARD: (Phase.BACKWARD,)}
-IN_HALVES = {FORWARD: (Phase.FORWARD,), BACKWARD: (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)}
+WHOLE = {BACKWARD: (Phase.BACKWARD,)}
+IN_HALVES = {BACKWARD: (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)}
 
 
 _KINDS: OrderedDict[int, tuple[Model, tuple[int, ...]]] = OrderedDict()
@@ -247,21 +247,36 @@ def splits_backward(layout: Layout) -> bool:
     return layout.plan.pp > 1 and layout.schedule in SPLIT
 
 
-def block_costs(layout: Layout, blocks: Mapping[int, Block], *, recompute: bool) -> BlockCosts:
-    """Shortest times of the blocks of a layout; `recompute`: of layers that are recomputed in full.
+def block_costs(
+    layout: Layout, blocks: Mapping[int, Block], *, recompute: bool, forward: BlockCosts | None = None
+) -> BlockCosts:
+    """Shortest times of the blocks of a layout; `recompute`: of layers that are recomputed in full; `forward`: those
+    of forward passes, where they are known.
 
     A schedule that splits backward passes may leave some of them whole: then what is less of the two.
     """
+    if forward is None:
+        forward = forward_costs(layout, blocks)
     whole = _costs_of(layout, blocks, WHOLE, recompute=recompute)
-    if not splits_backward(layout):
-        return whole
-    halves = _costs_of(layout, blocks, IN_HALVES, recompute=recompute)
+    if splits_backward(layout):
+        halves = _costs_of(layout, blocks, IN_HALVES, recompute=recompute)
+        whole = BlockCosts(
+            lead=_less(whole.lead, halves.lead),
+            step=_less(whole.step, halves.step),
+            trail=_less(whole.trail, halves.trail),
+            busy=_less(whole.busy, halves.busy),
+        )
     return BlockCosts(
-        lead=_less(whole.lead, halves.lead),
-        step=_less(whole.step, halves.step),
-        trail=_less(whole.trail, halves.trail),
-        busy=_less(whole.busy, halves.busy),
+        lead=forward.lead | whole.lead,
+        step=forward.step | whole.step,
+        trail=forward.trail | whole.trail,
+        busy=forward.busy | whole.busy,
     )
+
+
+def forward_costs(layout: Layout, blocks: Mapping[int, Block]) -> BlockCosts:
+    """Those of forward passes: the same whatever is recomputed, and however backward passes are split."""
+    return _costs_of(layout, blocks, {FORWARD: (Phase.FORWARD,)}, recompute=False)
 
 
 def _less(one: dict[Key, int], two: Mapping[Key, int]) -> dict[Key, int]:

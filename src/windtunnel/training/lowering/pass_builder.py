@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +20,7 @@ from windtunnel.step.nic_sharing import pass_sharing
 from windtunnel.training.layout import DUAL_PIPES
 from windtunnel.training.pricing import Pricer, nanoseconds
 
+Key = TypeVar("Key", bound=Hashable)
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
 
 
@@ -49,12 +53,13 @@ class PassBuilder:
     pending: list[int] = field(default_factory=list)  # transfers whose result the next compute op needs
     last: int = -1  # last op on the compute stream
     sync: tuple[int, ...] = ()  # what the host waits for before it launches anything more
-    durations: list[int] = field(default_factory=list)
-    p5_s: float = 0.0
-    p95_s: float = 0.0
-    busy: dict[Source, float] = field(default_factory=dict)
-    traffic: dict[str, float] = field(default_factory=dict)
-    flops: float = 0.0
+    # Of each kernel, transfer and copy: source and seconds of its price, with its band; what transfers send, by key.
+    sources: list[Source] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    p5_s: list[float] = field(default_factory=list)
+    p95_s: list[float] = field(default_factory=list)
+    sent: list[tuple[str, float]] = field(default_factory=list)
+    flops: list[float] = field(default_factory=list)  # of each kernel
     block: int = 0  # of the blocks given: whose work is being added
     block_of: list[int] = field(default_factory=list)  # op -> its block
     noted: list[tuple[int, int, Price]] | None = None  # (op, block, price) of each kernel and transfer, where wanted
@@ -97,7 +102,7 @@ class PassBuilder:
         self.pending = []
         self.block_of += (self.block, self.block)
         self._account(self.last, price, share)
-        self.flops += flops * share
+        self.flops.append(flops * share)
         return self.last
 
     def transfer(
@@ -131,7 +136,7 @@ class PassBuilder:
         if tier == "scale_out":
             self.nic_shares[op] = self.pricer.nic_share(transfer)
         key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
-        self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total * share
+        self.sent.append((key, transfer.bytes_total * share))
         self.block_of += (self.block, self.block)
         self._account(op, price, share)
         return op
@@ -169,9 +174,49 @@ class PassBuilder:
     def _account(self, op: int, price: Price, share: float) -> None:
         if self.noted is not None:
             self.noted.append((op, self.block, price.scaled(share)))
-        self.p5_s += price.p5 * share
-        self.p95_s += price.p95 * share
-        self.busy[price.source] = self.busy.get(price.source, 0.0) + price.seconds * share
+        self.sources.append(price.source)
+        self.seconds.append(price.seconds * share)
+        self.p5_s.append(price.p5 * share)
+        self.p95_s.append(price.p95 * share)
+
+    def mark(self) -> tuple[int, ...]:
+        """How much there is so far."""
+        noted = 0 if self.noted is None else len(self.noted)
+        return (self.builder.n_ops, len(self.sources), len(self.sent), len(self.flops), noted)
+
+    def state(self) -> tuple[object, ...]:
+        """What the next op will wait for, counted back from it."""
+        n = self.builder.n_ops
+        waits = [n - op for op in self.pending]
+        return (waits, n - self.last if self.last >= 0 else None, [n - op for op in self.sync])
+
+    def repeat(self, since: tuple[int, ...], times: int, blocks: int) -> int:
+        """Add what was added since a mark so many times more, each time for the block `blocks` further on.
+
+        Returns by how many ops all that is to be waited for has moved on.
+        """
+        first, account, sent, kernels, noted = since
+        n = self.builder.n_ops - first
+        moved = n * times
+        shares = [(op, share) for op, share in self.nic_shares.items() if op >= first]
+        self.nic_shares.update((op + n * copy, share) for copy in range(1, times + 1) for op, share in shares)
+        own = self.block_of[first:]
+        self.block_of += [block + blocks * copy for copy in range(1, times + 1) for block in own]
+        if self.noted is not None:
+            added = self.noted[noted:]
+            copies = range(1, times + 1)
+            self.noted += [(op + n * copy, at + blocks * copy, price) for copy in copies for op, at, price in added]
+        self.builder.repeat(first, times)
+        self.classes += self.classes[first:] * times
+        for column in (self.seconds, self.p5_s, self.p95_s):
+            column += column[account:] * times
+        self.sources += self.sources[account:] * times
+        self.sent += self.sent[sent:] * times
+        self.flops += self.flops[kernels:] * times
+        self.pending = [op + moved for op in self.pending]
+        self.sync = tuple(op + moved for op in self.sync)
+        self.last += moved
+        return moved
 
     def finish(self) -> Segment:
         """Replay, and split the duration."""
@@ -181,21 +226,30 @@ class PassBuilder:
         timeline = replay(graph, durations, slowdown, pass_sharing(graph, self.nic_shares))
         total = int(timeline.end_ns.max(initial=0))
         parts = owned(exposed(timeline, graph), graph)[0] if graph.n_ops else {}
-        busy = sum(self.busy.values())
+        busy_s = summed_up(zip(self.sources, self.seconds, strict=True))
+        busy = sum(busy_s.values())
         return Segment(
             duration_ns=total,
-            p5=self.p5_s / busy if busy else 1.0,
-            p95=self.p95_s / busy if busy else 1.0,
+            p5=reduce(add, self.p5_s, 0.0) / busy if busy else 1.0,
+            p95=reduce(add, self.p95_s, 0.0) / busy if busy else 1.0,
             breakdown_ns=parts,
-            busy_s=self.busy,
-            flops=self.flops,
-            traffic_bytes=self.traffic,
+            busy_s=busy_s,
+            flops=reduce(add, self.flops, 0.0),
+            traffic_bytes=summed_up(self.sent),
             nic_share=sum(share * float(durations[op]) for op, share in self.nic_shares.items()) / max(1, total),
             graph=graph,
             start_ns=timeline.start_ns,
             end_ns=timeline.end_ns,
             block=np.array(self.block_of, np.int16),
         )
+
+
+def summed_up(parts: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """The sum of each key, added up in order."""
+    found: dict[Key, float] = {}
+    for key, value in parts:
+        found[key] = found.get(key, 0.0) + value
+    return found
 
 
 def owned(exposure: Exposure, graph: Graph) -> list[dict[str, int]]:

@@ -19,9 +19,10 @@ from enum import Enum
 from windtunnel.cost.price import Price
 from windtunnel.model.adapters import ADAPTER
 from windtunnel.model.operations import Operation, Transfer
+from windtunnel.training.lowering.block_shards import Gathers
 from windtunnel.training.lowering.pass_builder import PassBuilder, Segment
 from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
+from windtunnel.training.pricing import Pricer
 
 # A ring works on pieces: each step copies its part of the queries, and adds its output to the others' in fp32; going
 # back it cuts output and gradient alike and adds up the queries' gradient. Bytes per element of the queries and step
@@ -93,21 +94,61 @@ def build_pass(
     """The same pass, lowered and priced, but not replayed."""
     build = PassBuilder(pricer, noted=noted)
     order = list(blocks) if phase is Phase.FORWARD else list(reversed(blocks))
-    gathers = _Gathers(build, order, phase)
+    gathers = Gathers(build, order, phase.value)
     fetched: dict[int, int] = {}
-    for number, block in enumerate(order):
-        gathers.before(number)
-        build.block = gathers.index(number)
-        if phase is not Phase.FORWARD:
-            _fetch(build, order, number, fetched)
-        if phase is Phase.FORWARD:
-            _forward(build, block)
-        elif phase is Phase.BACKWARD_WEIGHT:
-            _weights(build, block)
-        else:
-            _backward(build, block, weights=phase is Phase.BACKWARD)
-        gathers.after(number)
+    number = 0
+    while number < len(order):
+        begun, before = build.mark(), (build.state(), gathers.state(number))
+        _add_block(build, order, number, phase, gathers, fetched)
+        number += 1
+        # Equal blocks that begin alike add the same ops: once is enough, and the rest are copies.
+        times = _alike(order, number - 1)
+        if times and (build.state(), gathers.state(number)) == before:
+            moved = build.repeat(begun, times, 1 if phase is Phase.FORWARD else -1)
+            gathers.moved_on(number, times, moved)
+            number += times
     return build
+
+
+def _add_block(
+    build: PassBuilder, order: list[Block], number: int, phase: Phase, gathers: Gathers, fetched: dict[int, int]
+) -> None:  # fmt: skip
+    block = order[number]
+    gathers.before(number)
+    build.block = gathers.index(number)
+    if phase is not Phase.FORWARD:
+        _fetch(build, order, number, fetched)
+    if phase is Phase.FORWARD:
+        _forward(build, block)
+    elif phase is Phase.BACKWARD_WEIGHT:
+        _weights(build, block)
+    else:
+        _backward(build, block, weights=phase is Phase.BACKWARD)
+    gathers.after(number)
+
+
+def _alike(order: list[Block], number: int) -> int:
+    """How many blocks behind this one are its like, and have its like or nothing else than what it has behind them.
+
+    A block fetches ahead for the next one, so the last of a row of equal blocks is not alike.
+    """
+    this, count = order[number], 0
+    while number + count + 2 < len(order) and _equal(this, order[number + count + 1], order[number + count + 2]):
+        count += 1
+    return count
+
+
+def _equal(this: Block, *others: Block) -> bool:
+    same = not (this.offload or this.is_end)
+    return same and all(
+        other.operations is this.operations
+        and not other.offload
+        and other.recompute == this.recompute
+        and other.dense_parameters == this.dense_parameters
+        and other.expert_parameters == this.expert_parameters
+        and other.adapters == this.adapters
+        for other in others
+    )
 
 
 def _fetch(build: PassBuilder, order: list[Block], number: int, fetched: dict[int, int]) -> None:
@@ -118,99 +159,6 @@ def _fetch(build: PassBuilder, order: list[Block], number: int, fetched: dict[in
             fetched[ahead] = build.copy("fetch activations", saved)
     if number in fetched:
         build.pending.append(fetched[number])
-
-
-class _Gathers:
-    """Parameter gathers before and gradient reductions after each block (ZeRO-2 and -3), one block ahead.
-
-    Where a framework has embedding and head in one root unit (`root_gathered`), that is gathered when a forward pass
-    begins, stays until the backward pass has ended, and is reduced then.
-    """
-
-    def __init__(self, build: PassBuilder, order: list[Block], phase: Phase) -> None:
-        plan, layout = build.pricer.layout.plan, build.pricer.layout
-        self._build, self._order = build, order
-        self._gather = layout.gathers_in_passes and phase is not Phase.BACKWARD_WEIGHT
-        self._reduce = layout.reduces_in_passes and phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT)
-        self._parameter_bytes = parameter_bytes(plan)
-        self._gradient_bytes = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
-        self._replicas = layout.replicas
-        self._overlap_gather, self._overlap_reduce = plan.overlap_param_gather, plan.overlap_grad_reduce
-        self._ready: dict[int, list[int]] = {}
-        self._ends: dict[int, int] = {}
-        gathered, reduced = [[block] for block in order], [[block] for block in order]
-        ends = [number for number, block in enumerate(order) if block.is_end]
-        if ends and layout.reduces_in_passes and keeping(plan.framework).root_gathered:
-            root = [order[number] for number in ends]
-            for number in ends:
-                gathered[number], reduced[number] = [], []
-            gathered[ends[0]] = root if phase is Phase.FORWARD else []
-            reduced[ends[-1]] = root
-        self._gathered, self._reduced = gathered, reduced
-        self._forward = phase is Phase.FORWARD
-
-    def index(self, number: int) -> int:
-        """Place of the block in a forward pass."""
-        return number if self._forward else len(self._order) - 1 - number
-
-    def before(self, number: int) -> None:
-        """Make the block's parameters present; issue the next block's gather."""
-        if not self._gather:
-            return
-        for ahead in (number, number + 1) if self._overlap_gather else (number,):
-            if ahead < len(self._order) and ahead not in self._ready:
-                # The prefetch may start once the block before last is done: its buffer is then free.
-                done = self._ends.get(ahead - 2)
-                self._build.block = self.index(ahead)
-                self._ready[ahead] = self._fetch(self._gathered[ahead], after=(done,) if done is not None else ())
-        self._build.pending += self._ready[number]
-
-    def after(self, number: int) -> None:
-        """Reduce the block's gradients as soon as they are complete."""
-        if self._build.last >= 0:
-            self._ends[number] = self._build.last
-        if not self._reduce:
-            return
-        summed = self._sum_norms(self._reduced[number])
-        if self._build.pricer.layout.shard_group == 1 and self._replicas > 1:
-            whole = sum(block.learning[0] for block in self._reduced[number]) * self._gradient_bytes
-            if whole:
-                op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", whole), after=summed)
-                self._build.pending += [] if self._overlap_reduce else [op]
-        for parameters, group in self._shared([block.learning for block in self._reduced[number]]):
-            size = parameters * self._gradient_bytes
-            op = self._build.transfer("reduce gradients", Transfer("reduce_scatter", group, size), after=summed)
-            if group == "dp" and self._replicas > 1:
-                shard = size * self._replicas / max(1, self._build.pricer.layout.plan.cp * self._build.pricer.layout.dp)
-                op = self._build.transfer("reduce replicas", Transfer("all_reduce", "replica", shard), after=(op,))
-            if not self._overlap_reduce:
-                self._build.pending.append(op)
-
-    def _sum_norms(self, blocks: Sequence[Block]) -> list[int]:
-        """Every rank's norms have seen its own tokens only: their gradients are summed, one by one, before anything."""
-        layout = self._build.pricer.layout
-        if not layout.sums_norms:
-            return []
-        width = 4.0 if layout.plan.precision == "fp32" else 2.0
-        sum_of_one = Transfer("all_reduce", "tp", width * layout.model.norm_parameters)
-        summed = [self._build.transfer("sum norms", sum_of_one) for block in blocks for _ in range(block.norms)]
-        self._build.pending += summed
-        return summed
-
-    def _shared(self, parameters: Sequence[tuple[float, float]]) -> list[tuple[float, str]]:
-        """Parameters with the group that shards them, where there are any and anybody to share with."""
-        dense, experts = (sum(counts) for counts in zip(*parameters, strict=True)) if parameters else (0.0, 0.0)
-        held = ((dense, "dp"), (experts, "edp"))
-        return [(count, group) for count, group in held if count and self._build.pricer.layout.group(group).size > 1]
-
-    def _fetch(self, blocks: Sequence[Block], after: Sequence[int]) -> list[int]:
-        ops = []
-        # Adapters are gathered with what they stand beside; they are a few parts in a thousand of it.
-        for parameters, group in self._shared([(one.dense_parameters, one.expert_parameters) for one in blocks]):
-            transfer = Transfer("all_gather", group, parameters * self._parameter_bytes)
-            # Nothing to wait for at the start of a pass: the gather is the first thing that runs.
-            ops.append(self._build.transfer("gather parameters", transfer, after=after))
-        return ops
 
 
 def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:

@@ -83,6 +83,8 @@ class _Line:
 
     def __init__(self, units: list[Unit], how: Stringing) -> None:
         self.units, self.how = units, how
+        # Of tapes' events, by identity (they are kept, so that it stays their own): slots of the tape, bytes.
+        self.tables: dict[tuple[int, int], tuple[object, NDArray[np.int64], NDArray[np.int64]]] = {}
         bases = np.concatenate(([1], 1 + np.cumsum([len(unit.tape.sizes) for unit in units])))
         self.maps: list[NDArray[np.int64]] = []
         before = 0  # slot of the tensor that enters the next block
@@ -195,9 +197,14 @@ class _Line:
         return as_events([(self.gathered[number], sign * size)] if size else [])
 
     def _mapped(self, number: int, events: tuple[tuple[int, int], ...]) -> Events:
-        table, sizes = as_events(list(events)), np.array(self.units[number].tape.sizes, np.int64)
-        slots = self.maps[number][table[:, 0]]
-        found = np.stack((slots, np.where(table[:, 1] > 0, table[:, 1], -sizes[table[:, 0]])), axis=1)
+        tape = self.units[number].tape
+        key = (id(tape), id(events))  # equal blocks share their tape
+        if key not in self.tables:
+            table, sizes = as_events(list(events)), np.array(tape.sizes, np.int64)
+            self.tables[key] = (events, table[:, 0], np.where(table[:, 1] > 0, table[:, 1], -sizes[table[:, 0]]))
+        _, own, changes = self.tables[key]
+        slots = self.maps[number][own]
+        found = np.stack((slots, changes), axis=1)
         return found[~np.isin(slots, self.standing)] if self.standing else found
 
 

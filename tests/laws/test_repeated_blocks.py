@@ -1,0 +1,73 @@
+"""Naive equals fast: a pass in which equal blocks are copied is, bit by bit, the pass with every block added."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel.hardware import parse_cluster
+from windtunnel.model import load_model
+from windtunnel.training import Plan
+from windtunnel.training.layout import resolve
+from windtunnel.training.lowering import pass_lowering
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.pricing import Pricer
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("llama-3-8b", {"tp": 2, "overlap_tp": True, "cuda_graphs": True}),
+    "uneven": ("llama-3-8b", {"tp": 2, "pp": 2, "layers_per_stage": (17, 15), "recompute": "full:3"}),
+    "sharded": ("llama-3-8b", {"framework": "torchtitan", "zero_stage": 3, "shard_group": 8, "tp": 2}),
+    "sharded, nothing overlaps": (
+        "llama-3-8b",
+        {"framework": "fsdp", "zero_stage": 3, "overlap_param_gather": False, "overlap_grad_reduce": False},
+    ),
+    "offloaded": ("llama-3-8b", {"offload_activations": 5, "zero_stage": 2}),
+    "ring": ("llama-3-8b", {"tp": 2, "cp": 4, "recompute": "selective:core_attention"}),
+    "mixture": ("mixtral-8x7b", {"ep": 8, "pp": 2}),
+    "two kinds of layer": ("deepseek-v3", {"ep": 16, "zero_stage": 3, "recompute": "full"}),
+    "DualPipe": ("deepseek-v3", {"ep": 8, "pp": 4, "schedule": "dualpipe", "layers_per_stage": (16, 15, 15, 15)}),
+    "halves": ("llama-3-8b", {"tp": 2, "pp": 2, "schedule": "zb-h1"}),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_copied_blocks_are_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, fields = PLANS[name]
+    cluster = parse_cluster("h100-sxm:64")
+    layout = resolve(load_model(model), cluster, Plan(global_batch=64, seq_len=4096, micro_batch=1, **fields))
+    pieces = {piece.key: piece for piece in pieces_of(layout)}.values()
+    phases = list(Phase) if layout.schedule == "zb-h1" else [Phase.FORWARD, Phase.BACKWARD]
+    copied: list[int] = []
+    repeat = pass_lowering.PassBuilder.repeat
+
+    def counted(self: pass_lowering.PassBuilder, since: tuple[int, ...], times: int, blocks: int) -> int:
+        copied.append(times)
+        return repeat(self, since, times, blocks)
+
+    monkeypatch.setattr(pass_lowering.PassBuilder, "repeat", counted)
+    fast = [_built(layout, piece, phase) for piece in pieces for phase in phases]
+    assert sum(copied) >= model_layers(layout) // 4, "too few blocks were copied for this to be a test"
+    monkeypatch.setattr(pass_lowering, "_alike", lambda order, number: 0)
+    naive = [_built(layout, piece, phase) for piece in pieces for phase in phases]
+    for one, other in zip(fast, naive, strict=True):
+        assert one.keys() == other.keys()
+        for field, value in one.items():
+            np.testing.assert_array_equal(value, other[field], err_msg=field, strict=isinstance(value, np.ndarray))
+
+
+def model_layers(layout: Any) -> int:
+    return len(layout.virtual_layers[0])
+
+
+def _built(layout: Any, piece: Any, phase: Phase) -> dict[str, Any]:
+    """All of a pass, and the price of each kernel and transfer in it."""
+    noted: list[Any] = []
+    segment = build_segment(Pricer(layout), piece.blocks, phase, noted)
+    found = {field.name: getattr(segment, field.name) for field in dataclasses.fields(segment)}
+    graph = found.pop("graph")
+    found |= {f"graph.{field.name}": getattr(graph, field.name) for field in dataclasses.fields(graph)}
+    return found | {"noted": repr(noted)}
