@@ -50,6 +50,18 @@ def test_policies_side_by_side_and_a_page(trace, tmp_path):
     assert "http" not in text.replace("http-equiv", "")
 
 
+def test_a_restart_takes_a_time_with_its_unit(trace, tmp_path):
+    lost = tmp_path / "lost.csv"
+    lost.write_text("time_s,nodes\n0,1\n20,0\n40,1\n")
+    lasts = []
+    for restart in ("30", "30s", "0.5min"):
+        words = ["--policy", "fifo", "--capacity", lost, "--checkpoint-every", "0", "--restart", restart, "--json"]
+        lasts.append(json.loads(windtunnel("fleet", trace, "--cluster", "v100:8", *words).stdout)["makespan_s"])
+    assert lasts == [lasts[0]] * 3
+    refused = windtunnel("fleet", trace, "--cluster", "v100:8", "--policy", "fifo", "--restart", "soon", status=2)
+    assert "--restart" in refused.stderr
+
+
 def test_lint(trace):
     run = windtunnel("fleet", "lint", trace, "--cluster", "v100:8", status=3)
     assert "error: 1 job ask more than the 8 GPUs" in run.stdout

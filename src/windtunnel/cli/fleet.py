@@ -56,7 +56,9 @@ def run(
         float, Parameter(help="--when: of the logarithm of run times that are not yet known (0.3).")
     ] = 0.3,
     slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
-    restart: Annotated[float | None, Parameter(help="Seconds without progress after each new allocation.")] = None,
+    restart: Annotated[
+        str | None, Parameter(help="Without progress after each new allocation, such as 5min or 30 (seconds).")
+    ] = None,
     mtbf_node: Annotated[
         str | None, Parameter(help="Nodes fail: mean time between failures of one, such as 30d.")
     ] = None,
@@ -108,12 +110,14 @@ def run(
     from windtunnel.fleet.run import Options, simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
+    from windtunnel.units import parse_time
 
     site = parse_site(cluster, gpus_per_node)
+    restart_s = None if restart is None else parse_time(restart, "--restart")
     if live is not None:
         from windtunnel.cli.fleet_live import run_live
 
-        run_live(jobs, site, names, live_folder, json, restart or 0.0)
+        run_live(jobs, site, names, live_folder, json, restart_s or 0.0)
         return
     failing = (mtbf_node, repair, checkpoint_every, None if capacity is None else str(capacity))
     if seeds is not None and when is None:
@@ -129,7 +133,7 @@ def run(
             "tables": None if tables is None else str(tables),
             "slot": slot,
             "pool": placement == "pool",
-            "restart": restart,
+            "restart": restart_s,
             "failing": failing,
             "serving": None if serving is None else str(serving),
             "elastic": elastic,
@@ -153,7 +157,7 @@ def run(
         seed=seed,
         slot_s=slot,
         pool=placement == "pool",
-        restart_s=restart,
+        restart_s=restart_s,
         changes=changes_of(*failing),
     )
     if any(name.startswith("lyra") for name in names):

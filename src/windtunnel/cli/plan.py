@@ -33,7 +33,9 @@ def plan(
         Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
     ] = (),
     top: Annotated[int, Parameter(help="How many plans (5).")] = 5,
-    within: Annotated[str, Parameter(help="Stop after this long, with the proven gap, e.g. 30s (60s).")] = "60s",
+    within: Annotated[
+        str, Parameter(help="Search for so long at most, then say the proven gap; techniques come after it (60s).")
+    ] = "60s",
     objective: Annotated[Literal["time", "cost", "memory", "energy"], Parameter(help="What is least (time).")] = "time",
     gpus: Annotated[str | None, Parameter(help="Other numbers of GPUs, by doubling, e.g. 512..4096.")] = None,
     pareto: Annotated[bool, Parameter(negative="", help="Also the plans that are best for some other taste.")] = False,

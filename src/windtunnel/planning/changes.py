@@ -17,7 +17,7 @@ from math import gcd
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.planning.oracle import PEAK_DTYPE, RECOMPUTE_PARTS, SCHEDULES, Layout, laid_out
+from windtunnel.planning.oracle import PEAK_DTYPE, RECOMPUTE_PARTS, SCHEDULES, Layout, hides_exchange, laid_out
 from windtunnel.planning.space import FEATURES, HABIT, Features, divisors, micro_batches
 
 PLAN, NUMBERS, OTHERS = "plan", "numbers", "others"
@@ -177,6 +177,9 @@ def _kind(base: Layout, layout: Layout, fields: Mapping[str, Any]) -> str:
 def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
     """Whether the framework has the value that a field now holds."""
     plan, value = layout.plan, getattr(layout.plan, name)
+    around = name in ("overlap_ep", "pp", "virtual_stages", "schedule", "recompute")
+    if around and plan.overlap_ep and not hides_exchange(plan.pp, plan.virtual_stages, plan.recompute):
+        return False
     if name == "tp":
         return has.tensor or value == 1
     if name in ("ep", "etp"):

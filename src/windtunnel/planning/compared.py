@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from windtunnel.planning.answer import Planned
+from windtunnel.units import format_time
 
 PARTS_NAMED = 3
 WORTH_NAMING = 0.001  # of the step
 OFF = 0.1
+ACRONYMS = ("gemm", "tp", "dp", "pp", "cp", "ep", "edp", "etp")
 
 
 def differences(one: Planned, other: Planned) -> list[tuple[str, float]]:
@@ -16,6 +18,17 @@ def differences(one: Planned, other: Planned) -> list[tuple[str, float]]:
     names = {*one.breakdown_s, *other.breakdown_s}
     more = [(name, other.breakdown_s.get(name, 0.0) - one.breakdown_s.get(name, 0.0)) for name in names]
     return sorted(more, key=lambda part: (-abs(part[1]), part[0]))
+
+
+def field_words(name: str) -> str:
+    """A plan field as people say it."""
+    return "ZeRO" if name == "zero_stage" else name
+
+
+def _part(name: str) -> str:
+    """A part of the step as `predict` prints it."""
+    words = (word.upper() if word in ACRONYMS else word for word in name.split())
+    return " ".join(f"experts' {word[1:]}" if word in ("EDP", "ETP") else word for word in words)
 
 
 def told_apart(one: Planned, other: Planned) -> bool:
@@ -28,7 +41,7 @@ def changes(one: Planned, other: Planned) -> str:
     """The fields in which the other plan differs, with its values."""
     names = sorted({*one.plan, *other.plan})
     said = [
-        f"{name} {other.plan.get(name, 'as by default')}"
+        f"{field_words(name)} {other.plan.get(name, 'as by default')}"
         for name in names
         if one.plan.get(name) != other.plan.get(name)
     ]
@@ -43,11 +56,12 @@ def decides(one: Planned, other: Planned) -> str:
     """One sentence on the first two plans."""
     apart = other.step_time_s - one.step_time_s
     parts = [
-        f"{abs(seconds):.3g} s {'more' if seconds > 0 else 'less'} {name}"
+        f"{format_time(abs(seconds))} {'more' if seconds > 0 else 'less'} {_part(name)}"
         for name, seconds in differences(one, other)[:PARTS_NAMED]
         if abs(seconds) > WORTH_NAMING * one.step_time_s
     ]
-    said = f"the second ({changes(one, other)}) takes {apart / one.step_time_s:+.2%}"
+    more = "more" if apart >= 0 else "less"
+    said = f"the second ({changes(one, other)}) takes {abs(apart) / one.step_time_s:.2%} {more}"
     said += f": {', '.join(parts)}" if parts else ": no part of the step differs much"
     return said + ("" if told_apart(one, other) else "; that is less than the band, so the two are not told apart")
 
@@ -69,7 +83,7 @@ def sensitivity(ranked: Sequence[Planned], *, by_gpu: bool) -> tuple[tuple[str, 
 
             winner = min(ranked, key=then)
             if then(winner) < then(ranked[0]):
-                found.append((f"{name} {OFF:.0%} {said}", changes(ranked[0], winner)))
+                found.append((f"{_part(name)} {OFF:.0%} {said}", changes(ranked[0], winner)))
     return tuple(found)
 
 
@@ -78,5 +92,7 @@ def loses(thumb: Planned, best: Planned) -> str:
     apart = thumb.step_time_s / best.step_time_s - 1.0
     if apart <= 0.0:
         return "it does not lose"
-    parts = [f"{seconds:.3g} s more {name}" for name, seconds in differences(best, thumb) if seconds > 0][:PARTS_NAMED]
+    parts = [f"{format_time(seconds)} more {_part(name)}" for name, seconds in differences(best, thumb) if seconds > 0][
+        :PARTS_NAMED
+    ]
     return f"{apart:.1%} slower: {', '.join(parts)}"

@@ -38,6 +38,7 @@ from windtunnel.model import Model
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training import Plan, predict, read_plan
+from windtunnel.training.launch.megatron import hides_exchange
 from windtunnel.training.layout import DUAL_PIPES, PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
 from windtunnel.training.lowering.pass_builder import PassBuilder
@@ -64,6 +65,7 @@ __all__ = [
     "Plan",
     "Question",
     "check_lies_on_one",
+    "hides_exchange",
     "predict",
     "read_plan",
 ]  # with what is defined below

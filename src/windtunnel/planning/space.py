@@ -30,7 +30,7 @@ from windtunnel.errors import UserError
 from windtunnel.hardware import Cluster
 from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.model import Model
-from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, laid_out
+from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, hides_exchange, laid_out
 
 STRUCTURE = (
     "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "layers_per_stage", "micro_batch",
@@ -346,13 +346,14 @@ def switches(space: Space, layout: Layout, saving: Mapping[str, Any]) -> dict[st
     """The values of every switch that does anything for a structure with a saving; the best guess first."""
     plan, has = layout.plan, space.features
     replicas = layout.dp * plan.cp > 1
+    hidden = hides_exchange(plan.pp, plan.virtual_stages, saving["recompute"])
     graphs = not space.mixture and not saving["recompute"].startswith("full")  # what graphs can hold in Megatron-Core
     open_values = {
         "overlap_tp": has.overlap_tp if plan.tp > 1 else HABIT,
         "overlap_grad_reduce": has.overlap_replicas if replicas else HABIT,
         "overlap_param_gather": has.overlap_replicas if replicas and saving["zero_stage"] else HABIT,
         "overlap_p2p": has.overlap_p2p if plan.pp > 1 and plan.virtual_stages > 1 else HABIT,
-        "overlap_ep": has.overlap_ep if plan.ep > 1 else HABIT,
+        "overlap_ep": has.overlap_ep if plan.ep > 1 and hidden else HABIT,
         "cuda_graphs": has.cuda_graphs if graphs else HABIT,
     }
     return {name: space.values(name, values) for name, values in open_values.items()}

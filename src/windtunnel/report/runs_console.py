@@ -12,6 +12,8 @@ from rich.text import Text
 from windtunnel.report.figures import plain
 from windtunnel.report.run_list import Run
 
+WIDE = 100  # columns
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,17 +26,21 @@ def print_runs(
         console.print(f"no run in {where}{' matches' if some else ''}", markup=False)
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "model", "cluster", "layout", "step", "MFU", "memory", "saved", "tags"):
-        right, whole = name in ("step", "MFU", "memory"), name == "run"  # a run's name is there to be copied
+    tagged = any(tags.get(run.name) for run in runs)
+    for name in ("run", "model", "cluster", "layout", "step", "MFU", "memory", "saved", *(("tags",) if tagged else ())):
+        right = name in ("step", "MFU", "memory")
+        # A run's name is there to be copied; a model's is cut only where there is no room.
+        whole = name == "run" or (name == "model" and console.width >= WIDE)
         table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=whole)
     for run in runs:
         saved = datetime.fromtimestamp(run.saved_s).strftime("%Y-%m-%d %H:%M")
         own = plain(" ".join(tags.get(run.name, ())))
         if run.problem:
-            cells = [run.name, "unreadable", "", "", "", "", "", saved, own]
+            cells = [run.name, "unreadable", "", "", "", "", "", saved]
         else:
             memory = f"{run.memory_share:.0%}" + (" does not fit" if run.status == "infeasible" else "")
-            figures = [f"{run.step_time_s:.4g} s", f"{run.mfu:.1%}", memory]
-            cells = [run.name, plain(run.model), plain(run.where), run.layout, *figures, saved, own]
+            figures = [f"{run.step_time_s:#.4g} s", f"{run.mfu:.1%}", memory]
+            cells = [run.name, plain(run.model), plain(run.where), run.layout, *figures, saved]
+        cells += [own] if tagged else []
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)

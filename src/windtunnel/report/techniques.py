@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -22,14 +23,23 @@ def print_techniques(listed: Sequence[Mapping[str, Any]], console: Console) -> N
             console.print()
         names = ", ".join(one["aliases"])
         console.print(f"[bold]{one['name']}[/bold]" + (f" (also {names})" if names else ""))
-        console.print(f"  {one['does']}")
-        console.print(f"  needs: {one['needs']}")
-        console.print(f"  runs:  {one['runs']}")
+        _hanging(console, 2, one["does"])
+        _hanging(console, 2, f"needs: {one['needs']}")
+        _hanging(console, 2, f"runs:  {one['runs']}")
         if one["excludes"]:
-            console.print(f"  not with: {', '.join(one['excludes'])}")
+            _hanging(console, 2, f"not with: {', '.join(one['excludes'])}")
         for parameter in one["parameters"]:
             choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
-            console.print(f"    {parameter['name']}={parameter['default']}  {parameter['help']}{choices}", markup=False)
+            _hanging(console, 4, f"{parameter['name']}={parameter['default']}  {parameter['help']}{choices}")
+
+
+def _hanging(console: Console, columns: int, line: str) -> None:
+    """A line that begins so many columns in, and goes on four further in where it is too long."""
+    begin, on = " " * columns, " " * (columns + 4)
+    text = fill(
+        line, console.width, initial_indent=begin, subsequent_indent=on, break_on_hyphens=False, break_long_words=False
+    )
+    console.print(text, soft_wrap=True, markup=False)
 
 
 def gain_lines(gain: TechniqueGain) -> list[RenderableType]:

@@ -12,6 +12,7 @@ from windtunnel import UserError
 from windtunnel.planning.advice import TOLD, TOLD_OF_A_FIELD, WORTH, advise
 from windtunnel.planning.changes import OTHERS, PLAN, changed, changes_of, flags_of
 from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan
+from windtunnel.planning.space import Space, switches
 
 MODEL = windtunnel.load_model("llama-3.2-1b")
 CLUSTER = windtunnel.parse_cluster("h100-sxm:16")
@@ -106,3 +107,22 @@ def test_under_disturbances_only_what_still_helps(capsys: pytest.CaptureFixture[
     without = json.loads(capsys.readouterr().out)
     assert without["advice_tried"] == 0
     assert without["content_hash"] == answer["content_hash"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "has"),
+    [
+        ({}, True),
+        ({"recompute": "full"}, False),
+        ({"pp": 2}, False),
+        ({"pp": 2, "virtual_stages": 2}, True),
+    ],
+)
+def test_hidden_exchange_is_advised_only_where_megatron_runs_it(fields: dict[str, Any], has: bool) -> None:
+    base = laid_out(windtunnel.load_model("mixtral-8x7b"), CLUSTER, read_plan(SMALL | {"ep": 8} | fields))
+    change = changed(base, {"overlap_ep": True})
+    assert change is not None
+    assert change.kind == (PLAN if has else OTHERS)
+    space = Space(base.model, base.cluster, SMALL)
+    saving = {"recompute": base.plan.recompute, "zero_stage": 1}
+    assert switches(space, base, saving)["overlap_ep"] == ((True, False) if has else (None,))

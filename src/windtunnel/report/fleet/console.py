@@ -65,6 +65,7 @@ def print_fleet(document: Mapping[str, Any], figures: Sequence[Mapping[str, Any]
         values = [each.get(key) for each in figures]
         if all(value is None for value in values) or (unit == "" and not any(values)):
             continue
+        unit = unit_of(values, unit)
         table.add_row(label, *(_banded(each, key, unit) for each in figures))
     console.print(table)
 
@@ -76,12 +77,19 @@ def _banded(figures: Mapping[str, Any], key: str, unit: str) -> str:
     return text if low == high else f"{text} ({shown(low, unit)} to {shown(high, unit)})"
 
 
+def unit_of(values: Sequence[Any], unit: str) -> str:
+    """One unit for a row of times, so that its columns compare: hours where the longest is of hours."""
+    return "h" if unit == "s" and any(value is not None and value >= 10_000 for value in values) else unit
+
+
 def shown(value: Any, unit: str) -> str:
     """A figure with its unit."""
     if value is None:
         return "-"
     if unit == "s":
         return f"{value:,.0f} s" if value < 10_000 else f"{value / 3600:,.1f} h"
+    if unit == "h":
+        return f"{value / 3600:,.2f} h"
     if unit == "%":
         return f"{value:.1%}"
     if unit == "fine":

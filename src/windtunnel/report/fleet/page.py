@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
-from windtunnel.report.fleet.console import ROWS, shown
+from windtunnel.report.fleet.console import ROWS, shown, unit_of
 from windtunnel.report.fleet.frontier import frontier_picture
 from windtunnel.report.pages import page_template
 
@@ -48,6 +48,7 @@ def write_fleet_page(
         values = [each.get(key) for each in figures]
         if all(value is None for value in values):
             continue
+        unit = unit_of(values, unit)
         rows.append({"label": label, "values": [shown(value, unit) for value in values]})
     first = min((min(run.start_s, default=0.0) for run in runs), default=0.0)
     last = max((max(run.end_s, default=1.0) for run in runs), default=1.0)

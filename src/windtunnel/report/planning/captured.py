@@ -26,8 +26,8 @@ def print_cuts(document: Mapping[str, Any], console: Console) -> None:
         plan = one["plan"]
         table.add_row(
             str(number), str(plan["pp"]), str(plan["dp"]), str(plan["micro_batches"]),
-            ",".join(map(str, plan["layers_per_stage"])), f"{one['step_time_s']:.4g} s",
-            f"{one['p5_s']:.4g} to {one['p95_s']:.4g}", f"{one['peak_memory_bytes'] / GIB:.2f} GiB",
+            ",".join(map(str, plan["layers_per_stage"])), f"{one['step_time_s']:#.4g} s",
+            f"{one['p5_s']:#.4g} to {one['p95_s']:#.4g}", f"{one['peak_memory_bytes'] / GIB:.2f} GiB",
         )  # fmt: skip
     console.print(table)
     console.print("\nStages of the first:")

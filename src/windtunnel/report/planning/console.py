@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from windtunnel.planning.compared import field_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,13 +33,14 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
         table.add_column("cost/M tokens", justify="right")
     if troubled:
         table.add_column("under trouble", justify="right")
+    shown = decimals(one["p95_s"] for one in document["plans"])
     for number, one in enumerate(document["plans"], 1):
         cells = [
             str(number),
             " + ".join([words(one["plan"]), *one["techniques"]]),
             f"{one['n_gpus']:,}",
-            f"{one['step_time_s']:.4g} s",
-            f"{one['p5_s']:.4g} to {one['p95_s']:.4g}",
+            f"{one['step_time_s']:.{shown}f} s",
+            f"{one['p5_s']:.{shown}f} to {one['p95_s']:.{shown}f}",
             f"{one['peak_memory_bytes'] / GIB:.1f} GiB",
             f"{one['tokens_per_s']:,.0f}",
             f"{one['mfu']:.1%}",
@@ -59,7 +63,7 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
     )
     gap = document["gap"]
     proof = "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
-    console.print(f"{proof} {document['seconds']:.1f} s.", soft_wrap=True)
+    console.print(f"{proof} Searched for {document['seconds']:.1f} s.", soft_wrap=True)
     if document["techniques"] is not None:
         _print_techniques(document["techniques"], console)
     _print_choices(document, console)
@@ -75,7 +79,7 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
     for name, text in document["launch"].items():
         console.print(f"\n{name}:")
         console.print(text.rstrip(), soft_wrap=True, markup=False)
-    console.print(f"\n{document['plans'][0]['reproduce']}", soft_wrap=True, markup=False)
+    console.print(f"\nReproduce the first:\n{document['plans'][0]['reproduce']}", soft_wrap=True, markup=False)
 
 
 def _print_techniques(tried: Mapping[str, Any], console: Console) -> None:
@@ -106,7 +110,14 @@ def _print_choices(document: Mapping[str, Any], console: Console) -> None:
 
 def words(plan: Mapping[str, Any]) -> str:
     """A plan in short."""
-    return " ".join(f"{name} {_said(value)}" for name, value in plan.items() if name not in HIDDEN) or "data-parallel"
+    fields = (f"{field_words(name)} {_said(value)}" for name, value in plan.items() if name not in HIDDEN)
+    return " · ".join(fields) or "data-parallel"
+
+
+def decimals(seconds: Iterable[float]) -> int:
+    """How many of them a column of times needs for four digits of the longest."""
+    longest = max(seconds, default=1.0)
+    return max(0, 3 - math.floor(math.log10(longest))) if longest > 0.0 else 0
 
 
 def _said(value: object) -> str:

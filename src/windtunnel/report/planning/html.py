@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
-from windtunnel.report.planning.console import GIB, words
+from windtunnel.report.planning.console import GIB, decimals, words
 
 WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
 
@@ -29,7 +29,8 @@ def plans_view(
         {**one, "words": words(one["plan"]), "gib": one["peak_memory_bytes"] / GIB, "href": address(one)}
         for one in document["plans"]
     ]
-    return {"document": document, "rows": rows, "plot": plot, "words": words, "gib": GIB}
+    digits = f"%.{decimals(one['p95_s'] for one in document['plans'])}f"
+    return {"document": document, "rows": rows, "plot": plot, "words": words, "gib": GIB, "digits": digits}
 
 
 def _scatter(plans: list[Mapping[str, Any]], front: set[str]) -> list[dict[str, Any]]:

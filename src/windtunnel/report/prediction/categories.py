@@ -64,7 +64,7 @@ _ACRONYMS = {
         "MoE",
         "FSDP",
     )
-}
+} | {"edp": "experts' DP", "etp": "experts' TP"}
 
 # Slower work, too, where a stage is uneven, sequences are packed or something jitters.
 _LABELS = {"waiting for disturbed ranks": "lost to disturbances"}

@@ -72,7 +72,7 @@ def print_pool(found: Mapping[str, Any], console: Console) -> None:
 
     table = Table(box=None, pad_edge=False)
     for place, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if place else "left")
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
     for row in rows_of(found):
         table.add_row(*row)
     console.print(table)

@@ -50,7 +50,7 @@ def _policies(answer: Survival) -> Table:
     tokens = any(one.tokens_per_s is not None for one in answer.entries)
     names = ["policy", "ETTR", "p5–p95", "exact", "linear", "save every", "standbys", "GPU-hours wasted"]
     for name in [*names, *(["tokens/s"] if tokens else []), *(["cost"] if money else [])]:
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name in ("policy", "p5–p95"))
     for one in answer.entries:
         row = [
             one.policy,

@@ -42,7 +42,8 @@ def checked(step: FlatStep, asked: LinaPlan) -> None:
     """Raise LayoutError where there is nothing to put first, SpecError on a number that cannot be."""
     if not any(task.role == "all_to_all" for task in step.one):
         raise LayoutError(
-            "lina without an all-to-all: no experts, or ep 1", "use a model with experts and --ep 2 or more"
+            "prioritised_all_to_all (lina) without an all-to-all: no experts, or ep 1",
+            "use a model with experts and --ep 2 or more",
         )
     if asked.packing is not None and (asked.packing < 1 or step.layout.plan.ep % asked.packing):
         raise SpecError("packing", asked.packing, f"give a divisor of ep {step.layout.plan.ep}, or auto")

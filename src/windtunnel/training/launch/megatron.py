@@ -34,6 +34,14 @@ WRITTEN = {
 }  # fmt: skip
 
 
+def hides_exchange(pp: int, virtual_stages: int, recompute: str) -> bool:
+    """Whether Megatron-Core hides the experts' exchange beside such a pipeline and recomputation.
+
+    `transformer_config.py` asserts several pieces of the model on each rank of a pipeline, and no layer in full.
+    """
+    return (pp == 1 or virtual_stages > 1) and not recompute.startswith("full")
+
+
 def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     """The arguments, one or two a line, and the plan fields that have none."""
     left = left_out(plan)
@@ -57,9 +65,17 @@ def left_out(plan: Mapping[str, Any]) -> list[str]:
     found = with_left_out(plan, written, usual)
     if plan.get("precision") == "fp32" and plan.get("gradient_dtype") == "bf16":
         found.append("gradient_dtype bf16")
+    if plan.get("overlap_ep") and not _hides_exchange(plan):
+        found.append("overlap_ep with full recomputation, or with a pipeline of one piece a rank")
+    if plan.get("cuda_graphs") and str(plan.get("recompute")).startswith("full"):
+        found.append("cuda_graphs with full recomputation")
     kind, _, detail = str(plan.get("recompute") or "none").partition(":")
     parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
     return found + ([f"recompute of {', '.join(parts)}"] if parts else [])
+
+
+def _hides_exchange(plan: Mapping[str, Any]) -> bool:
+    return hides_exchange(plan.get("pp") or 1, plan.get("virtual_stages") or 1, str(plan.get("recompute") or "none"))
 
 
 def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
@@ -82,6 +98,7 @@ def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
         yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     if (plan.get("ep") or 1) > 1:
         yield f"--expert-model-parallel-size {plan['ep']}"
+        yield "--moe-token-dispatcher-type alltoall"  # its default gathers every token on every rank
     if plan.get("etp") is not None:
         yield f"--expert-tensor-parallel-size {plan['etp']}"
     if tp > 1 and plan.get("sequence_parallel") is not False:
@@ -94,12 +111,12 @@ def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
         yield "--tp-comm-overlap"
     if chunks > 1 and plan.get("overlap_p2p") is False:
         yield "--no-overlap-p2p-communication"
-    if plan.get("overlap_ep"):
+    if plan.get("overlap_ep") and _hides_exchange(plan):
         yield "--overlap-moe-expert-parallel-comm"
     yield from _recomputation(plan.get("recompute") or "none")
     if plan.get("offload_optimizer"):
         yield f"--optimizer-cpu-offload --optimizer-offload-fraction {plan['offload_optimizer']!r}"
-    if plan.get("cuda_graphs"):
+    if plan.get("cuda_graphs") and not str(plan.get("recompute")).startswith("full"):
         yield "--cuda-graph-impl local"
     if plan.get("compile") is False:
         yield "--transformer-impl local"
@@ -120,7 +137,7 @@ def _data_parallel(plan: Mapping[str, Any], ranks: int) -> Iterator[str]:
     if zero:
         yield "--use-distributed-optimizer"
     if zero in STRATEGIES:
-        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[zero]}"
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {STRATEGIES[zero]} --ckpt-format fsdp_dtensor"
     group = plan.get("shard_group")
     if zero and group and group < ranks:
         yield f"--num-distributed-optimizer-instances {ranks // group}"
@@ -164,3 +181,5 @@ def _formats(plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"--optimizer {optimizer}"
     if plan.get("optimizer_dtype") == "bf16":
         yield "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+    elif plan.get("offload_optimizer"):  # which is refused without
+        yield "--use-precision-aware-optimizer"

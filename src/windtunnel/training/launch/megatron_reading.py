@@ -174,6 +174,8 @@ def _fields(found: _Arguments, n_gpus: int) -> dict[str, Any]:
         fields["global_batch"] = fields["micro_batch"] * max(1, n_gpus // (tp * pp * cp))
     fields |= _shards(found, max(1, n_gpus // (tp * pp)))
     fields["overlap_ep"] = found.on("--overlap-moe-expert-parallel-comm")
+    if found.word("--moe-token-dispatcher-type", "alltoall") == "allgather":  # not what is priced
+        found.asked.discard("--moe-token-dispatcher-type")
     fields["recompute"] = _recompute(found)
     if found.on("--optimizer-cpu-offload"):
         share = found.word("--optimizer-offload-fraction", "1.0")

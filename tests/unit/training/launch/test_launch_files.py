@@ -180,3 +180,33 @@ def test_what_has_no_option_stands_in_a_comment() -> None:
     _, text, left = launch_flags("megatron", plan, 8, "m")
     assert left == ("schedule zb-h1", "attention_impl triton")
     assert text.splitlines()[-1] == "# no argument for: schedule zb-h1; attention_impl triton"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "refused"),
+    [
+        ({"zero_stage": 3}, "--ckpt-format fsdp_dtensor", ""),
+        ({"ep": 8}, "--moe-token-dispatcher-type alltoall", ""),
+        ({"offload_optimizer": 1.0}, "--use-precision-aware-optimizer", ""),
+        ({"ep": 8, "overlap_ep": True}, "--overlap-moe-expert-parallel-comm", ""),
+        ({"ep": 8, "overlap_ep": True, "pp": 2, "virtual_stages": 2}, "--overlap-moe-expert-parallel-comm", ""),
+        ({"ep": 8, "overlap_ep": True, "pp": 2}, "overlap_ep", "--overlap-moe-expert-parallel-comm"),
+        ({"ep": 8, "overlap_ep": True, "recompute": "full:2"}, "overlap_ep", "--overlap-moe-expert-parallel-comm"),
+        ({"cuda_graphs": True, "recompute": "full"}, "cuda_graphs", "--cuda-graph-impl"),
+    ],
+)
+def test_megatron_gets_what_an_argument_needs_and_nothing_that_it_asserts_against(
+    fields: dict[str, Any], wanted: str, refused: str
+) -> None:
+    _, text, left = launch_flags("megatron", {"global_batch": 64, "seq_len": 2048, **fields}, 64, "a model")
+    assert wanted in (text if wanted.startswith("--") else " ".join(left))
+    assert not refused or refused not in text
+
+
+def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) -> None:
+    for kind, unknown in (("alltoall", ()), ("allgather", ("--moe-token-dispatcher-type allgather",))):
+        path = tmp_path / f"{kind}.args"
+        path.write_text(
+            f"--global-batch-size 64 --seq-length 2048 --moe-token-dispatcher-type {kind}\n", encoding="utf-8"
+        )
+        assert read_native(path, 8).unknown == unknown

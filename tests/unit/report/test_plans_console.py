@@ -1,0 +1,73 @@
+"""Tables of plans and of policies: columns that can be compared at a glance."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from windtunnel.report.fleet.console import print_fleet
+from windtunnel.report.planning.console import decimals, print_plans, words
+from windtunnel.report.techniques import print_techniques
+
+
+def _screen(width: int = 120) -> Console:
+    return Console(file=io.StringIO(), width=width)
+
+
+def _text(console: Console) -> str:
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def _plan(step: float) -> dict[str, Any]:
+    return {
+        "plan": {"tp": 2, "zero_stage": 3, "global_batch": 8, "seq_len": 64}, "techniques": [], "n_gpus": 16,
+        "step_time_s": step, "p5_s": step * 0.9, "p95_s": step * 1.1, "peak_memory_bytes": 2**33, "tokens_per_s": 1e5,
+        "mfu": 0.5, "cost_per_million_tokens": None, "effective_step_time_s": None, "reproduce": "windtunnel predict",
+    }  # fmt: skip
+
+
+def test_times_of_ranked_plans_have_equal_digits() -> None:
+    document = {
+        "status": "ok", "plans": [_plan(6.86), _plan(6.9), _plan(7.0)], "decides": "", "rule_of_thumb": None, "gap": 0,
+        "seconds": 1.0, "techniques": None, "choices": [], "sensitivity": [], "front": [], "launch": {},
+        "space": {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0},
+    }  # fmt: skip
+    console = _screen()
+    print_plans(document, console)
+    rows = [line for line in _text(console).splitlines() if "GiB" in line]
+    assert [row[row.index(" s") - 5 : row.index(" s") + 2] for row in rows] == ["6.860 s", "6.900 s", "7.000 s"]
+    assert all("tp 2 · ZeRO 3" in row for row in rows)
+
+
+@pytest.mark.parametrize(("longest", "digits"), [(7.544, 3), (75.44, 2), (0.07, 5), (12345.0, 0)])
+def test_four_digits_of_the_longest(longest: float, digits: int) -> None:
+    assert decimals([0.001, longest]) == digits
+
+
+def test_a_plan_without_anything_is_named() -> None:
+    assert words({"global_batch": 8, "seq_len": 64}) == "data-parallel"
+
+
+def test_a_row_of_times_has_one_unit() -> None:
+    figures = [{"policy": name, "jobs": 2, "jct_mean_s": value} for name, value in (("fifo", 11_000.0), ("srtf", 60.0))]
+    console = _screen()
+    print_fleet({"trace": "jobs.csv", "cluster": "h100:8"}, figures, console)
+    (row,) = [line for line in _text(console).splitlines() if line.startswith("mean JCT")]
+    assert row.split() == ["mean", "JCT", "3.06", "h", "0.02", "h"]
+
+
+def test_long_lines_of_techniques_stay_indented() -> None:
+    one = {
+        "name": "lina", "aliases": [], "does": "what it does " * 12, "needs": "experts", "runs": "nothing",
+        "excludes": [], "parameters": [],
+    }  # fmt: skip
+    console = _screen(60)
+    print_techniques([one], console)
+    first, *others = _text(console).splitlines()
+    assert first == "lina"
+    assert all(line.startswith("  ") and len(line) <= 60 for line in others)
