@@ -145,9 +145,12 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     journal.write_bytes(kept[:-1] + b'\n{"kind": "ge')  # cut off in the middle of a line, as by a full disk
 
     done = run(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert "went on with" in done.stderr
     assert "1 damaged line left out" in done.stderr
+    for _ in range(5):  # on a busy machine the budget ends before the last kind is measured
+        if "run again to go on" in done.stderr:
+            done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "points of" in done.stdout
     assert not journal.exists()
     calibration = parse_cluster(f"{out}:1").calibration
