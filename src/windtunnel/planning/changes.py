@@ -18,7 +18,7 @@ from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.planning.oracle import PEAK_DTYPE, RECOMPUTE_PARTS, SCHEDULES, Layout, hides_exchange, laid_out
-from windtunnel.planning.space import FEATURES, HABIT, Features, divisors, micro_batches
+from windtunnel.planning.space import FEATURES, HABIT, Features, context_kinds, divisors, micro_batches
 
 PLAN, NUMBERS, OTHERS = "plan", "numbers", "others"
 GROUPS_MOST = 12  # sizes of a shard group that are tried
@@ -185,7 +185,7 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
     if name in ("ep", "etp"):
         return has.experts or value == 1
     if name in ("cp", "cp_kind"):
-        return plan.cp == 1 or plan.cp_kind in has.cp_kinds
+        return plan.cp == 1 or plan.cp_kind in context_kinds(layout.model, has, plan.tp, plan.cp)
     if name in ("schedule", "virtual_stages", "pp"):
         if plan.pp == 1:
             return True

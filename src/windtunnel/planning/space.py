@@ -212,7 +212,7 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
         if batch % dp or (space.given.get("dp") or dp) != dp:
             continue
         options = {
-            "cp_kind": space.values("cp_kind", has.cp_kinds if cp > 1 else ("ring",)),
+            "cp_kind": space.values("cp_kind", context_kinds(model, has, tp, cp)),
             "ep": space.values("ep", tuple(ep for ep in experts if tp * cp * dp % ep == 0)),
             "etp": space.values("etp", tuple(dict.fromkeys((1, tp))) if space.mixture else HABIT),
             "micro_batch": space.values("micro_batch", micro_batches(batch // dp, length // cp)),
@@ -225,6 +225,14 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
                     "tp": tp, "pp": pp, "cp": cp, "virtual_stages": chunks, "schedule": schedule,
                     "layers_per_stage": layers, **dict(zip(options, chosen, strict=True)),
                 }  # fmt: skip
+
+
+def context_kinds(model: Model, has: Features, tp: int, cp: int) -> tuple[str, ...]:
+    """How a framework may share a context: Transformer Engine exchanges whole key/value heads (asserted there)."""
+    if cp == 1:
+        return ("ring",)
+    whole = all(max(1, layer.attention.kv_heads // tp) % cp == 0 for layer, _ in model.distinct_layers())
+    return tuple(kind for kind in has.cp_kinds if kind == "ring" or whole)
 
 
 def micro_batches(sequences: int, tokens: int) -> tuple[int, ...]:

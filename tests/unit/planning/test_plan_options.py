@@ -11,7 +11,9 @@ import pytest
 
 import windtunnel
 from windtunnel.cli.app import main
+from windtunnel.model import load_model
 from windtunnel.planning.objectives.robust import Trouble, progress
+from windtunnel.planning.space import FEATURES, context_kinds
 
 FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
 
@@ -94,3 +96,10 @@ def test_choices_are_what_a_search_with_them_finds(capsys: pytest.CaptureFixture
     page = tmp_path / "plans.html"
     asked(capsys, "--report", str(page))
     assert "What each choice is worth" in page.read_text()
+
+
+@pytest.mark.parametrize(("tp", "cp", "kinds"), [(1, 8, 2), (2, 4, 2), (2, 8, 1), (8, 2, 1), (16, 2, 1), (8, 1, 1)])
+def test_ulysses_exchanges_whole_heads_of_keys_and_values(tp: int, cp: int, kinds: int) -> None:
+    found = context_kinds(load_model("llama-3-8b"), FEATURES["megatron"], tp, cp)  # of 32 heads, 8 with keys and values
+    assert len(found) == kinds
+    assert found[0] == "ring"
