@@ -40,11 +40,12 @@ from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training import Plan, predict, read_plan
 from windtunnel.training.launch.megatron import hides_exchange
 from windtunnel.training.layout import DUAL_PIPES, PEAK_DTYPE, Layout, resolve
+from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
 from windtunnel.training.lowering.pass_builder import PassBuilder
-from windtunnel.training.lowering.pass_lowering import Block, Phase, build_pass
+from windtunnel.training.lowering.pass_lowering import Phase, build_pass
+from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.lowering.simulated import simulate
-from windtunnel.training.lowering.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
 from windtunnel.training.memory.saved_tensors import keeping

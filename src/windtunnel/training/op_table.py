@@ -23,9 +23,10 @@ from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.model.operations import CAST_BYTES, Operation
 from windtunnel.training.layout import Layout, resolve
+from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
-from windtunnel.training.lowering.pass_lowering import Block, build_segment
+from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.lowering.passes import PHASE
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.plan import Plan, read_plan

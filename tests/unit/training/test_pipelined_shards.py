@@ -13,7 +13,7 @@ from windtunnel.model import load_model
 from windtunnel.training import predict
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.pipelined_shards import fetches, gathered_chunks, summed_chunks
+from windtunnel.training.lowering.shards.pipelined_shards import fetches, gathered_chunks, summed_chunks
 from windtunnel.training.plan import read_plan
 from windtunnel.training.schedules import Kind, Schedule, schedule
 

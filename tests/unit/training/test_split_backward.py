@@ -11,7 +11,7 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import Model, transformer
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
-from windtunnel.training.lowering.pipelined_shards import unmerged_chunks
+from windtunnel.training.lowering.shards.pipelined_shards import unmerged_chunks
 from windtunnel.training.memory.allocations import Passes
 from windtunnel.training.plan import Plan
 from windtunnel.training.schedules import NAMES, SPLIT, Kind, schedule

@@ -22,9 +22,10 @@ from windtunnel.model.operations import Transfer
 from windtunnel.techniques.flat.play import SHARED, Lane, Played, play
 from windtunnel.techniques.flat.task import COMPUTE, HOST_COPY, SCALE_OUT, SCALE_UP, Task, Tasks
 from windtunnel.training.layout import Layout, resolve
+from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of, tensors_of
-from windtunnel.training.lowering.pass_lowering import Block, Phase, build_segment
-from windtunnel.training.lowering.step_shards import gathers_first, reduces_last
+from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.lowering.shards.step_shards import gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.plan import Plan
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes

@@ -20,7 +20,8 @@ from windtunnel.techniques.flat.lower import layer_tasks
 from windtunnel.techniques.offload.parameters import OffloadPlan
 from windtunnel.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
 from windtunnel.techniques.priced import Drawn, Priced
-from windtunnel.training.lowering.pass_lowering import Block, Phase
+from windtunnel.training.lowering.block import Block
+from windtunnel.training.lowering.pass_lowering import Phase
 from windtunnel.training.pricing import GRADIENT_BYTES, parameter_bytes
 
 FP32_STATE = 16.0  # bytes per parameter: itself, gradient, two moments

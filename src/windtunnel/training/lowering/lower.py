@@ -12,11 +12,11 @@ from windtunnel.graph import Graph
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.passes import PARTS, distinct_passes
+from windtunnel.training.lowering.shards.step_shards import add_gathers, add_shared_once, buckets_of, wait_for_gathers
 from windtunnel.training.lowering.step import STREAMS, LoweredStep
 from windtunnel.training.lowering.step_actions import add_actions, connect
 from windtunnel.training.lowering.step_builder import StepBuilder
 from windtunnel.training.lowering.step_end import add_end
-from windtunnel.training.lowering.step_shards import add_gathers, add_shared_once, buckets_of, wait_for_gathers
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Schedule
 

@@ -18,7 +18,7 @@ from windtunnel.model.plain_operations import (
     plain_layer_operations,
 )
 from windtunnel.training.layout import DUAL_PIPES, Layout
-from windtunnel.training.lowering.pass_lowering import Block
+from windtunnel.training.lowering.block import Block
 from windtunnel.training.memory.allocations import Passes
 from windtunnel.training.memory.eager.autograd import Style
 from windtunnel.training.memory.eager.trace import write_plain

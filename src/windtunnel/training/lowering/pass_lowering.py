@@ -13,14 +13,14 @@ of the collective can hide; else only the backward's re-gather and reduce-scatte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from windtunnel.cost.price import Price
 from windtunnel.model.adapters import ADAPTER
 from windtunnel.model.operations import Operation, Transfer
-from windtunnel.training.lowering.block_shards import Gathers
+from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.pass_builder import PassBuilder, Segment
+from windtunnel.training.lowering.shards.block_shards import Gathers
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import Pricer
 
@@ -47,35 +47,6 @@ class Phase(Enum):
     BACKWARD = "backward"
     BACKWARD_INPUT = "backward-input"
     BACKWARD_WEIGHT = "backward-weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Ops of one layer (or of embedding or head), with the parameters that sharded data parallelism gathers for it."""
-
-    operations: tuple[Operation, ...]
-    dense_parameters: float = 0.0  # on this rank, before sharding over data-parallel ranks
-    expert_parameters: float = 0.0
-    recompute: bool = False  # in full
-    offload: bool = False
-    adapters: float | None = None  # parameters of its adapters, where all others are frozen
-
-    @property
-    def learning(self) -> tuple[float, float]:
-        """Dense and expert parameters that learn."""
-        if self.adapters is not None:
-            return self.adapters, 0.0
-        return self.dense_parameters, self.expert_parameters
-
-    @property
-    def norms(self) -> int:
-        """How many norms it has."""
-        return sum(op.part == "norms" for op in self.operations)
-
-    @property
-    def is_end(self) -> bool:
-        """Whether it is the embedding or the head."""
-        return self.operations[-1].name in ("embedding", "loss")
 
 
 def build_segment(

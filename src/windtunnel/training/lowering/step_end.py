@@ -9,10 +9,10 @@ from windtunnel.cost.training import MATH
 from windtunnel.graph import OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.training.lowering.model_chunks import tensors_of
+from windtunnel.training.lowering.shards.step_shards import Buckets, add_reductions
 from windtunnel.training.lowering.step import COMPUTE
 from windtunnel.training.lowering.step_actions import Actions
 from windtunnel.training.lowering.step_builder import StepBuilder
-from windtunnel.training.lowering.step_shards import Buckets, add_reductions
 from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.memory.new_pages import NONE, NewBytes, new_bytes
 

@@ -31,7 +31,7 @@ from windtunnel.graph.allocator import AllocatorResult, replay_allocator
 from windtunnel.result import StageMemory
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, tensors_of
-from windtunnel.training.lowering.pipelined_shards import (
+from windtunnel.training.lowering.shards.pipelined_shards import (
     LAYER_BY_LAYER,
     gathered_chunks,
     summed_chunks,

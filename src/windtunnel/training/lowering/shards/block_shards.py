@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from windtunnel.model.operations import Transfer
+from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.pass_builder import PassBuilder
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES, parameter_bytes
-
-if TYPE_CHECKING:
-    from windtunnel.training.lowering.pass_lowering import Block
 
 
 class Gathers:

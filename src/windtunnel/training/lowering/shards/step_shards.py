@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
-from windtunnel.training.lowering.pipelined_shards import LAYER_BY_LAYER, fetches
+from windtunnel.training.lowering.shards.pipelined_shards import LAYER_BY_LAYER, fetches
 from windtunnel.training.lowering.step_actions import Actions
 from windtunnel.training.lowering.step_builder import StepBuilder
 from windtunnel.training.pricing import parameter_bytes
