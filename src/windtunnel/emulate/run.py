@@ -116,7 +116,7 @@ def emulate_ranks(asked: Emulation) -> dict[int, Outcome]:
     _check(asked)
     sweep()
     with terminated_is_an_end(), _Run(asked) as run:
-        return run.watch()
+        return dict(sorted(run.watch().items()))  # not in the order in which they ended
 
 
 class _Run:
