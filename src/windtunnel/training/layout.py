@@ -201,12 +201,13 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
     """Values of the fields that the plan leaves open."""
     many = plan.tp > 1
     zero_stage = habits.zero_stage if plan.zero_stage is None else plan.zero_stage
+    shared = plan.optimizer != "muon" or habits.overlaps_muon  # whether replicas may overlap what they share
     wanted: dict[str, object] = {
         "sequence_parallel": habits.sequence_parallel and many,
         "zero_stage": habits.zero_stage,
         "gradient_dtype": habits.gradient_dtype,
-        "overlap_grad_reduce": habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce,
-        "overlap_param_gather": habits.overlap_param_gather,
+        "overlap_grad_reduce": shared and (habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce),
+        "overlap_param_gather": shared and habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
         "overlap_tp_backward": habits.overlap_tp_backward and many,
         "overlap_p2p": habits.overlap_p2p_interleaved

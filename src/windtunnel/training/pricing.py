@@ -132,6 +132,15 @@ class Pricer:
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
 
+    def of_same_ops(self, layout: Layout) -> Pricer:
+        """Prices of a layout whose ranks have the very same ops: what is priced for one is known to the other.
+
+        Where ranks are, and so what they send each other, may differ, and how ops are launched.
+        """
+        other = Pricer(layout)
+        other._ops, other._moved = self._ops, self._moved
+        return other
+
     def slowed(self, compute: float, links: float) -> Pricer:
         """The same prices on a cell whose compute and whose links across nodes take so many times as long."""
         other = copy(self)
