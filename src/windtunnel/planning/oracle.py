@@ -19,7 +19,7 @@ from windtunnel.model import Model
 from windtunnel.planning.least.beside_passes import held_by_ranks
 from windtunnel.training import Plan, predict, read_plan
 from windtunnel.training.launch.megatron import hides_exchange, interleaves
-from windtunnel.training.layout import DUAL_PIPES, PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.by_stage import simulate_by_stage
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.simulated import Simulated, simulate
@@ -33,7 +33,6 @@ from windtunnel.training.schedules import NAMES as SCHEDULES
 from windtunnel.training.schedules import Kind, Schedule, check, legal, schedule, walk
 
 __all__ = [
-    "DUAL_PIPES",
     "PEAK_DTYPE",
     "RECOMPUTE_PARTS",
     "SCHEDULES",
@@ -75,7 +74,7 @@ class Replayed:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank has the memory."""
+        """Whether the fullest rank has the memory, without giving back what it caches."""
         return self.peak_bytes <= self.capacity_bytes
 
 
@@ -103,7 +102,11 @@ def pieces(layout: Layout) -> tuple[Piece, ...]:
 
 
 def memory_bytes(layout: Layout) -> int:
-    """Peak memory of the fullest rank, as its allocator would have it; nothing is timed for it."""
+    """What the fullest rank needs on its device; nothing is timed for it.
+
+    No plan is proposed that fits only because its allocator gives cached memory back, again and again: nobody can say
+    how long its step takes.
+    """
     return peak_bytes(layout, pieces(layout), table_of(layout))
 
 

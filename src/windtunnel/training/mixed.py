@@ -26,10 +26,10 @@ from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.by_stage import Pieces, simulate_by_stage
 from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.simulated import Simulated
-from windtunnel.training.memory.peak import memory_of
+from windtunnel.training.memory.peak import memory_of, ranks_peak_bytes
 from windtunnel.training.plan import Plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import check, schedule
+from windtunnel.training.schedules import TRAITS, check, schedule
 
 Predict = Callable[[Model, Cluster, Plan], Result]
 ByStage = Callable[[Model, MixedCluster, Plan], tuple[Result, int]]  # and the type whose memory is fullest
@@ -52,9 +52,14 @@ class Staged:
     def memory(self) -> tuple[StageMemory, ...]:
         """Of each pipeline rank, on its own type."""
         step, end_ns = self.simulated.step, self.simulated.timeline.end_ns
-        of_type = [
-            memory_of(layout, held, step, end_ns) for layout, held in zip(self.layouts, self.pieces, strict=True)
-        ]
+        of_type = []
+        for layout, held in zip(self.layouts, self.pieces, strict=True):
+            needs, usable = ranks_peak_bytes(layout, held, step.schedule), layout.cluster.gpu.usable_memory_bytes
+            # A rank that fits is told as it is, whatever the others of its type, or those of another one, would need.
+            of_type.append([
+                replace(one, device_bytes=need, gives_back=False) if need <= usable else one
+                for one, need in zip(memory_of(layout, held, step, end_ns), needs, strict=True)
+            ])  # fmt: skip
         return tuple(of_type[number][rank] for rank, number in enumerate(self.type_of))
 
 
@@ -153,8 +158,8 @@ def stages_of(layout: Layout, cluster: MixedCluster) -> tuple[int, ...]:
                 "use a pipeline whose stages divide the GPUs of each type",
             )
         found += [number] * (part.n_gpus // block)
-    if layout.schedule == "dualpipe":
-        raise LayoutError("dualpipe holds each stage twice, so on two types", "use another schedule")
+    if TRAITS[layout.schedule].both_ways:
+        raise LayoutError(f"{layout.schedule} holds each stage twice, so on two types", "use another schedule")
     if any(part.gpu.generation == "cpu" for part in cluster.parts):
         raise LayoutError("stages on CPUs and GPUs together are not predicted", "use GPUs")
     return tuple(found)

@@ -14,6 +14,7 @@ from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gather
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import outside_bytes
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
+from windtunnel.training.schedules import TRAITS
 
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte
 
@@ -22,9 +23,9 @@ def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.f
     """Sums over the virtual stages of each pipeline rank."""
     stages = layout.plan.pp
     found = of_stage.reshape(-1, stages).sum(axis=0) if len(of_stage) % stages == 0 else of_stage
-    if stages > 1 and layout.schedule in ("zb-v", "dualpipe-v"):
+    if stages > 1 and TRAITS[layout.schedule].turns:
         found = of_stage[:stages] + of_stage[: stages - 1 : -1]
-    elif stages > 1 and layout.schedule == "dualpipe":
+    elif stages > 1 and TRAITS[layout.schedule].both_ways:
         found = of_stage + of_stage[::-1]
     return np.asarray(found, np.float64)
 

@@ -28,7 +28,7 @@ from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.pass_builder import PassBuilder
 from windtunnel.training.lowering.pass_lowering import Phase, build_pass
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import SPLIT
+from windtunnel.training.schedules import TRAITS
 
 Key = TypeVar("Key")
 
@@ -61,7 +61,7 @@ def calm(pricer: Pricer) -> Pricer:
 
 def splits_backward(layout: Layout) -> bool:
     """Whether the gradients of inputs and of weights are passes of their own."""
-    return layout.plan.pp > 1 and layout.schedule in SPLIT
+    return layout.plan.pp > 1 and TRAITS[layout.schedule].splits_backward
 
 
 def block_costs(

@@ -19,6 +19,7 @@ from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.planning.bounds import Again, Bounds, Floats, Options, spans
 from windtunnel.planning.least.beside_passes import Ends, least_memory
 from windtunnel.planning.oracle import Layout, ranks_bytes, staged_step_ns, stages_of, straggling
+from windtunnel.training.schedules import TRAITS
 
 
 class ByStage(Bounds):
@@ -51,7 +52,7 @@ class ByStage(Bounds):
         """Of each virtual stage."""
         types, count = np.array(stages_of(layout, self.mixed)), len(layout.virtual_layers)
         rank = np.arange(count) % layout.plan.pp
-        if layout.schedule in ("zb-v", "dualpipe-v"):
+        if TRAITS[layout.schedule].turns:
             rank = np.minimum(np.arange(count), count - 1 - np.arange(count))
         return np.asarray(types[rank], np.int64)
 
