@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from windtunnel.planning.oracle import (
     BACKWARD,
-    DUAL_PIPES,
     EMBEDDING,
     FORWARD,
     HEAD,
@@ -50,11 +49,10 @@ from windtunnel.planning.oracle import (
     least_memory,
     splits_backward,
 )
+from windtunnel.training.schedules import TRAITS
 
 ROUNDING = 1.0 - 1e-6  # of floats
 Floats = NDArray[np.float64]
-IN_LINE = ("1f1b", "gpipe", "interleaved", "zb-h1")
-LAST_IS_FIRST = ("1f1b", "gpipe", "interleaved")  # a rank ends with the backward pass of its first stage
 Class = tuple[object, ...]
 Options = Mapping[str, tuple[Any, ...]]  # of switches
 
@@ -149,24 +147,25 @@ def busy_ns(layout: Layout, forward: Floats, backward: Floats, hop: float = 0.0)
     stages, micro_batches = layout.plan.pp, layout.micro_batches
     if stages == 1:
         return float(micro_batches * (forward.sum() + backward.sum()))
+    traits = TRAITS[layout.schedule]
     blocking = 0.0 if layout.plan.overlap_p2p else hop
     if hop:
         forward, backward = forward.copy(), backward.copy()
         forward[:-1] += blocking
         backward[1:] += blocking
-        if layout.schedule in ("zb-v", "dualpipe-v"):  # the turn of the V is on one rank
+        if traits.turns:  # the turn of the V is on one rank
             forward[stages - 1] -= blocking
             backward[stages] -= blocking
     rank = np.arange(stages)
     latency = 0.0 if blocking else hop
-    if layout.schedule in IN_LINE:
+    if traits.in_line:
         both = (forward + backward).reshape(-1, stages).sum(axis=0) * micro_batches
         head = (np.cumsum(forward[:stages]) - forward[:stages]) + rank * latency
         tail = np.zeros(stages)
-        if layout.schedule in LAST_IS_FIRST:
+        if traits.ends_with_first:
             tail = (np.cumsum(backward[:stages]) - backward[:stages]) + rank * latency
         return float((both + head + tail).max())
-    if layout.schedule == "dualpipe":  # each rank works on half of the micro-batches of two stages
+    if traits.both_ways:  # each rank works on half of the micro-batches of two stages
         both = (forward + backward) * (micro_batches // 2)
         head = np.cumsum(forward) - forward + rank * latency
         return float((both + both[::-1] + np.minimum(head, head[::-1])).max())
@@ -180,7 +179,7 @@ def work_class(layout: Layout) -> Class:
     plan = layout.plan
     return (
         plan.tp, plan.cp, plan.cp_kind, plan.ep, layout.etp, plan.micro_batch, plan.sequence_parallel, plan.compile,
-        layout.shares_once, layout.schedule in DUAL_PIPES,
+        layout.shares_once, TRAITS[layout.schedule].hides_dispatch,
     )  # fmt: skip
 
 

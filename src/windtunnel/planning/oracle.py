@@ -39,7 +39,7 @@ from windtunnel.model.layer_operations import embedding_operations, head_operati
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training import Plan, predict, read_plan
 from windtunnel.training.launch.megatron import hides_exchange
-from windtunnel.training.layout import DUAL_PIPES, PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, layer_parameters, pieces_of, shard_of
 from windtunnel.training.lowering.pass_builder import PassBuilder
@@ -47,17 +47,16 @@ from windtunnel.training.lowering.pass_lowering import Phase, build_pass
 from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.lowering.simulated import simulate
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
-from windtunnel.training.memory.peak import memory_of, outside_bytes, peak_bytes
+from windtunnel.training.memory.peak import outside_bytes, peak_bytes
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.mixed import check_lies_on_one
 from windtunnel.training.plan import RECOMPUTE_PARTS
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.question import Question
 from windtunnel.training.schedules import NAMES as SCHEDULES
-from windtunnel.training.schedules import SPLIT, Kind, Schedule, check, legal, schedule, walk
+from windtunnel.training.schedules import TRAITS, Kind, Schedule, check, legal, schedule, walk
 
 __all__ = [
-    "DUAL_PIPES",
     "PEAK_DTYPE",
     "RECOMPUTE_PARTS",
     "SCHEDULES",
@@ -102,7 +101,7 @@ class Replayed:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank has the memory."""
+        """Whether the fullest rank has the memory, without giving back what it caches."""
         return self.peak_bytes <= self.capacity_bytes
 
 
@@ -130,7 +129,11 @@ def pieces(layout: Layout) -> tuple[Piece, ...]:
 
 
 def memory_bytes(layout: Layout) -> int:
-    """Peak memory of the fullest rank, as its allocator would have it; nothing is timed for it."""
+    """What the fullest rank needs on its device; nothing is timed for it.
+
+    No plan is proposed that fits only because its allocator gives cached memory back, again and again: nobody can say
+    how long its step takes.
+    """
     return peak_bytes(layout, pieces(layout), table_of(layout))
 
 
@@ -139,9 +142,7 @@ def replayed(layout: Layout) -> Replayed:
     pricer = Pricer(layout)
     simulated = simulate(layout, pieces(layout), table_of(layout), pricer)
     waiting = round(simulated.makespan_ns * pricer.training.straggling(layout.cluster.n_gpus))
-    memory = memory_of(layout, simulated.pieces, simulated.step, simulated.timeline.end_ns)
-    peak = max(stage.device_bytes for stage in memory)
-    return Replayed(simulated.makespan_ns + waiting, peak, layout.cluster.gpu.usable_memory_bytes)
+    return Replayed(simulated.makespan_ns + waiting, memory_bytes(layout), layout.cluster.gpu.usable_memory_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +246,7 @@ def calm(pricer: Pricer) -> Pricer:
 
 def splits_backward(layout: Layout) -> bool:
     """Whether the gradients of inputs and of weights are passes of their own."""
-    return layout.plan.pp > 1 and layout.schedule in SPLIT
+    return layout.plan.pp > 1 and TRAITS[layout.schedule].splits_backward
 
 
 def block_costs(
@@ -422,9 +423,9 @@ def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.f
     """Sums over the virtual stages of each pipeline rank."""
     stages = layout.plan.pp
     found = of_stage.reshape(-1, stages).sum(axis=0) if len(of_stage) % stages == 0 else of_stage
-    if stages > 1 and layout.schedule in ("zb-v", "dualpipe-v"):
+    if stages > 1 and TRAITS[layout.schedule].turns:
         found = of_stage[:stages] + of_stage[: stages - 1 : -1]
-    elif stages > 1 and layout.schedule == "dualpipe":
+    elif stages > 1 and TRAITS[layout.schedule].both_ways:
         found = of_stage + of_stage[::-1]
     return np.asarray(found, np.float64)
 

@@ -32,7 +32,7 @@ from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.pass_builder import owned
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.lowering.step import LoweredStep
-from windtunnel.training.memory.peak import gives_back, memory_of
+from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.mixed import of_all_types
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
@@ -150,7 +150,7 @@ def _result(
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
     trouble = None
-    full = gives_back(most.device_bytes, cluster.gpu.usable_memory_bytes)
+    full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
     if most.device_bytes > cluster.gpu.usable_memory_bytes:
