@@ -127,21 +127,32 @@ class Layout:
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
+        return group_of(*self._ranks(name), self.cluster)
+
+    def _ranks(self, name: str) -> tuple[int, int]:
+        """How many ranks the group has, and how far apart they are. Asked a thousand times for each step."""
         plan = self.plan
+        if name == "tp":
+            return plan.tp, 1
+        if name == "cp":
+            return plan.cp, plan.tp
+        if name == "dp":
+            return self.shard_group, plan.tp
+        if name == "replica":
+            return self.replicas, plan.tp * self.shard_group
         dense = plan.tp * plan.cp * self.dp
-        size, stride = {
-            "tp": (plan.tp, 1),
-            "cp": (plan.cp, plan.tp),
-            "dp": (self.shard_group, plan.tp),
-            "replica": (self.replicas, plan.tp * self.shard_group),
-            "pp": (2 if plan.pp > 1 else 1, dense),
-            "pp far": (2, max(dense, self.cluster.scale_up_domain)),
-            "ep": (plan.ep, self.etp),
-            "etp": (self.etp, 1),
-            "edp": (max(1, dense // (plan.ep * self.etp)), plan.ep * self.etp),
-            "world": (self.cluster.n_gpus, 1),
-        }[name]
-        return group_of(size, stride, self.cluster)
+        if name == "pp":
+            return (2 if plan.pp > 1 else 1), dense
+        if name == "pp far":
+            return 2, max(dense, self.cluster.scale_up_domain)
+        if name == "ep":
+            return plan.ep, self.etp
+        if name == "etp":
+            return self.etp, 1
+        if name == "edp":
+            return max(1, dense // (plan.ep * self.etp)), plan.ep * self.etp
+        assert name == "world", name
+        return self.cluster.n_gpus, 1
 
 
 def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
