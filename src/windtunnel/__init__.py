@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from windtunnel.fleet.study import fleet
     from windtunnel.hardware import Cluster, parse_cluster
     from windtunnel.model import Model, load_model
-    from windtunnel.planning import plan
     from windtunnel.planning.advice import advise
+    from windtunnel.planning.plan import plan
     from windtunnel.report.comparison.compare import compare
     from windtunnel.report.notebook import notebook_html
     from windtunnel.report.prediction.html import write_html as write_report
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from windtunnel.sweeps import sweep
     from windtunnel.techniques import predict_with
     from windtunnel.traces.explain import explain
-    from windtunnel.training import Plan, predict, read_plan
     from windtunnel.training.op_table import op_table
+    from windtunnel.training.plan import Plan, read_plan
+    from windtunnel.training.predict import predict
 
     __version__: str
 
