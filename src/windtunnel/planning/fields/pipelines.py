@@ -54,6 +54,7 @@ def _by_type(has: Features, layers: int, pp: int, mixed: MixedCluster) -> list[P
     ranks = [part.n_gpus * pp // mixed.n_gpus for part in mixed.parts]
     if any(part.n_gpus * pp % mixed.n_gpus for part in mixed.parts) or layers < pp:
         return []
+    shares: list[tuple[int, ...]]
     if len(ranks) == 2:
         shares = [(first, layers - first) for first in range(ranks[0], layers - ranks[1] + 1)]
     else:
