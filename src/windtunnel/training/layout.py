@@ -235,7 +235,7 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "cuda_graphs": False,
         "compile": habits.compile,
         "fp8_parameters": False,
-        "account_for_embedding": habits.account_for_embedding,
+        "account_for_embedding": False,
     }
     return {field: value for field, value in wanted.items() if getattr(plan, field) is None}
 
