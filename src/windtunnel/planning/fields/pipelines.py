@@ -54,7 +54,6 @@ def _by_type(has: Features, layers: int, pp: int, mixed: MixedCluster) -> list[P
     ranks = [part.n_gpus * pp // mixed.n_gpus for part in mixed.parts]
     if any(part.n_gpus * pp % mixed.n_gpus for part in mixed.parts) or layers < pp:
         return []
-    shares: list[tuple[int, ...]]
     if len(ranks) == 2:
         shares: list[tuple[int, ...]] = [(one, layers - one) for one in range(ranks[0], layers - ranks[1] + 1)]
     else:
