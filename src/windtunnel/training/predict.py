@@ -128,13 +128,18 @@ def predict(
 
 
 def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, int]:
-    """A pipeline whose stages lie on several types, told as on the type whose memory is fullest; and that type."""
+    """A pipeline whose stages lie on several types; and the type whose memory it is told against.
+
+    That of the stage that lacks most of what it needs; where all fit, that of the stage that needs most.
+    """
     job = staged(model, cluster, plan)
     memory = job.memory()
-    fullness = {
-        one.stage: one.device_bytes / job.layout_of(one.stage).cluster.gpu.usable_memory_bytes for one in memory
-    }
-    shown = job.type_of[max(fullness, key=lambda stage: fullness[stage])]
+
+    def worth_telling(one: StageMemory) -> tuple[float, bool, int]:
+        share = one.device_bytes / job.layout_of(one.stage).cluster.gpu.usable_memory_bytes
+        return max(1.0, share), one.gives_back, one.device_bytes
+
+    shown = job.type_of[max(memory, key=worth_telling).stage]
     own = tuple(one for one in memory if job.type_of[one.stage] == shown)
     layout, simulated = job.layouts[shown], job.simulated
     command = reproduce(layout)
