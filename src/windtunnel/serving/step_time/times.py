@@ -82,7 +82,7 @@ class StepTimes:
     ranks: int = 1  # attention ranks of the replica
     speculative: tuple[int, float] = (0, 0.0)  # tokens drafted per step, acceptance
     sums: float = 0.0  # sums over tensor-parallel ranks in one stage
-    quantised: bool = False  # whether dense weights have fewer than 16 bits
+    dense_factor: float = 1.0  # on prompts' dense kernels, beside the profile's own
     draft_step_s: float = 0.0  # of every step that drafts: launches that no graph holds
     _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
     _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
@@ -155,8 +155,7 @@ class StepTimes:
         """What a mixed step's kernels take beside attention and head: of its tokens alone."""
         profile, stages = self.profile, self.prices.stages
         tokens = rank_tokens / stages
-        dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
-        seconds = self.over("dense", tokens) * dense
+        seconds = self.over("dense", tokens) * profile.prefill_factor * self.dense_factor
         factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
         seconds += self.over("group", all_tokens / stages) * factor
         seconds += self.prices.handover(tokens)
@@ -218,7 +217,8 @@ class StepTimes:
 
     def _exposed(self, host: float, gpu: float) -> float:
         """What of the host's time is seen: all of it, or, planned while the GPU runs, what is longer."""
-        return max(0.0, host - gpu) if self.profile.asynchronous else host
+        hidden = self.profile.asynchronous and (self.profile.drafting_overlaps or not self.speculative[0])
+        return max(0.0, host - gpu) if hidden else host
 
     def _prompt(self, chunk: int, past: int) -> float:
         """Prefill attention, from a table over (chunk, past) with two nodes per octave."""
