@@ -1,4 +1,4 @@
-"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.collectives`, as in training.
+"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.communication`, as in training.
 
 Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an
 fp32 buffer, which is more bytes per weight than the plain GEMM writes); attention has its own kernel; an element-wise
@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.communication.collectives import collective, explain, tier
+from windtunnel.cost.communication.collectives import collective, latency_and_bandwidth, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
@@ -113,6 +113,7 @@ class Pricer:
         # By identity: hashing an op costs as much as pricing it. It is kept, so that its identity stays its own.
         self._ops: dict[tuple[int, str], tuple[Operation, Price]] = {}
         self._moved: dict[float, Price] = {}
+        self._gemms: dict[tuple[int, int, int, str], Price] = {}
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
@@ -131,6 +132,18 @@ class Pricer:
         self.unmeasured_launch_s = 0.0
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
+
+    def like(self, layout: Layout, *, same_ops: bool) -> Pricer:
+        """Prices of another layout of the same cluster, framework and formats: what is known of kernels is shared.
+
+        `same_ops`: its ranks have the very same ops, so that their prices are shared too. Where ranks are, and so what
+        they send each other, may differ, and how ops are launched.
+        """
+        other = Pricer(layout)
+        other._moved, other._gemms = self._moved, self._gemms
+        if same_ops:
+            other._ops = self._ops
+        return other
 
     def slowed(self, compute: float, links: float) -> Pricer:
         """The same prices on a cell whose compute and whose links across nodes take so many times as long."""
@@ -290,7 +303,7 @@ class Pricer:
         group, bytes_total = self.layout.group(transfer.group), int(transfer.bytes_total)
         if tier(group) != "scale_out" or not bytes_total:
             return 0.0
-        _, _, latency_s, bandwidth_s = explain(transfer.kind, bytes_total, group, self.layout.cluster)
+        _, _, latency_s, bandwidth_s = latency_and_bandwidth(transfer.kind, bytes_total, group, self.layout.cluster)
 
         whole = latency_s + bandwidth_s
         return bandwidth_s / whole if whole > 0.0 else 0.0
@@ -343,7 +356,10 @@ class Pricer:
         m, n, k = (max(1, round(size)) for size in (m, n, k))
         if self.calibrated is not None:  # what belongs to no linear layer
             return self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
-        return sustained_gemm(self.kernels, self.training, m, n, k, dtype)
+        known = self._gemms.get((m, n, k, dtype))
+        if known is None:
+            known = self._gemms[m, n, k, dtype] = sustained_gemm(self.kernels, self.training, m, n, k, dtype)
+        return known
 
     def _aligned(self, price: Price, op: Operation) -> Price:
         """A 16-bit product at the length of its rows; the narrow formats refuse what is not aligned."""

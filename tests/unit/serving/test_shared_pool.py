@@ -103,7 +103,7 @@ def test_pools_that_cannot_be_are_refused(tmp_path: Path, more: dict[str, Any], 
 
 
 def test_a_pool_that_is_not_there_is_said_in_words(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="No such file"):
         read_pool(tmp_path / "nofile.yaml")
 
 
