@@ -85,6 +85,7 @@ def engine_of(
         _speculation(model, deployment, used),
         2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
         used.quantised_prefill_factor_blackwell if generation == "blackwell" and quantised else 1.0,
+        used.expert_marginal_blackwell_fp8 if generation == "blackwell" and "fp8" in deployment.routed else 1.0,
         used.draft_step_hopper_s if generation == "hopper" else 0.0,
     )
     return Engine(

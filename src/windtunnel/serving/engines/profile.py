@@ -68,6 +68,9 @@ class Profile:
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    # FP8 experts on Blackwell: share of the time per further token beyond 512, where those that were timed are not the
+    # engine's own kernels.
+    expert_marginal_blackwell_fp8: float = 1.0
     attention_factor: float = 1.0
     prefill_factor: float = 1.0
     quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits

@@ -26,6 +26,7 @@ from windtunnel.serving.engines.profile import Profile
 
 TICKS_PER_NS = 1024
 TICKS_PER_S = TICKS_PER_NS * 10**9
+EXPERT_KNEE = 512.0  # tokens of a step, of all attention ranks
 PER_OCTAVE = 2  # nodes per doubling in tables over tokens
 
 
@@ -83,6 +84,7 @@ class StepTimes:
     speculative: tuple[int, float] = (0, 0.0)  # tokens drafted per step, acceptance
     sums: float = 0.0  # sums over tensor-parallel ranks in one stage
     dense_factor: float = 1.0  # on prompts' dense kernels, beside the profile's own
+    expert_marginal: float = 1.0  # share of the experts' time per further token beyond EXPERT_KNEE
     draft_step_s: float = 0.0  # of every step that drafts: launches that no graph holds
     _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
     _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
@@ -157,10 +159,18 @@ class StepTimes:
         tokens = rank_tokens / stages
         seconds = self.over("dense", tokens) * profile.prefill_factor * self.dense_factor
         factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
-        seconds += self.over("group", all_tokens / stages) * factor
+        seconds += self._group(all_tokens / stages) * factor
         seconds += self.prices.handover(tokens)
         gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
         return stages * (seconds + gaps)
+
+    def _group(self, tokens: float) -> float:
+        """Experts at the tokens of all attention ranks."""
+        seconds = self.over("group", tokens)
+        if self.expert_marginal == 1.0 or tokens <= EXPERT_KNEE:
+            return seconds
+        knee = self.over("group", EXPERT_KNEE)
+        return knee + self.expert_marginal * (seconds - knee)
 
     def over(self, part: str, size: float) -> float:
         """`dense`, `group` or `head` at a size, straight between nodes."""
@@ -184,7 +194,7 @@ class StepTimes:
         padded, captured = profile.padded(of_rank * (1 + drafted))
         fixed = self.over("dense", padded) + self.prices.handover(padded)
         expert_factor = profile.expert_factor if ranks == 1 else profile.expert_factor_ranks
-        fixed += self.over("group", padded * ranks) * expert_factor
+        fixed += self._group(padded * ranks) * expert_factor
         fixed = stages * fixed + self.over("head", of_rank * (1 + drafted))
         layers = stages * self.layers
         fixed += layers * profile.layer_gap_s + stages * self.sums * profile.collective_gap_s
