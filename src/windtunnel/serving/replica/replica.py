@@ -64,6 +64,7 @@ class Replica:
         self._ratio_from = 0  # step since which the expected share of output falls
         self._stall = 0  # ticks since the decoding sequences' last token
         self._gather_until = -1  # decode step at which waiting prompts are admitted in any case; -1 = none wait
+        self._polls = rules.receive_steps > 1
         self._received = 0  # a decode step at which the engine looked for requests; multiples of the rule after it, too
         self._seen = False  # whether it has looked at those that wait
         self._adopted: list[Sequence] = []  # prompts from elsewhere that join at the next step
@@ -77,7 +78,8 @@ class Replica:
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request arrives."""
         self.waiting.append(one)
-        self._seen = self._seen and len(self.waiting) > 1
+        if self._polls:
+            self._seen = self._seen and len(self.waiting) > 1
         self.outstanding_tokens += one.known
         if self._mode == IDLE:
             one.queued_ns = now_ns
@@ -92,7 +94,7 @@ class Replica:
             and len(self.decoding) < self.rules.max_num_seqs
         ):
             if self.rules.gather == 1 or len(self.waiting) == self.rules.gather:
-                self._cut(now_ns << SHIFT, looking=not self._seen)
+                self._cut(now_ns << SHIFT, looking=self._polls and not self._seen)
             elif len(self.waiting) == 1:
                 self._cut(now_ns << SHIFT, self.rules.gather_steps)
 
@@ -166,7 +168,8 @@ class Replica:
         batch = len(self.decoding)
         chunks: list[tuple[Sequence, int]] = []
         mixed = rules.batching == "mixed"
-        if (self.waiting or self.partial) and not (self._unseen(batch) or (rules.gather > 1 and self._gathers(batch))):
+        unseen = self._polls and batch > 0 and self._unseen()
+        if (self.waiting or self.partial) and not (unseen or (rules.gather > 1 and self._gathers(batch))):
             preempted, kept = False, 0
             if mixed and batch:
                 preempted = self._make_room(self._due[-self._steps % rules.block_size])
@@ -180,7 +183,8 @@ class Replica:
                     budget -= n
             if not preempted and self.waiting and budget > 0:
                 self._admit(chunks, budget, kept)
-            self._seen = bool(self.waiting)
+            if self._polls:
+                self._seen = bool(self.waiting)
         if chunks:
             self._begin_mixed(chunks, batch if mixed else 0)
         elif batch:
@@ -189,12 +193,9 @@ class Replica:
             self._mode = IDLE
             self.next_ns = NEVER
 
-    def _unseen(self, batch: int) -> bool:
+    def _unseen(self) -> bool:
         """Whether the engine does not know of those that wait, since it has not looked for requests yet."""
-        every = self.rules.receive_steps
-        return (
-            every > 1 and batch > 0 and not (self._seen or self.partial or (self._steps - self._received) % every == 0)
-        )
+        return not (self._seen or self.partial or (self._steps - self._received) % self.rules.receive_steps == 0)
 
     def _gathers(self, batch: int) -> bool:
         """Whether prompts are held back until every attention rank has one, or their time is up."""
@@ -306,7 +307,7 @@ class Replica:
             steps = 1
         if rules.reserve == "ratio" and self.waiting and batch < rules.max_num_seqs:
             steps = min(steps, RATIO_LOOKS)  # what admission expects of the running falls from step to step
-        if self.waiting and self._unseen(batch):
+        if self._polls and self.waiting and self._unseen():
             steps = min(steps, -(self._steps - self._received) % rules.receive_steps)
         if self._gather_until >= 0 and steps > self._gather_until - self._steps:
             steps = self._gather_until - self._steps
