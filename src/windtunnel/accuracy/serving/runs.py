@@ -7,7 +7,7 @@ between drafting and not, in the order of the numbers, and uses no published ent
     cost = changes + 2 x (rows of a point that read alike - entries for that reading)
 
 A row is told where every division of the day with the other reading costs at least 2 more. A day whose best division
-still contradicts an entry is left alone: its jobs ran side by side. Nothing measured enters.
+costs more than one in six of its rows is left alone: its jobs ran side by side. Nothing measured enters.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from windtunnel.accuracy.serving.recipes import DRAFTING, Recipe, point_of, reci
 from windtunnel.accuracy.serving.rows import ServingRow
 
 MOST_CHANGES, MOST_ROWS = 3, 90
+LEAST_ROWS = 6  # of a day for each change or contradiction of its best division
 MARGIN = 2
 NUMBER = re.compile(r"_(\d+)$")
 
@@ -70,7 +71,7 @@ def _of_day(listed: list[_Listed]) -> dict[str, bool]:
     if not open_ or n > MOST_ROWS:
         return {}
     readings, costs = _divisions(listed)
-    if costs.min() > MOST_CHANGES:
+    if costs.min() * LEAST_ROWS > n:
         return {}  # jobs ran side by side: the order tells nothing
     told = {}
     for place in open_:
