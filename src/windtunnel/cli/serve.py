@@ -139,7 +139,7 @@ def serve(
 
         answer_requests(
             model, cluster, layout, listen, replicas, router, speed, lose, max_waiting, record, workload, output,
-            length_ratio, seed, kernels, pools=prefill or decode,
+            length_ratio, seed, kernels, pools=(prefill, decode),
         )  # fmt: skip
         return None
     with working("serving"):
