@@ -55,7 +55,7 @@ def _by_type(has: Features, layers: int, pp: int, mixed: MixedCluster) -> list[P
     if any(part.n_gpus * pp % mixed.n_gpus for part in mixed.parts) or layers < pp:
         return []
     if len(ranks) == 2:
-        shares = [(first, layers - first) for first in range(ranks[0], layers - ranks[1] + 1)]
+        shares: list[tuple[int, ...]] = [(one, layers - one) for one in range(ranks[0], layers - ranks[1] + 1)]
     else:
         shares = [_by_peak(layers, ranks, mixed)]
     usual = {dealt(layers, pp), *uneven(layers, pp)}  # those are there already
