@@ -60,12 +60,15 @@ def run(
         str | None, Parameter(help="Without progress after each new allocation, such as 5min or 30 (seconds).")
     ] = None,
     mtbf_node: Annotated[
-        str | None, Parameter(help="Nodes fail: mean time between failures of one, such as 30d.")
+        str | None, Parameter(help="Nodes fail: mean time between failures of one, with its unit, such as 30d.")
     ] = None,
-    repair: Annotated[str, Parameter(help="Until a failed node is back (1h).")] = "1h",
+    repair: Annotated[str | None, Parameter(help="--mtbf-node: until a failed node is back (1h).")] = None,
     checkpoint_every: Annotated[
-        str, Parameter(help="Progress between checkpoints; 0: nothing is lost; never: all since the start (30min).")
-    ] = "30min",
+        str | None,
+        Parameter(
+            help="Nodes fail: progress between checkpoints; 0: nothing is lost; never: all since the start (30min)."
+        ),
+    ] = None,
     capacity: Annotated[
         Path | None, Parameter(help="Nodes come and go as in this CSV: time_s,node,gpus or time_s,nodes.")
     ] = None,
@@ -99,13 +102,20 @@ def run(
     names = [name.strip().lower() for name in policy.split(",") if name.strip()]
     if not names:
         raise SpecError("--policy", policy, "give one, such as fifo")
+    if seed < 0:
+        raise SpecError("--seed", seed, "give a whole number from 0 on")
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
     packed = cluster.lower().endswith(".csv")
     if executor != "serial" and (seeds is None or when is not None or packed or live is not None):
         raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
     if packed or live is not None:
-        for name, value in (("--mtbf-node", mtbf_node), ("--capacity", capacity)):
+        for name, value in (
+            ("--mtbf-node", mtbf_node),
+            ("--capacity", capacity),
+            ("--repair", repair),
+            ("--checkpoint-every", checkpoint_every),
+        ):
             if value is not None:
                 raise SpecError(name, str(value), "leave it out: neither pods nor jobs that really run lose nodes here")
     if live is not None and seeds is not None:
@@ -121,6 +131,8 @@ def run(
     from windtunnel.fleet.tables import Tables
     from windtunnel.units import parse_time
 
+    if serving is not None and not any(name.startswith("lyra") for name in names):
+        raise SpecError("--serving", str(serving), "it is the pool that lends servers to lyra: leave it out")
     site = parse_site(cluster, gpus_per_node)
     restart_s = None if restart is None else parse_time(restart, "--restart")
     if live is not None:
@@ -129,6 +141,7 @@ def run(
         run_live(jobs, site, names, live_folder, json, restart_s or 0.0)
         return
     failing = (mtbf_node, repair, checkpoint_every, None if capacity is None else str(capacity))
+    changes = changes_of(*failing)
     if seeds is not None and when is None:
         if jobs_out is not None or report is not None:
             raise SpecError("--seeds", seeds, "it prints bands over runs: leave out --jobs-out and --report")
@@ -167,7 +180,7 @@ def run(
         slot_s=slot,
         pool=placement == "pool",
         restart_s=restart_s,
-        changes=changes_of(*failing),
+        changes=changes,
     )
     if any(name.startswith("lyra") for name in names):
         from windtunnel.cli.fleet_loans import loans_of
