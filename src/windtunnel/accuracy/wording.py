@@ -243,7 +243,7 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
         fields["compile"] = True
     if "ulysses cp" in row.notes.lower():
         fields["cp_kind"] = "ulysses"
-    # NVIDIA/dgxc-benchmarking, v24.11: `optim.dtype: bf16` (`nemotron/nemotron4-340b-synth.yaml`, `nemotron4-15b-synth.yaml`).
+    # `optim.dtype: bf16` in its `nemotron/nemotron4-340b-synth.yaml` and `nemotron4-15b-synth.yaml`.
     if "dgxc-benchmarking@v24.11" in row.url_or_file and ":nemotron/" in row.url_or_file:
         fields.setdefault("optimizer_dtype", "bf16")
     # Megatron-LM before 2023 ran collectives and sends in line with the computation.
@@ -256,8 +256,8 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
 def recipe_unstated(row: Row) -> bool:
     """Whether a Megatron-Bridge row leaves open if its experts run in CUDA graphs and if their exchange is overlapped.
 
-    A graph needs shapes that the host does not wait for: experts of a fixed capacity (`tokendrop`), or the dispatcher of
-    the recipes from 26.06 on. Rows that cite their recipe say it in their notes.
+    A graph needs shapes that the host does not wait for: experts of a fixed capacity (`tokendrop`), or the dispatcher
+    of the recipes from 26.06 on. Rows that cite their recipe say it in their notes.
     """
     if not row.moe or "megatron-bridge" not in row.source.lower() or row.recompute.strip():
         return False
