@@ -98,7 +98,12 @@ def peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) ->
 
     Memory follows from the order of the passes, not from their times.
     """
-    return max(_sizes(layout, pieces, schedule)[3])
+    return max(ranks_peak_bytes(layout, pieces, schedule))
+
+
+def ranks_peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> list[int]:
+    """The same of every rank class."""
+    return _sizes(layout, pieces, schedule)[3]
 
 
 def _sizes(
