@@ -243,8 +243,8 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
         fields["compile"] = True
     if "ulysses cp" in row.notes.lower():
         fields["cp_kind"] = "ulysses"
-    # `optim.dtype: bf16` in its `nemotron/nemotron4-340b-synth.yaml` and `nemotron4-15b-synth.yaml`.
-    if "dgxc-benchmarking@v24.11" in row.url_or_file and ":nemotron/" in row.url_or_file:
+    # `nemotron/nemotron4-340b-synth.yaml` of that release: `optim.dtype: bf16`.
+    if "dgxc-benchmarking@v24.11" in row.url_or_file and "nemotron/README_340b" in row.url_or_file:
         fields.setdefault("optimizer_dtype", "bf16")
     # Megatron-LM before 2023 ran collectives and sends in line with the computation.
     if row.framework.lower() == "megatron-lm" and row.date[:4].isdigit() and int(row.date[:4]) < 2023:

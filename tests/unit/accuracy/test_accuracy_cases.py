@@ -146,6 +146,14 @@ def test_a_recipe_that_is_not_cited_may_have_run_in_graphs(case: Any, changes: d
     assert len({(plan.cuda_graphs, plan.overlap_ep) for plan in found.plans}) == plans
 
 
+def test_moments_are_in_the_format_of_the_cited_recipe(case: Any) -> None:
+    def cited(page: str) -> str:
+        return f"github:NVIDIA/dgxc-benchmarking@v24.11.1:nemotron/{page}.md#L52"
+
+    assert case(url_or_file=cited("README_340b")).plan.optimizer_dtype == "bf16"
+    assert case(url_or_file=cited("README_15b")).plan.optimizer_dtype == "fp32"
+
+
 def test_what_no_rule_knows_is_answered_and_said(case: Any) -> None:
     assert "framework 'Fleetwood' not known, taken as megatron" in case(framework="Fleetwood").assumptions
     found = case(model_family="perceptron", model="Perceptron-1")
