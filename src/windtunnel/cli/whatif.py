@@ -46,7 +46,7 @@ def whatif(
     run
         A run folder, its result.json, or the first digits of its hash.
     """
-    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.report.comparison.compare import compare
     from windtunnel.report.comparison.console import print_comparison
     from windtunnel.report.run_folder import load
@@ -58,14 +58,13 @@ def whatif(
     with working("predicting"):
         after = ask_again(before, *set, slow=slow, run=run)
     comparison = compare(before, after)
-    made_by = before.spec.get("version")
-    if made_by != after.spec["version"]:
-        note(
-            f"{run} was made by version {made_by or 'unknown'}, this is {after.spec['version']}:"
-            " not all that differs is the change"
-        )
+    made_by, now = before.spec.get("version"), after.spec["version"]
+    older = f"{run} was made by version {made_by or 'unknown'}, this is {now}: not all that differs is the change"
+    warnings = [older] if made_by != now else []
+    for text in warnings:
+        note(text)
     if json:
-        print_json(comparison.to_dict())
+        print_answer("whatif", comparison.to_dict(), warnings=warnings)
     else:
         print_comparison(comparison, stdout())
     if save:

@@ -21,6 +21,7 @@ from windtunnel.cost.device_memory import outside_of_allocator
 from windtunnel.errors import InputFileError, ScheduleError, UserError
 from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
 from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.header import product_version
 from windtunnel.programs.compiler.fused_program import fused
 from windtunnel.programs.disturbances.disturbed import disturb, disturbed_job
 from windtunnel.programs.disturbances.pace import placed_on
@@ -42,7 +43,7 @@ from windtunnel.programs.lowering.stages import class_names
 from windtunnel.programs.memory import CapturedMemory, memory_of_program
 from windtunnel.programs.program import RankProgram
 from windtunnel.programs.rank_classes.agreement import deadlock
-from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.disturbances.disturbed_step import Replayed
 from windtunnel.step.result_of import read, result_of

@@ -21,8 +21,9 @@ from windtunnel.engine import Timeline, exposed
 from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
+from windtunnel.header import product_version
 from windtunnel.model import Model, load_model
-from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.result_of import BUBBLE, ClassTime, Kernels, Work, read, result_of, roofline_warning, sum_to
 from windtunnel.training.disturbances.planned import disturb

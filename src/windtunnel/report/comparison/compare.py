@@ -21,7 +21,6 @@ from windtunnel.report.prediction.spec_words import difference_words, flatten, t
 from windtunnel.result import Result
 from windtunnel.units import format_bytes
 
-COMPARE_SCHEMA = "windtunnel.compare/1"
 _ABSENT = None
 _LINK_NAMES = ("cluster.scale_up.name", "cluster.scale_out.name")
 _COUNTED = ("active_parameters", "parameters")  # of the model: they follow from its shape
@@ -70,7 +69,6 @@ class Comparison:
     memory_causes_bytes: Mapping[str, int]
     spec: tuple[Difference, ...]
     explanation: str
-    schema: str = COMPARE_SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, for `--json`."""
