@@ -226,7 +226,7 @@ def _predicted(asked: Emulation) -> float | None:
     from windtunnel.programs.predict import predict_captured
 
     words = [f"gpu={rank}:{factor:g}" for rank, factor in asked.slow.items()]
-    return predict_captured(asked.captured, asked.cluster, disturbances=words).step_time_s
+    return predict_captured(asked.captured, asked.cluster, slow=words).step_time_s
 
 
 def _failed(asked: Emulation, outcome: Outcome, rank: int) -> int:
