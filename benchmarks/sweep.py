@@ -1,10 +1,11 @@
 """Sweeps: predictions per second over two processes, and Ray beside them.
 
-    python benchmarks/sweep.py [--points 2000] [--ray]
+    python benchmarks/sweep.py [--points 2000] [--ray] [--turns 3]
 
 Points differ in batch and plan; none is run twice. With `--ray` (extra `ray`) the same points go through both, one
-after the other, and the last line is the ratio of their times. `CPU` is what this process and its children used: it
-hardly depends on what else the machine does (Ray's workers are nobody's children, so theirs is not seen).
+after the other, and a line says the ratio of their times; `--turns`: so many times, and the median of the ratios.
+`CPU` is what this process and its children used: it hardly depends on what else the machine does (Ray's workers are
+nobody's children, so theirs is not seen).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import resource
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from windtunnel.sweeps import sweep
@@ -41,21 +43,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=2000)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--turns", type=int, default=1)
     arguments = parser.parse_args()
-    seconds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for executor in ("processes", "ray") if arguments.ray else ("processes",):
-            begun, used = time.perf_counter(), cpu_s()
-            done = sweep(study(arguments.points), out=Path(folder, f"{executor}.parquet"), jobs=2, executor=executor)
-            seconds[executor] = time.perf_counter() - begun
-            used = cpu_s() - used
-            print(
-                f"{executor}: {done.points} points in {seconds[executor]:.1f} s,"
-                f" {done.points / seconds[executor]:.0f}/s; {1e3 * used / done.points:.1f} ms of CPU a point"
-            )
-        if arguments.ray:
-            same = Path(folder, "ray.parquet").read_bytes() == Path(folder, "processes.parquet").read_bytes()
-            print(f"ray / processes {seconds['ray'] / seconds['processes']:.3f}; equal bytes: {same}")
+    ratios = []
+    for turn in range(arguments.turns):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = {one: run(one, arguments.points, Path(folder)) for one in order(arguments.ray, turn)}
+            if arguments.ray:
+                same = Path(folder, "ray.parquet").read_bytes() == Path(folder, "processes.parquet").read_bytes()
+                ratios.append(seconds["ray"] / seconds["processes"])
+                print(f"ray / processes {ratios[-1]:.3f}; equal bytes: {same}")
+    if len(ratios) > 1:
+        print(f"median of {len(ratios)} turns: ray / processes {median(ratios):.3f}")
+
+
+def order(ray: bool, turn: int) -> tuple[str, ...]:
+    """Who goes first changes from turn to turn: what the machine does besides changes too."""
+    both = ("processes", "ray") if ray else ("processes",)
+    return both if turn % 2 == 0 else both[::-1]
+
+
+def run(executor: str, points: int, folder: Path) -> float:
+    """Seconds of one sweep, its workers' start among them."""
+    begun, used = time.perf_counter(), cpu_s()
+    done = sweep(study(points), out=folder / f"{executor}.parquet", jobs=2, executor=executor)
+    seconds, used = time.perf_counter() - begun, cpu_s() - used
+    print(
+        f"{executor}: {done.points} points in {seconds:.1f} s, {done.points / seconds:.0f}/s;"
+        f" {1e3 * used / done.points:.1f} ms of CPU a point"
+    )
+    return seconds
 
 
 if __name__ == "__main__":

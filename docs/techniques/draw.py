@@ -8,6 +8,8 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.report.lanes import Bar, lanes_svg
 from windtunnel.techniques import explained
+from windtunnel.techniques.flat import lower_flat
+from windtunnel.techniques.megascale import features
 from windtunnel.techniques.priced import Drawn
 from windtunnel.training import read_plan
 
@@ -43,7 +45,23 @@ def kind_of(task) -> str:
     return "compute" if task.lane == "compute" else "update" if "update" in task.lane else "copy"
 
 
+def overlaps() -> dict[str, list[Bar]]:
+    """MegaScale's overlap set is a change of the plan: both plans are lowered."""
+    model, cluster = load_model("gpt3-175b").with_changes(layers=2), parse_cluster("a100-80gb:16")
+    plan = features.without(
+        read_plan({"global_batch": 4, "seq_len": 2048, "tp": 8, "zero_stage": 1}), features.OVERLAPS
+    )
+    found = {}
+    for words, names in (("without megascale", ()), ("with megascale", features.OVERLAPS)):
+        for name in names:
+            model, plan = features.with_feature(model, plan, name, features.MegaScalePlan())
+        step = lower_flat(model, cluster, plan)
+        found[words] = bars_of(Drawn(step.one, step.played(), step.lanes))
+    return found
+
+
 def main() -> None:
+    (Path(__file__).parent / "megascale.svg").write_text(lanes_svg(overlaps()))
     for name, (model, layers, cluster, plan, technique) in WHAT.items():
         built = load_model(model).with_changes(layers=layers)
         _, drawn = explained(built, parse_cluster(cluster), read_plan(plan), [technique])

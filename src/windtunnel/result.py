@@ -45,6 +45,7 @@ class StageMemory:
     device_bytes: int  # reserved + context and NCCL buffers outside the allocator: what nvidia-smi shows
     peak_time_ns: int
     timeline: tuple[tuple[int, int], ...]  # (time_ns, allocated_bytes), thinned for drawing
+    gives_back: bool = False  # fits only because the allocator gives cached memory back to the driver, again and again
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from windtunnel.model import transformer
 from windtunnel.programs.job import CapturedJob, whole_job
 from windtunnel.programs.predict import predict_captured
 from windtunnel.result import RankClass, Result
-from windtunnel.step.result_of import band_of
+from windtunnel.step.band import band_of
 from windtunnel.training import predict
 
 GRID = Grid(2, 2, 2)

@@ -26,7 +26,8 @@ from windtunnel.model import Model, load_model, transformer
 from windtunnel.planning.alpa.shardings import best_by_trying_all, best_sharding
 from windtunnel.planning.alpa.stages import best_stages, every_staging, submeshes
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.oracle import Plan, block_parameters, kept_bytes, laid_out
+from windtunnel.planning.least.blocks import block_parameters, kept_bytes
+from windtunnel.planning.oracle import Plan, laid_out
 
 # hidden, layers, heads: alpa-projects/alpa, benchmark/alpa/suite_manual_gpt.py (facts)
 GPT = {

@@ -4,8 +4,9 @@
 
 Each rank logs segments (input, forward, copy, link, garbage collection) and its all-reduce. Faults are real: a slow
 read, a busy loop, a large copy, a late send, collections of a large heap, SIGSTOP, a loop that comes to no
-collective. Clean windows in between must accuse nobody. `--overhead` measures in turns what logging costs a step.
-Needs torch.
+collective. Clean windows in between must accuse nobody. `--overhead` measures what watching costs a step, in paired
+turns of 20 steps with log, beat and garbage watch and 20 without: CPU time of the process, which other work on the
+machine does not move, and wall time of a whole step. Needs torch.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 
 SLOW = ("input", "forward", "copy", "link", "garbage collection")
 EXTRA_S = 0.04
+TURN = 20  # steps
 
 
 def busy(seconds: float) -> None:
@@ -58,9 +60,9 @@ def child(rank: int, world: int, port: int, folder: str, turns: int) -> None:
     flags = torch.zeros(16)
     step = 0
     on = True
-    times: list[float] = []
+    turn = (time.perf_counter(), time.process_time())
+    taken: list[tuple[float, float]] = []  # wall and CPU seconds of a step, by turn
     while True:
-        began = time.perf_counter()
         fault = json.loads(store.get("fault").decode()) if store.check(["fault"]) else {}
         mine = fault.get("kind") if fault.get("rank") == rank else None
         logged = (lambda name: log.segment(name)) if on else (lambda name: nullcontext())
@@ -84,19 +86,24 @@ def child(rank: int, world: int, port: int, folder: str, turns: int) -> None:
         if mine == "loop":
             while store.check(["fault"]) and json.loads(store.get("fault").decode()).get("kind") == "loop":
                 time.sleep(0.02)
-        work_s = time.perf_counter() - began
         with log.collective("dp") if on else nullcontext():
             group.allreduce([flags]).wait()
         step += 1
         if rank == 0:
             store.set("step", str(step))
-        if turns:
-            times.append(work_s)
-            if step % 20 == 0:
-                on = not on
+        if turns and step % TURN == 0:
+            before, turn = turn, (time.perf_counter(), time.process_time())
+            taken.append(((turn[0] - before[0]) / TURN, (turn[1] - before[1]) / TURN))
+            on = not on
+            if on:
+                log.rows[0, 2] = 0.0
+                log.start_beat()
+                log.watch_garbage()
+            else:
+                log.end()
             if step == turns:
                 if rank == 0:
-                    store.set("times", json.dumps(times))
+                    store.set("times", json.dumps(taken))
                 return
 
 
@@ -196,18 +203,23 @@ def event_cost() -> None:
     print(f"{1e6 * cost:.2f} us of CPU an event: five of them are {5 * cost / 0.02:.2%} of a step of 20 ms")
 
 
-def overhead(asked) -> None:
+def overhead(asked) -> int:
     event_cost()
     with tempfile.TemporaryDirectory() as folder:
-        store, processes = started(2, folder, turns=800)
-        store.wait(["times"], timedelta(seconds=500))
-        times = json.loads(store.get("times").decode())
+        store, processes = started(2, folder, turns=TURN * (2 * asked.turns + 2))
+        store.wait(["times"], timedelta(seconds=900))
+        taken = json.loads(store.get("times").decode())[2:]  # first-time costs are in the first two
         for process in processes:
             process.join()
-    blocks = [statistics.median(times[i : i + 20]) for i in range(20, 800, 20)]
-    pairs = [(a - b) / b for a, b in zip(blocks[1::2], blocks[0::2], strict=False)]  # on, off
-    share = statistics.median(pairs)
-    print(f"{len(pairs)} paired turns: median {share:+.2%} of the wall time of own work (noise on a busy machine)")
+    pairs = list(zip(taken[0::2], taken[1::2], strict=True))  # on, off
+    step_s = statistics.median(off[0] for _, off in pairs)
+    cpu = sorted((on[1] - off[1]) / step_s for on, off in pairs)
+    wall = sorted((on[0] - off[0]) / step_s for on, off in pairs)
+    for name, found in (("CPU time", cpu), ("wall time", wall)):
+        middle, quarters = statistics.median(found), statistics.quantiles(found, n=4)
+        turns = f"{len(found)} paired turns of {TURN} steps of {1e3 * step_s:.1f} ms, {name}"
+        print(f"{turns}: median {middle:+.2%} of a step (quartiles {quarters[0]:+.2%} to {quarters[2]:+.2%})")
+    return int(statistics.median(cpu) > 0.01)
 
 
 def main() -> int:
@@ -218,10 +230,10 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--overhead", action="store_true")
+    parser.add_argument("--turns", type=int, default=50, help="paired turns of --overhead")
     asked = parser.parse_args()
     if asked.overhead:
-        overhead(asked)
-        return 0
+        return overhead(asked)
     with tempfile.TemporaryDirectory() as folder:
         store, processes = started(asked.ranks, folder)
         store.wait(["step"], timedelta(seconds=300))

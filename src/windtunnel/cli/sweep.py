@@ -57,7 +57,8 @@ def sweep(
         )
         return
     counts = ", ".join(f"{count:,} {status}" for status, count in outcome.by_status.items())
-    stdout().print(f"{outcome.points:,} points: {counts}; {outcome.ran:,} ran now")
+    from_file = "" if outcome.ran else f" ({out} answers; remove it to run again)"
+    stdout().print(f"{outcome.points:,} points: {counts}; {outcome.ran:,} ran now{from_file}", soft_wrap=True)
     if outcome.best is not None:
         words = " ".join(f"{name}={value}" for name, value in outcome.best.items())
         stdout().print(f"best of those tried: {words}", soft_wrap=True)

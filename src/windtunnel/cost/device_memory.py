@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from windtunnel.hardware.cluster import Cluster
+from windtunnel.input_file import own_yaml
 
 MIB = 1 << 20
 
@@ -14,9 +15,7 @@ MIB = 1 << 20
 @lru_cache
 def memory_document() -> dict[str, Any]:
     """Constants of memory, as in the calibration file."""
-    import yaml
-
-    data = yaml.safe_load(files("windtunnel.cost.calibration").joinpath("memory.yaml").read_text(encoding="utf-8"))
+    data = own_yaml(files("windtunnel.cost.calibration").joinpath("memory.yaml").read_text(encoding="utf-8"))
     assert isinstance(data, dict)
     return data
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from windtunnel.cost.price import Price, Source
 from windtunnel.hardware.gpu import Gpu
+from windtunnel.input_file import own_yaml
 
 TILE = 128  # rows and columns of an output tile; rows of a query tile
 OPERAND_BYTES = {
@@ -46,9 +47,7 @@ def constants() -> dict[str, Any]:
 
 def read_calibration(name: str) -> dict[str, Any]:
     """One of the package's own data files."""
-    import yaml
-
-    loaded: dict[str, Any] = yaml.safe_load((files("windtunnel.cost") / "calibration" / name).read_text("utf-8"))
+    loaded: dict[str, Any] = own_yaml((files("windtunnel.cost") / "calibration" / name).read_text("utf-8"))
     return loaded
 
 

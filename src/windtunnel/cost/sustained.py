@@ -18,7 +18,8 @@ from windtunnel.cost.training import TrainingCosts
 # Time of a 16-bit product over the same one with aligned rows, by the largest power of two that divides the length of
 # its rows: tensor cores load 16 bytes at once, and shorter loads starve them (NVIDIA, "Matrix Multiplication Background
 # User's Guide"). 1: vTrain's output matrix on one node takes 3.4 times as long for its FLOPs at tp 1 (50,257 rows) as
-# at tp 2 (25,128); 4 and 2 are between.
+# at tp 2 (25,128), which is the 2.8. 4 and 2 are interpolated between, not measured. Frameworks that pad the vocabulary
+# (Megatron, by default) never meet this.
 ALIGNED = 8
 SHORT_LOADS: Mapping[int, float] = {8: 1.0, 4: 1.2, 2: 1.6, 1: 2.8}
 THROTTLED_FLOPS = 1e12  # of one GEMM: half a millisecond and more on anything in the catalogue

@@ -22,6 +22,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
+from windtunnel.input_file import own_yaml
 
 if TYPE_CHECKING:
     from windtunnel.hardware.calibration import Calibration
@@ -88,9 +89,7 @@ class TrainingCosts:
 @lru_cache
 def training_document() -> dict[str, Any]:
     """The calibration file as it stands; `validation/fit.py` tries other numbers in it."""
-    import yaml
-
-    data = yaml.safe_load(files("windtunnel.cost.calibration").joinpath("training.yaml").read_text(encoding="utf-8"))
+    data = own_yaml(files("windtunnel.cost.calibration").joinpath("training.yaml").read_text(encoding="utf-8"))
     assert isinstance(data, dict)
     return data
 

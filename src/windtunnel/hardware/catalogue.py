@@ -217,7 +217,7 @@ def _canonical(kind: str, name: str) -> str | None:
 def _raw(kind: str, stem: str) -> dict[str, Any]:
     from windtunnel.hardware.strict_yaml import read_mapping
 
-    return read_mapping(_HERE / kind / f"{stem}.yaml")
+    return read_mapping(_HERE / kind / f"{stem}.yaml", own=True)
 
 
 @cache

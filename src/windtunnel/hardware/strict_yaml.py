@@ -20,8 +20,8 @@ _LONG_TEXT = 64 * 1024  # from here on the parser in C, whose messages are short
 _EMPTY = ("", "~", "null")
 
 
-def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, scalars as text or None.
+def read_mapping(path: str | Path, *, own: bool = False) -> dict[str, Any]:
+    """The mapping in a YAML file, scalars as text or None. `own`: one of this package, so that nothing is wrong in it.
 
     Raises:
         InputFileError: missing, unreadable, too large, not UTF-8, not YAML, a repeated key, or not a mapping.
@@ -38,13 +38,13 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     if len(raw) > largest:
         raise InputFileError(path, f"larger than {largest // 1024} KiB", "a spec is a short YAML file")
     try:
-        return parse_mapping(raw.decode("utf-8"), os.fspath(path))
+        return parse_mapping(raw.decode("utf-8"), os.fspath(path), own=own)
     except UnicodeDecodeError as error:
         raise InputFileError(path, f"not UTF-8 at byte {error.start}", "save it as UTF-8 text") from error
 
 
-def parse_mapping(text: str, where: str) -> dict[str, Any]:
-    """The mapping in YAML `text`; `where` names it in messages.
+def parse_mapping(text: str, where: str, *, own: bool = False) -> dict[str, Any]:
+    """The mapping in YAML `text`; `where` names it in messages; `own` as in `read_mapping`.
 
     Raises:
         InputFileError: as `read_mapping`.
@@ -52,7 +52,7 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
     import yaml
 
     try:
-        fast = len(text) > _LONG_TEXT and getattr(yaml, "CBaseLoader", None)
+        fast = (own or len(text) > _LONG_TEXT) and getattr(yaml, "CBaseLoader", None)
         node = yaml.compose(text, Loader=fast or yaml.BaseLoader)
         if node is not None and yaml_nodes(node) > YAML_NODES_MOST:
             problem = f"stands for more than {YAML_NODES_MOST:,} values with its aliases written out"

@@ -29,32 +29,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.planning.oracle import (
+from windtunnel.planning.least.beside_passes import Ends, ends_of, least_memory
+from windtunnel.planning.least.block_times import (
     BACKWARD,
-    DUAL_PIPES,
-    EMBEDDING,
     FORWARD,
-    HEAD,
-    Block,
     BlockCosts,
-    Ends,
-    Layout,
     block_costs,
-    block_parameters,
-    block_work,
-    blocks_of,
-    ends_of,
     forward_costs,
-    kept_bytes,
-    kinds_of,
-    least_memory,
     splits_backward,
 )
+from windtunnel.planning.least.block_work import block_work
+from windtunnel.planning.least.blocks import EMBEDDING, HEAD, block_parameters, blocks_of, kept_bytes, kinds_of
+from windtunnel.planning.oracle import Layout
+from windtunnel.training.lowering.block import Block
+from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import TRAITS
 
 ROUNDING = 1.0 - 1e-6  # of floats
 Floats = NDArray[np.float64]
-IN_LINE = ("1f1b", "gpipe", "interleaved", "zb-h1")
-LAST_IS_FIRST = ("1f1b", "gpipe", "interleaved")  # a rank ends with the backward pass of its first stage
 Class = tuple[object, ...]
 Options = Mapping[str, tuple[Any, ...]]  # of switches
 
@@ -149,24 +141,25 @@ def busy_ns(layout: Layout, forward: Floats, backward: Floats, hop: float = 0.0)
     stages, micro_batches = layout.plan.pp, layout.micro_batches
     if stages == 1:
         return float(micro_batches * (forward.sum() + backward.sum()))
+    traits = TRAITS[layout.schedule]
     blocking = 0.0 if layout.plan.overlap_p2p else hop
     if hop:
         forward, backward = forward.copy(), backward.copy()
         forward[:-1] += blocking
         backward[1:] += blocking
-        if layout.schedule in ("zb-v", "dualpipe-v"):  # the turn of the V is on one rank
+        if traits.turns:  # the turn of the V is on one rank
             forward[stages - 1] -= blocking
             backward[stages] -= blocking
     rank = np.arange(stages)
     latency = 0.0 if blocking else hop
-    if layout.schedule in IN_LINE:
+    if traits.in_line:
         both = (forward + backward).reshape(-1, stages).sum(axis=0) * micro_batches
         head = (np.cumsum(forward[:stages]) - forward[:stages]) + rank * latency
         tail = np.zeros(stages)
-        if layout.schedule in LAST_IS_FIRST:
+        if traits.ends_with_first:
             tail = (np.cumsum(backward[:stages]) - backward[:stages]) + rank * latency
         return float((both + head + tail).max())
-    if layout.schedule == "dualpipe":  # each rank works on half of the micro-batches of two stages
+    if traits.both_ways:  # each rank works on half of the micro-batches of two stages
         both = (forward + backward) * (micro_batches // 2)
         head = np.cumsum(forward) - forward + rank * latency
         return float((both + both[::-1] + np.minimum(head, head[::-1])).max())
@@ -180,7 +173,7 @@ def work_class(layout: Layout) -> Class:
     plan = layout.plan
     return (
         plan.tp, plan.cp, plan.cp_kind, plan.ep, layout.etp, plan.micro_batch, plan.sequence_parallel, plan.compile,
-        layout.shares_once, layout.schedule in DUAL_PIPES,
+        layout.shares_once, TRAITS[layout.schedule].hides_dispatch,
     )  # fmt: skip
 
 
@@ -208,6 +201,7 @@ class Bounds:
     def __init__(self, straggling: float) -> None:
         self.straggling = straggling  # waiting for the slowest of all ranks, in parts of the step
         self._blocks: dict[Class, dict[int, Block]] = {}
+        self._pricers: dict[Class, Pricer] = {}
         self._work: dict[Class, Chain] = {}
         self._chains: dict[Class, Chain] = {}
         self._forward: dict[Class, BlockCosts] = {}
@@ -222,14 +216,23 @@ class Bounds:
             self._blocks[key] = blocks_of(layout)
         return self._blocks[key]
 
+    def _pricer(self, layout: Layout) -> Pricer:
+        """Prices of a layout; those of its blocks' ops are shared by all layouts that have these blocks."""
+        key = work_class(layout)
+        if key not in self._pricers:
+            self._pricers[key] = Pricer(layout)
+        return self._pricers[key].of_same_ops(layout)
+
     def work_ns(self, layout: Layout) -> float:
         """By kernels alone: no transfer, no launch, nothing recomputed."""
-        return self._busy(layout, *self._works(layout).passes(*spans(layout.virtual_layers)))
+        return self._busy(layout, *self.works(layout).passes(*spans(layout.virtual_layers)))
 
-    def _works(self, layout: Layout) -> Chain:
+    def works(self, layout: Layout) -> Chain:
+        """Kernels of all blocks."""
         key = work_class(layout)
         if key not in self._work:
-            self._work[key] = chain_of_work(kinds_of(layout.model), block_work(layout, self.blocks(layout)))
+            work = block_work(self._pricer(layout), self.blocks(layout))
+            self._work[key] = chain_of_work(kinds_of(layout.model), work)
         return self._work[key]
 
     def passes(self, layout: Layout, again: Again | None = None) -> tuple[Floats, Floats]:
@@ -263,10 +266,10 @@ class Bounds:
     def _chain(self, layout: Layout, recompute: str) -> Chain:
         key = cost_class(layout, recompute)
         if key not in self._chains:
-            blocks, ahead = self.blocks(layout), forward_class(layout)
+            blocks, ahead, pricer = self.blocks(layout), forward_class(layout), self._pricer(layout)
             if ahead not in self._forward:
-                self._forward[ahead] = forward_costs(layout, blocks)
-            costs = block_costs(layout, blocks, recompute=recompute == "full", forward=self._forward[ahead])
+                self._forward[ahead] = forward_costs(pricer, blocks)
+            costs = block_costs(pricer, blocks, recompute=recompute == "full", forward=self._forward[ahead])
             self._chains[key] = chain_of_costs(kinds_of(layout.model), costs)
         return self._chains[key]
 
@@ -300,7 +303,7 @@ class Bounds:
         """The same, and the kernels that a saving runs again where whole layers are."""
         some, again = layout.plan.recompute_layers, None
         if some != 0 and layout.habits.reentrant_recompute:
-            work = self._works(layout).total[FORWARD]
+            work = self.works(layout).total[FORWARD]
             again = Again(self._beyond(layout, np.concatenate([[0.0], work[:-1]]), some))
         return self._busy(layout, *self._quickest(layout, options, "none", again))
 
@@ -349,6 +352,10 @@ class Bounds:
 
     def memory_bytes(self, layout: Layout) -> int:
         """Of the fullest rank, at least."""
+        return least_memory(layout, *self.held(layout))
+
+    def held(self, layout: Layout) -> tuple[Floats, Floats, Floats]:
+        """Dense and expert parameters on one rank of every virtual stage, and what its layers keep of a micro-batch."""
         first, last = spans(layout.virtual_layers)
         last = np.maximum(last, first - 1)
         plan, some = layout.plan, layout.plan.recompute_layers
@@ -361,7 +368,7 @@ class Bounds:
             kept = plain[b] - plain[np.minimum(again - 1, b)]
             if some != 0:
                 kept += self._kept_by(layout, "full")[np.minimum(again - 1, b)] - self._kept_by(layout, "full")[a - 1]
-        return least_memory(layout, *self._held(layout), np.maximum(kept, 0.0))
+        return *self._held(layout), np.maximum(kept, 0.0)
 
     def _kept_by(self, layout: Layout, recompute: str) -> Floats:
         """What layers keep, summed up to each block of the chain."""

@@ -17,8 +17,17 @@ from math import gcd
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.planning.oracle import PEAK_DTYPE, RECOMPUTE_PARTS, SCHEDULES, Layout, hides_exchange, laid_out
-from windtunnel.planning.space import FEATURES, HABIT, Features, context_kinds, divisors, micro_batches
+from windtunnel.planning.fields.features import FEATURES, HABIT, Features
+from windtunnel.planning.oracle import (
+    PEAK_DTYPE,
+    RECOMPUTE_PARTS,
+    SCHEDULES,
+    Layout,
+    hides_exchange,
+    interleaves,
+    laid_out,
+)
+from windtunnel.planning.space import context_kinds, divisors, micro_batches
 
 PLAN, NUMBERS, OTHERS = "plan", "numbers", "others"
 GROUPS_MOST = 12  # sizes of a shard group that are tried
@@ -191,6 +200,8 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
             return True
         if layout.schedule != "interleaved":
             return layout.schedule in has.schedules or (name == "pp" and layout.schedule == base.schedule)
+        if plan.framework == "megatron" and not interleaves(plan.pp, layout.asked.overlap_p2p):
+            return False
         stages, layers = plan.pp * plan.virtual_stages, layout.model.n_layers
         return has.interleaves and (layers % stages == 0 or (layers + 2) % stages == 0)
     if name == "zero_stage":

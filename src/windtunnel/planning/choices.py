@@ -2,22 +2,25 @@
 
 A search leaves a queue of nodes, each with a bound that none of its plans beats. Of the nodes that still admit a value
 the least key bounds every plan with that value, so its distance to the best plan is a regret *at least*. It becomes
-exact by searching on among these nodes alone until a replayed plan comes up; that is done, cheapest first, for as long
-as time is given.
+exact by searching on among these nodes alone until a replayed plan comes up; that is done, cheapest first, for so many
+looks: a count and not a time, so that the same question has the same answer on a busy machine.
 """
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from windtunnel.planning.search import LEAF, ROUGH, Found, Node, Search
+from windtunnel.planning.search import LEAF, PLAN, ROUGH, UNSAVED, Found, Node, Search
 from windtunnel.planning.space import SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
 
 FIELDS = (*STRUCTURE, *SAVINGS, *SWITCHES)
 DISTANT = 1.0  # what is twice as slow and more is not told
+LOOKS = 800  # about a second of a core
+LOOKS_OF_A_REPLAY = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,56 +33,77 @@ class Choice:
     exact: bool  # else at least
 
 
-def choices(search: Search, best: Found, within_s: float) -> tuple[Choice, ...]:
+@dataclass(slots=True)
+class Budget:
+    """How many nodes may still be looked at, and the moment at which it is over however many are left."""
+
+    looks: int
+    ends_s: float
+
+    def take(self, node: Node) -> bool:
+        """Whether this node may be looked at; it counts."""
+        self.looks -= LOOKS_OF_A_REPLAY if node.level == PLAN else 1
+        return self.looks >= 0 and monotonic() < self.ends_s
+
+
+def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
     """By field, in the order of regret. `search` has run; its prices are used and added to."""
-    ends = monotonic() + within_s
+    nodes = sorted(search.left())
     least: dict[tuple[str, Any], tuple[float, bool]] = {}
-    for node in search.left():
+    for node in nodes:
         if node.key > (1.0 + DISTANT) * best.score_ns:
-            continue
-        for name in FIELDS:
-            for value in _values(search.space, node, name):
-                known = least.get((name, value))
-                if known is None or node.key < known[0]:
-                    least[name, value] = (node.key, node.found is not None)
+            break
+        for name, values in _values(search.space, node):
+            for value in values:
+                least.setdefault((name, value), (node.key, node.found is not None))
     chosen = best.layout.plan
     others = {key: value for key, value in least.items() if key[1] is not None and getattr(chosen, key[0]) != key[1]}
     for (name, value), (_, exact) in sorted(others.items(), key=lambda one: one[1][0]):
-        if exact or monotonic() > ends:
-            continue
-        others[name, value] = _searched(search, name, value, ends)
+        if not exact and budget.looks > 0:
+            others[name, value] = _searched(search, nodes, name, value, budget)
+    search.put_back(nodes)
     found = [Choice(name, value, key / best.score_ns - 1.0, exact) for (name, value), (key, exact) in others.items()]
     return tuple(sorted(found, key=lambda one: (FIELDS.index(one.field), one.regret, str(one.value))))
 
 
-def _searched(search: Search, name: str, value: Any, ends: float) -> tuple[float, bool]:
-    """The best plan with this value, or when time is up the best bound."""
-    heap = [node for node in search.left() if value in _values(search.space, node, name)]
-    rest = [node for node in search.left() if value not in _values(search.space, node, name)]
-    heapq.heapify(heap)
-    least, exact = float("inf"), False
-    while heap:
-        node = heap[0]
+def _searched(search: Search, nodes: list[Node], name: str, value: Any, budget: Budget) -> tuple[float, bool]:
+    """The best plan with this value, or when the budget is used up the best bound. `nodes`: sorted, and kept so."""
+    at, least = 0, float("inf")
+    while at < len(nodes):
+        node = nodes[at]
+        if not _admits(search.space, node, name, value):
+            at += 1
+            continue
         least, exact = node.key, node.found is not None
-        if exact or monotonic() > ends:
-            break
-        heapq.heappop(heap)
-        for child in search.expanded(node):
-            if value in _values(search.space, child, name):
-                heapq.heappush(heap, child)
-            else:
-                rest.append(child)
-    search.put_back([*heap, *rest])
-    return least, exact
+        if exact or not budget.take(node):
+            return least, exact
+        del nodes[at]
+        for child in search.expanded(node):  # none of them is before its parent's place
+            insort(nodes, child)
+    return least, False  # nothing with it fits
 
 
-def _values(space: Space, node: Node, name: str) -> tuple[Any, ...]:
-    """The values of a field that plans under a node may have."""
-    own = getattr(node.layout.plan, name)
+def _admits(space: Space, node: Node, name: str, value: Any) -> bool:
+    """Whether plans under a node may have this value."""
     if name in SAVINGS and node.level < ROUGH:
-        return tuple({saving.get(name, own) for saving in savings(space, node.layout)})
+        return any(saving.get(name, getattr(node.layout.plan, name)) == value for saving in savings(space, node.layout))
     if name in SWITCHES and node.level < LEAF:
-        saving = node.saving or {"zero_stage": 1, "recompute": "none"}
-        values = switches(space, node.layout, saving)[name]
-        return tuple(own if value is None else value for value in values)
-    return (own,)
+        own = getattr(node.layout.plan, name)
+        open_values = switches(space, node.layout, node.saving or UNSAVED)[name]
+        return any((own if one is None else one) == value for one in open_values)
+    return bool(getattr(node.layout.plan, name) == value)
+
+
+def _values(space: Space, node: Node) -> Iterator[tuple[str, Iterable[Any]]]:
+    """The values of each field that plans under a node may have."""
+    plan = node.layout.plan
+    for name in STRUCTURE:
+        yield name, (getattr(plan, name),)
+    several = savings(space, node.layout) if node.level < ROUGH else ({},)
+    for name in SAVINGS:
+        own = getattr(plan, name)
+        yield name, dict.fromkeys(saving.get(name, own) for saving in several)
+    open_values = switches(space, node.layout, node.saving or UNSAVED) if node.level < LEAF else {}
+    for name in SWITCHES:
+        own = getattr(plan, name)
+        yield name, tuple(own if value is None else value for value in open_values.get(name, (own,)))

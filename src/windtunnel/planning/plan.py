@@ -10,6 +10,7 @@ rank alike; over several numbers they do not. Several at once are a front: plans
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,10 @@ from windtunnel.hardware.mixed import JOINED, MixedCluster, parse_mixed
 from windtunnel.model import Model, load_model
 from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.choices import Choice, choices
+from windtunnel.planning.choices import LOOKS, Budget, Choice, choices
 from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
+from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.planning.objectives.robust import Trouble, scored
 from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
@@ -41,7 +43,7 @@ OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0
 HEADROOM_STEPS = 6  # points of a front over memory
 TOP = 5
-CHOICES_WITHIN_S = 1.0
+SPARE = 2  # replays that a prediction of an answer may be worth
 FINALISTS = 5  # plans that techniques are tried on
 PLAINLY_WITHIN_S = 10.0
 
@@ -60,7 +62,7 @@ def plan(
     slow: Sequence[str] = (),
     mtbf_s: float | None = None,
     techniques: str | Sequence[str] = (),
-    choices_within_s: float = CHOICES_WITHIN_S,
+    choices_within_s: float | None = None,
     named: str | None = None,
     told: Callable[[Layout, Replayed], None] | None = None,
     **fields: Any,
@@ -69,12 +71,13 @@ def plan(
 
     `model`, `cluster`: as `predict` takes them. `plan` and `fields`: fields of a Plan that are fixed; `global_batch`
     and `seq_len` are needed. `gpus`: other numbers of GPUs, from the least to the most by doubling. `within_s`: stop
-    early, with the proven gap. `slow`, `mtbf_s`: rank by the step under these disturbances, and by the progress that
-    failures of the job leave. `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried
-    on the best plans (`planning/techniques.py`). `choices_within_s`: how long to search on for what each single
-    choice is worth, which is told by bounds then. `told` is called with each plan that is replayed, while the search
-    runs. Raises UserError on a question that cannot be; where nothing fits the answer has no plans, but the nearest
-    ones and what makes one fit.
+    early, with the proven gap; it holds what comes behind the search too, as far as that can be foreseen. `slow`,
+    `mtbf_s`: rank by the step under these disturbances, and by the progress that failures of the job leave.
+    `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried on the best plans
+    (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
+    is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
+    `told` is called with each plan that is replayed, while the search runs. Raises UserError on a question that cannot
+    be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
     if given.get("lora_rank"):
@@ -100,21 +103,29 @@ def plan(
         raise SpecError("top", top, "at least 1")
     begun = monotonic()
     sizes = [cluster] if gpus is None else _sizes(cluster, *gpus)
+    tried_on = [*sizes, *([] if mixed is None else [mixed.own()[0]])]  # the last one: stages that follow the types
     trouble = Trouble(tuple(slow), mtbf_s)
     answers: list[tuple[Cluster, Answer]] = []
     searches: dict[int, tuple[Search, Answer]] = {}
     refusal: UserError | None = None
-    for number, one in enumerate(sizes):
-        space = Space(model, one, given, mixed=mixed)
-        left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(sizes) - number))
+    for number, one in enumerate(tried_on):
+        by_stage = mixed is not None and number == len(sizes)
+        space = Space(model, one, given, mixed=mixed, by_stage=by_stage)
+        left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(tried_on) - number))
         goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
-        search = Search(space, Bounds(straggling(one)), goal, told=told)
-        answer = search.run(top, left)
+        if mixed is not None and by_stage:
+            own = ByStage(mixed)
+            search = Search(space, own, told=told, memory=own.memory, step=own.step)
+        else:
+            search = Search(space, Bounds(straggling(one)), goal, told=told)
+        answer = search.run(top, left, spare=SPARE * (top + 1))
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
             continue
         answers.append((one, answer))
-        searches[one.n_gpus] = (search, answer)
+        known = searches.get(one.n_gpus)
+        if known is None or _best_ns(answer) < _best_ns(known[1]):
+            searches[one.n_gpus] = (search, answer)
         if pareto and answer.found:
             answers += [(one, more) for more in _with_headroom(search, answer, left)]
     if not answers:
@@ -154,7 +165,9 @@ def plan(
     worth: tuple[Choice, ...] = ()
     if ranked and objective != "memory":
         search, answer = searches[ranked[0].n_gpus]
-        worth = choices(search, answer.found[0], choices_within_s)
+        worth = choices(
+            search, answer.found[0], _budget(choices_within_s, None if within_s is None else begun + within_s)
+        )
     space_counts = {
         "legal": sum(one.counts.legal for _, one in answers),
         "replayed": sum(one.counts.replayed for _, one in answers),
@@ -192,6 +205,16 @@ def plan(
         front=_front(ranked) if pareto or gpus is not None else (),
         seconds=monotonic() - begun,
     )
+
+
+def _best_ns(answer: Answer) -> float:
+    return answer.found[0].score_ns if answer.found else float("inf")
+
+
+def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
+    if choices_within_s is not None:
+        return Budget(sys.maxsize, monotonic() + choices_within_s)
+    return Budget(LOOKS, float("inf") if ends_s is None else ends_s)
 
 
 def _given(plan: Plan | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:

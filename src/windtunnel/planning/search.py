@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from time import monotonic
 from typing import Any
 
 from windtunnel.errors import UserError
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.oracle import Layout, Replayed, laid_out, memory_bytes, replayed
+from windtunnel.planning.oracle import Layout, Replayed, laid_out, memory_bytes, step_ns
 from windtunnel.planning.space import SAVINGS, Space, count, leaves, savings, structures, switches
 from windtunnel.planning.space import STRUCTURE as FIELDS
 
@@ -94,6 +94,7 @@ class Node:
     layout: Layout = field(compare=False)
     saving: dict[str, Any] = field(compare=False, default_factory=dict)
     found: Found | None = field(compare=False, default=None)
+    needed_bytes: int = field(compare=False, default=0)  # of one plan: switches leave memory as it is
 
 
 @dataclass(eq=False)
@@ -105,15 +106,21 @@ class Search:
     objective: Objective = step_time
     capacity_bytes: int | None = None  # less than the device's, for head-room
     told: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
+    memory: Callable[[Layout], int] = memory_bytes  # exact, held against the capacity of the layout's own GPU
+    step: Callable[[Layout], int] = step_ns  # replayed
 
-    def run(self, top: int = 1, within_s: float | None = None) -> Answer:
-        """The `top` best plans that differ in more than switches."""
+    def run(self, top: int = 1, within_s: float | None = None, *, spare: int = 0) -> Answer:
+        """The `top` best plans that differ in more than switches.
+
+        `within_s`: of which the time of `spare` replays is left for what comes after.
+        """
         begun = monotonic()
         self._heap: list[Node] = []
         self._number = 0
         self._missed: list[Missed] = []
         self._told: list[Node] = []  # replayed plans that have come up
         self.counts = Counts()
+        self._replaying_s = 0.0
         for layout in structures(self.space):
             self.counts.structures += 1
             self.counts.legal += count(self.space, layout)
@@ -121,7 +128,7 @@ class Search:
         best: dict[tuple[Any, ...], Found] = {}
         answers: list[Found] = []
         while self._heap and len(answers) < top:
-            if within_s is not None and monotonic() - begun > within_s and best:
+            if within_s is not None and best and monotonic() - begun + spare * self._replay_s() > within_s:
                 break
             node = heapq.heappop(self._heap)
             if node.found is not None:
@@ -142,7 +149,7 @@ class Search:
             gap = 0.0 if proven or not answers else max(0.0, 1.0 - left / answers[0].score_ns)
         missed = sorted(self._missed, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
         least = min([left, *(one.score_ns for one in answers[:1])])
-        return Answer(tuple(answers), self.counts, gap, least, tuple(missed), monotonic() - begun)
+        return Answer(tuple(answers), replace(self.counts), gap, least, tuple(missed), monotonic() - begun)
 
     def left(self) -> list[Node]:
         """After a run: what every legal plan that fits is in, or lies under."""
@@ -159,9 +166,11 @@ class Search:
         """After a run: all that is left."""
         self._told, self._heap = [], nodes
 
-    def _push(self, step_ns: float, level: int, layout: Layout, saving: dict[str, Any] | None = None) -> None:
+    def _push(
+        self, bound_ns: float, level: int, layout: Layout, saving: dict[str, Any] | None = None, needed: int = 0
+    ) -> None:  # fmt: skip
         self._number += 1
-        heapq.heappush(self._heap, Node(step_ns, level, self._number, layout, saving or {}))
+        heapq.heappush(self._heap, Node(bound_ns, level, self._number, layout, saving or {}, None, needed))
 
     def _looked_at(self, node: Node) -> Iterator[Found]:
         """Put what a node stands for back, told more exactly."""
@@ -177,9 +186,14 @@ class Search:
         elif node.level == SAVING:
             self._switched(node)
         elif node.level == LEAF:
-            self._push(max(node.key, bounds.step_ns(node.layout)), PLAN, node.layout, node.saving)
+            least = max(node.key, bounds.step_ns(node.layout))
+            self._push(least, PLAN, node.layout, node.saving, node.needed_bytes)
         else:
             yield from self._replayed(node)
+
+    def _replay_s(self) -> float:
+        """What a replay has taken in this run."""
+        return self._replaying_s / max(1, self.counts.replayed)
 
     def _options(self, node: Node) -> dict[str, tuple[Any, ...]]:
         return switches(self.space, node.layout, node.saving or UNSAVED)
@@ -211,7 +225,7 @@ class Search:
         self._missed.append(Missed(layout, needed, exact))
 
     def _switched(self, node: Node) -> None:
-        needed = memory_bytes(node.layout)
+        needed = self.memory(node.layout)
         if needed > self._capacity(node.layout):
             self._lost(node.layout, node.saving, needed, exact=True)
             return
@@ -219,11 +233,14 @@ class Search:
         for chosen in product(*options.values()):
             update = dict(zip(options, chosen, strict=True))
             one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.model_copy(update=update))
-            self._push(max(node.key, self.bounds.leaf_ns(one, options)), LEAF, one, node.saving)
+            self._push(max(node.key, self.bounds.leaf_ns(one, options)), LEAF, one, node.saving, needed)
 
     def _replayed(self, node: Node) -> Iterator[Found]:
+        begun = monotonic()
+        capacity = node.layout.cluster.gpu.usable_memory_bytes
+        replay = Replayed(self.step(node.layout), node.needed_bytes, capacity)
+        self._replaying_s += monotonic() - begun
         self.counts.replayed += 1
-        replay = replayed(node.layout)
         assert replay.step_ns >= node.key * (1.0 - 1e-9), "a bound exceeded the replayed time"
         found = Found(node.layout, replay, self.objective(node.layout, replay.step_ns))
         if self.told is not None:

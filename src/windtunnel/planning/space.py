@@ -10,10 +10,9 @@ Three levels, from what shapes the passes of a step to what hardly changes them:
 A field that was given has that one value. Structures are generated from divisors and kept if `resolve` and the schedule
 take them; savings and switches never make a legal structure illegal, so plans are counted without being built.
 
-What frameworks have: Megatron-Core arguments (core 0.14), torchtitan job configs (2026-05), PyTorch FSDP and
-Accelerate, nanotron, plain PyTorch. Unless they are given, precision, optimizer and formats follow the framework's
-habit; so do switches that no recipe of it turns off (overlap of gradients and parameters, sequence parallelism in
-Megatron-Core); and nothing goes to the host: what a host's memory allows is not checked.
+What frameworks have is in `fields/features.py`. Unless they are given, precision, optimizer and formats follow the
+framework's habit; so do switches that no recipe of it turns off (overlap of gradients and parameters, sequence
+parallelism in Megatron-Core); and nothing goes to the host: what a host's memory allows is not checked.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from itertools import product
 from math import gcd, prod
 from typing import Any
 
-from windtunnel.cost.training import software
 from windtunnel.errors import UserError
 from windtunnel.hardware import Cluster
 from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.model import Model
-from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, hides_exchange, laid_out
+from windtunnel.planning.fields.features import HABIT, Features, features_of
+from windtunnel.planning.fields.pipelines import pipelines
+from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, hides_exchange, interleaves, laid_out, stages_of
 
 STRUCTURE = (
     "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "layers_per_stage", "micro_batch",
@@ -39,92 +39,7 @@ STRUCTURE = (
 SAVINGS = ("zero_stage", "shard_group", "recompute", "offload_optimizer", "offload_activations")
 SWITCHES = ("overlap_tp", "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "overlap_ep", "cuda_graphs")
 
-ON_OFF, HABIT = (True, False), (None,)
 TOKENS_MOST = 2**15  # of one pass on one rank: kernels are long saturated, and nothing is gained by larger ones
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What a framework has. A field that is not open follows its habit."""
-
-    cp_kinds: tuple[str, ...] = ()  # empty: no context parallelism
-    tensor: bool = True
-    experts: bool = True
-    schedules: tuple[str, ...] = ("1f1b",)
-    interleaves: bool = True
-    uneven: bool = False  # takes any number of layers for each stage
-    sequence_parallel: tuple[bool | None, ...] = HABIT
-    compile: tuple[bool | None, ...] = HABIT
-    zero: tuple[int, ...] = (0, 1)
-    zero_alone: tuple[int, ...] = ()  # only without a pipeline
-    hsdp: bool = False
-    selective: tuple[str, ...] = ()
-    selective_moe: tuple[str, ...] = ()
-    some_layers: bool = True  # recomputes only some layers in full
-    overlap_tp: tuple[bool | None, ...] = HABIT
-    overlap_replicas: tuple[bool | None, ...] = HABIT
-    overlap_p2p: tuple[bool | None, ...] = HABIT
-    overlap_ep: tuple[bool | None, ...] = HABIT
-    cuda_graphs: tuple[bool | None, ...] = HABIT
-
-
-FEATURES: dict[str, Features] = {
-    "megatron": Features(
-        cp_kinds=("ring", "ulysses"),
-        zero=(0, 1),
-        zero_alone=(2, 3),  # Megatron-FSDP
-        uneven=True,  # --pipeline-model-parallel-layout
-        selective=("selective:core_attention", "selective:norms", "selective:mlp"),
-        selective_moe=("selective:moe_activation", "selective:moe_activation,norms"),
-        overlap_tp=ON_OFF,
-        overlap_ep=ON_OFF,
-        cuda_graphs=(True, False),
-    ),
-    "torchtitan": Features(
-        cp_kinds=("ring",),
-        schedules=("1f1b", "gpipe", "zb-v", "dualpipe-v"),
-        compile=ON_OFF,
-        zero=(2, 3),
-        hsdp=True,
-        selective=("selective:ops",),
-        overlap_tp=ON_OFF,
-    ),
-    "fsdp": Features(
-        tensor=False,
-        experts=False,
-        schedules=("1f1b", "gpipe"),
-        compile=ON_OFF,
-        zero=(2, 3),
-        hsdp=True,
-    ),
-    "nanotron": Features(
-        schedules=("1f1b", "gpipe"),
-        interleaves=False,
-        sequence_parallel=ON_OFF,
-        selective=("selective:core_attention",),
-        some_layers=False,
-    ),
-    "megatron-deepspeed": Features(interleaves=False),
-    "deepspeed": Features(tensor=False, experts=False, interleaves=False, zero=(1, 2, 3), some_layers=False),
-    "internevo": Features(interleaves=False, some_layers=False),
-    "colossalai": Features(zero=(0, 1, 2), some_layers=False),
-    "maxtext": Features(zero=(3,), interleaves=False, some_layers=False),
-    "pytorch": Features(tensor=False, experts=False, schedules=("1f1b", "gpipe"), compile=ON_OFF),
-}
-
-
-@lru_cache(maxsize=64)
-def features_of(framework: str, release: str | None) -> Features:
-    """What a release has; None: today's.
-
-    Megatron-Core before 0.13 (2025-07; `fused_mla` in `cost/calibration/training.yaml` tells them) recomputes layers
-    or core attention, not modules by name (`--recompute-modules`), and shards optimizer state only: Megatron-FSDP came
-    later.
-    """
-    has = FEATURES[framework]
-    if framework == "megatron" and not software(release).fused_mla:
-        return replace(has, zero_alone=(), selective=("selective:core_attention",), selective_moe=())
-    return has
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +51,7 @@ class Space:
     given: Mapping[str, Any]
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)
     mixed: MixedCluster | None = None  # what `cluster` stands for, where it is of several types
+    by_stage: bool = False  # then stages follow the types; else every replica lies on one
 
     @property
     def framework(self) -> str:
@@ -144,8 +60,8 @@ class Space:
 
     @property
     def features(self) -> Features:
-        """Of that framework, in the release that is given."""
-        return features_of(self.framework, self.given.get("release"))
+        """Of that framework, in the release and with the optimizer that are given."""
+        return features_of(self.framework, self.given.get("release"), self.given.get("optimizer") == "muon")
 
     def values(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of one field: the given one, or those of an open one."""
@@ -170,10 +86,21 @@ def structures(space: Space) -> Iterator[Layout]:
         try:
             found = laid_out(space.model, space.cluster, base.model_copy(update=fields))
             if space.mixed is not None:
-                check_lies_on_one(found, space.mixed)
+                _check_placed(space, found)
         except UserError:
             continue
         yield found
+
+
+def _check_placed(space: Space, layout: Layout) -> None:
+    """Raise UserError where a plan cannot lie on the types of a cluster as the space wants it."""
+    assert space.mixed is not None
+    if not space.by_stage:
+        check_lies_on_one(layout, space.mixed)
+        return
+    stages_of(layout, space.mixed)
+    for other in space.mixed.own()[1:]:
+        laid_out(space.model, other, layout.asked)
 
 
 def first_refusal(space: Space) -> UserError | None:
@@ -204,6 +131,7 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
     # Megatron-Core takes experts with tensor parallelism only where sequences are sharded too.
     sequence_parallel = HABIT if space.mixture else has.sequence_parallel
     experts = divisors(_experts(model)) if space.mixture and has.experts else (1,)
+    types = space.mixed if space.by_stage else None
     for tp, pp, cp in product(space.values("tp", tuple(tensor)), space.values("pp", tuple(stages)),
                               space.values("cp", tuple(contexts))):  # fmt: skip
         if n % (tp * pp * cp):
@@ -219,12 +147,18 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
             "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
             "compile": space.values("compile", has.compile),
         }
-        for chunks, schedule, layers in _pipelines(space, pp):
+        for chunks, schedule, layers in pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types):
             for chosen in product(*options.values()):
                 yield {
                     "tp": tp, "pp": pp, "cp": cp, "virtual_stages": chunks, "schedule": schedule,
                     "layers_per_stage": layers, **dict(zip(options, chosen, strict=True)),
                 }  # fmt: skip
+
+
+def _interleaving(space: Space, pp: int) -> Features:
+    """What the framework has for a pipeline of so many ranks."""
+    refused = space.framework == "megatron" and not interleaves(pp, space.given.get("overlap_p2p"))
+    return replace(space.features, interleaves=False) if refused else space.features
 
 
 def context_kinds(model: Model, has: Features, tp: int, cp: int) -> tuple[str, ...]:
@@ -246,69 +180,6 @@ def _experts(model: Model) -> int:
         if layer.feed_forward.kind == "moe":
             common = gcd(common, layer.feed_forward.experts)
     return common
-
-
-Counts = tuple[int, ...] | None  # layers of each virtual stage; None: as the framework deals them out
-
-
-def _pipelines(space: Space, pp: int) -> tuple[tuple[int, str | None, Counts], ...]:
-    """Model pieces per rank, the schedule, and the layers of each piece."""
-    has, given, layers = space.features, space.given, space.model.n_layers
-    own: Counts = given.get("layers_per_stage")
-    if pp == 1:
-        return ((given.get("virtual_stages") or 1, given.get("schedule"), own),)
-    found: list[tuple[int, str | None, Counts]] = []
-    even = _dealt_evenly(layers, pp, 1)
-    open_layers = has.uneven and own is None and given.get("account_for_embedding") is None
-    if own is not None:
-        chunks = len(own) // pp if len(own) % pp == 0 else 1
-        found += [(chunks, "interleaved", own)] if chunks > 1 and has.interleaves else []
-    elif has.interleaves:
-        several = range(2, layers // pp + 2)
-        divided = [v for v in several if _dealt_evenly(layers, pp, v)]
-        found += [(v, "interleaved", None) for v in divided]
-        if open_layers and not divided:
-            found += [(v, "interleaved", dealt(layers, pp * v)) for v in several if pp * v <= layers]
-    for name in has.schedules:
-        found.append((1, name, dealt(layers, pp) if open_layers and not even and name in ONE_PIECE else own))
-        if open_layers and name in ONE_PIECE:
-            found += [(1, name, counts) for counts in uneven(layers, pp)]
-    if given.get("schedule") is not None and given["schedule"] not in {name for _, name, _ in found}:
-        found.append((given.get("virtual_stages") or 1, given["schedule"], own))
-    return tuple(
-        (v, name, counts)
-        for v, name, counts in found
-        if given.get("schedule") in (None, name) and given.get("virtual_stages") in (None, v)
-    )
-
-
-def _dealt_evenly(layers: int, pp: int, chunks: int) -> bool:
-    """Megatron-Core deals layers out evenly, or counts embedding and head as a layer each."""
-    return layers % (pp * chunks) == 0 or (layers + 2) % (pp * chunks) == 0
-
-
-ONE_PIECE = ("1f1b", "gpipe", "zb-h1")  # schedules with one piece of the model on each rank
-# How many layers less than the others the first and the last stage have: what embedding and head may be worth.
-LESS = ((0, 1), (0, 2), (1, 1), (1, 2))
-
-
-def dealt(layers: int, stages: int, first: int = 0, last: int = 0) -> tuple[int, ...]:
-    """Layers of each stage where the ends have so many less than an equal share; a remainder goes to the middle."""
-    share, rest = divmod(layers + first + last, stages)
-    begin = (stages - rest) // 2
-    counts = [share + (begin <= stage < begin + rest) for stage in range(stages)]
-    counts[0] -= first
-    counts[-1] -= last
-    return tuple(counts)
-
-
-def uneven(layers: int, stages: int) -> tuple[tuple[int, ...], ...]:
-    """Other ways to deal layers out than the usual one, each once."""
-    usual = dealt(layers, stages)
-    if layers % stages and (layers + 2) % stages == 0:  # then embedding and head count as a layer each
-        usual = dealt(layers, stages, 1, 1)
-    found = [dealt(layers, stages, *less) for less in ((0, 0), *LESS)]
-    return tuple(dict.fromkeys(counts for counts in found if counts != usual and min(counts) > 0))
 
 
 def savings(space: Space, layout: Layout) -> tuple[dict[str, Any], ...]:

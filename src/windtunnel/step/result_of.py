@@ -10,14 +10,13 @@ from windtunnel.cost.price import Source
 from windtunnel.cost.training import TrainingCosts
 from windtunnel.hardware import Cluster
 from windtunnel.result import Disturbed, Infeasible, Interval, Limit, Result, StageMemory, StageReport
+from windtunnel.step.band import band_of
 from windtunnel.step.disturbances.attribution import with_waiting
 
 STRAGGLING = "waiting for the slowest rank"
 DISTURBED = "waiting for disturbed ranks"
 BUBBLE = "pipeline bubble"
 PLAIN = ("gemm", "attention", "memory-bound", "optimizer")  # the work itself; anything else is overhead of the layout
-Z95 = 1.645  # standard deviations from the mean to the 95th percentile
-SLOWER = 1.15  # the upper half of the band over the lower
 ROOFLINE_WORTH_SAYING = 0.1  # of busy time
 
 
@@ -144,27 +143,6 @@ def sum_to(parts: Mapping[str, int], total: int) -> dict[str, int]:
     for name in sorted(scaled, key=lambda name: (-scaled[name][1], name))[:left]:
         result[name] += 1
     return result
-
-
-def band_of(
-    breakdown_ns: Mapping[str, int], spread: float, uncertainty: Mapping[str, float], *, experts: bool
-) -> tuple[float, float]:
-    """Relative p5 and p95 of the step.
-
-    Parts err independently of each other, each by the standard deviation that published runs showed (`uncertainty` in
-    the calibration) or by its kernels' own band where that is wider. What is missing makes runs slower rather than
-    faster. `spread`: (p95 - p5) / time of all kernels.
-    """
-    kernels = spread / 2 / Z95
-    variance, total = uncertainty["software"] ** 2, max(1, sum(breakdown_ns.values()))
-    for name, nanoseconds in breakdown_ns.items():
-        key = "exposed" if name.startswith("exposed") else "gemm_moe" if name == "gemm" and experts else name
-        sigma = uncertainty.get(key, uncertainty["other"])
-        if name in ("gemm", "attention", "memory-bound"):
-            sigma = max(sigma, kernels)
-        variance += (nanoseconds / total * sigma) ** 2
-    z = Z95 * variance**0.5
-    return 1.0 / (1.0 + z), 1.0 + SLOWER * z
 
 
 def provenance_of(busy_s: Mapping[Source, float]) -> dict[str, float]:

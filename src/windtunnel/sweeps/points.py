@@ -10,16 +10,19 @@ A study is a mapping (or a YAML file):
     optuna: {trials: 50, seed: 0, minimise: step_time_s, over: {...}}
 
 A dot goes into a nested mapping. Two points with the same inputs are one. A point's key is the hash of its verb, its
-inputs and the version of windtunnel.
+inputs, what is in the files that they name, and the version of windtunnel.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -54,11 +57,27 @@ class Study:
 
 def point_of(verb: str, inputs: Mapping[str, Any], version: str) -> Point:
     """A point with its key. Raises SpecError on a value that JSON does not know."""
+    files = {value: digest for value in inputs.values() if isinstance(value, str) and (digest := _digest(value))}
+    parts = [verb, inputs, version, *([files] if files else [])]
     try:
-        text = json.dumps([verb, inputs, version], sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SpecError("inputs", dict(inputs), f"use numbers, text, lists and mappings ({error})") from None
     return Point(hashlib.sha256(text.encode()).hexdigest()[:16], dict(sorted(inputs.items())))
+
+
+def _digest(value: str) -> str:
+    """Of the file that a value names; empty where it names none."""
+    try:
+        found = os.stat(value)
+        return _digest_of(value, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else ""
+    except (OSError, ValueError):  # no name of a file at all, or one that nobody may read: whoever opens it says so
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _digest_of(path: str, changed_ns: int, size: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:

@@ -1,7 +1,8 @@
 """`sweep`: run a study's points, journal each row, and write the table when all are there.
 
 A sweep that is killed has a journal beside its table; asked again with the same study, it runs what is missing, each
-point once, and the table is the same, byte for byte, as that of a sweep that nobody killed.
+point once, and the table is the same, byte for byte, as that of a sweep that nobody killed. A study whose table is
+there already is answered from it: nothing runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from windtunnel.errors import UserError
 from windtunnel.sweeps.executors import rows_of
 from windtunnel.sweeps.journal import Journal, read_journal
 from windtunnel.sweeps.points import Point, Study, read_study
-from windtunnel.sweeps.table import write_table
+from windtunnel.sweeps.table import read_rows, write_table
 
 Progress = Callable[[int, int], None]
 
@@ -49,13 +50,19 @@ def sweep(
 
     `jobs`: processes (one per core if not given); `executor`: processes, serial, ray, ray:ADDRESS, or any
     `concurrent.futures.Executor`; `function`: `module:name` that is called in place of the study's verb. Raises
-    UserError on a study that cannot be; a point that fails is a row.
+    UserError on a study that cannot be; a point that fails is a row. A table of just this study at `out` is the answer:
+    remove it to run again.
     """
     read = read_study(study, _version())
     path = Path(out)
     journal = path.with_name(path.name + ".journal")
     called = function or f"windtunnel:{read.verb}"
     _check(called, read.verb, function)
+    finished = {} if function is not None else read_rows(path)  # keys do not tell one function from another
+    if finished and not journal.exists():
+        answer = _answered(read, finished, path)
+        if answer is not None:
+            return answer
     workers = max(1, jobs or os.cpu_count() or 1)
     rows = read_journal(journal)
     with Journal(journal) as log:
@@ -66,8 +73,36 @@ def sweep(
             ran += more
     write_table(points, {point.key: rows[point.key] for point in points}, path)
     journal.unlink()
-    counts = Counter(str(rows[point.key]["status"]) for point in points)
-    return SweepOutcome(path, len(points), ran, dict(sorted(counts.items())), best)
+    return SweepOutcome(path, len(points), ran, _counts(points, rows), best)
+
+
+def _counts(points: list[Point], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    return dict(sorted(Counter(str(rows[point.key]["status"]) for point in points).items()))
+
+
+def _answered(study: Study, finished: Mapping[str, Mapping[str, Any]], path: Path) -> SweepOutcome | None:
+    """The outcome of a study whose table is there; None where that is the table of another study."""
+    points, best = list(study.points), None
+    if any(point.key not in finished for point in points):
+        return None
+    if study.optuna is not None:
+        rows = {key: {**row, "outputs": _outputs(row)} for key, row in finished.items()}
+        try:
+            points, _, best = _trials(study, points, rows, None, "", None)
+        except _NotThereError:
+            return None
+    if [point.key for point in points] != list(finished):
+        return None
+    return SweepOutcome(path, len(points), 0, _counts(points, finished), best)
+
+
+def _outputs(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a table by the names that outputs had."""
+    return {**row, **{name[4:]: value for name, value in row.items() if name.startswith("out.")}}
+
+
+class _NotThereError(Exception):
+    """A trial asks for a point that a finished table does not have."""
 
 
 def _version() -> str:
@@ -114,11 +149,14 @@ def _trials(
     study: Study,
     points: list[Point],
     rows: dict[str, dict[str, Any]],
-    log: Journal,
+    log: Journal | None,
     called: str,
     progress: Progress | None,
 ) -> tuple[list[Point], int, Mapping[str, Any] | None]:
-    """Trials that Optuna asks for one by one: its sampler is seeded, so a resumed sweep asks for the same ones."""
+    """Trials that Optuna asks for one by one: its sampler is seeded, so a resumed sweep asks for the same ones.
+
+    Without `log` nothing runs: raises _NotThereError for a point that is not among the rows.
+    """
     from windtunnel.sweeps.run_points import run_points
 
     try:
@@ -137,6 +175,8 @@ def _trials(
         trial = search.ask()
         point = study.point({name: _suggested(trial, name, over) for name, over in asked.get("over", {}).items()})
         if point.key not in rows:
+            if log is None:
+                raise _NotThereError
             rows[point.key] = {"key": point.key, **run_points(called, [point.inputs])[0]}
             log.add(rows[point.key])
             ran += 1

@@ -37,6 +37,20 @@ def write_table(points: Sequence[Point], rows: Mapping[str, Mapping[str, Any]], 
         raise InputFileError(path, error.strerror or "cannot be written", "give a path that can be written") from None
 
 
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows of a table by key, in its order: status, reason and the columns. Empty where there is no such table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        return {}
+    try:
+        rows = pq.read_table(path).to_pylist()
+        return {row["key"]: row for row in rows}
+    except (OSError, KeyError, pa.ArrowInvalid):  # something else is there: it is written over, as a table would be
+        return {}
+
+
 def _array(values: Sequence[Any]) -> Any:
     """A typed column: truths, whole numbers, numbers, else text; anything nested as JSON."""
     import pyarrow as pa

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
+from windtunnel.input_file import own_yaml
+
 
 @dataclass(frozen=True, slots=True)
 class Constants:
@@ -26,9 +28,7 @@ class Constants:
 @lru_cache(maxsize=1)
 def constants() -> Constants:
     """The file's numbers."""
-    import yaml
-
     text = files("windtunnel.techniques").joinpath("constants.yaml").read_text(encoding="utf-8")
-    numbers: dict[str, float | str] = yaml.safe_load(text)
+    numbers: dict[str, float | str] = own_yaml(text)
     # YAML reads 1.5e9, without a sign in the exponent, as a word.
     return Constants(**{name: float(value) for name, value in numbers.items()})

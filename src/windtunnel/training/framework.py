@@ -60,6 +60,7 @@ class Habits:
     message_whole_parameters: float = 0.0
     # A rank's share of the vocabulary is padded to a multiple of this.
     vocabulary_unit: int = 1
+    overlaps_muon: bool = True  # gradients and parameters too where Muon updates them
     # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
     measured: bool = True
 
@@ -86,6 +87,7 @@ HABITS: dict[Framework, Habits] = {
         account_for_embedding=False,
         expert_tensor_parallel=True,
         vocabulary_unit=128,  # `--make-vocab-size-divisible-by`
+        overlaps_muon=False,  # `validate_args` refuses it
     ),
     "torchtitan": Habits(
         title="torchtitan (FSDP2)",

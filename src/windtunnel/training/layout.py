@@ -18,7 +18,7 @@ from windtunnel.hardware import Cluster
 from windtunnel.model import Model
 from windtunnel.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.training.plan import Plan, Precision
-from windtunnel.training.schedules import NAMES
+from windtunnel.training.schedules import NAMES, TRAITS
 
 PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 PASSES_MOST = 2**21  # forward passes of all stages in one step; a real job runs thousands
@@ -41,7 +41,6 @@ _OUTSIDE_PASSES: dict[str, object] = {
     "overlap_p2p": None,
     "bucket_parameters": None,
 }
-DUAL_PIPES = ("dualpipe", "dualpipe-v")  # made to run one micro-batch's expert dispatch under another's computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Layout:
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
         sharded = (self.shard_group, self.replicas, self.dp) if inside else ()
         placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
-        hides = self.schedule in DUAL_PIPES
+        hides = TRAITS[self.schedule].hides_dispatch
         return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded, placed, hides)
 
     def group(self, name: str) -> Group:
@@ -201,19 +200,20 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
     """Values of the fields that the plan leaves open."""
     many = plan.tp > 1
     zero_stage = habits.zero_stage if plan.zero_stage is None else plan.zero_stage
+    shared = plan.optimizer != "muon" or habits.overlaps_muon  # whether replicas may overlap what they share
     wanted: dict[str, object] = {
         "sequence_parallel": habits.sequence_parallel and many,
         "zero_stage": habits.zero_stage,
         "gradient_dtype": habits.gradient_dtype,
-        "overlap_grad_reduce": habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce,
-        "overlap_param_gather": habits.overlap_param_gather,
+        "overlap_grad_reduce": shared and (habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce),
+        "overlap_param_gather": shared and habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
         "overlap_tp_backward": habits.overlap_tp_backward and many,
         "overlap_p2p": habits.overlap_p2p_interleaved
         and plan.virtual_stages > 1
         and software(plan.release).overlap_p2p,
         # DualPipe is there to run one micro-batch's dispatch under another's computation (DeepSeek-V3, 3.2.1).
-        "overlap_ep": plan.schedule in DUAL_PIPES,
+        "overlap_ep": plan.schedule is not None and plan.schedule in TRAITS and TRAITS[plan.schedule].hides_dispatch,
         "cuda_graphs": False,
         "compile": habits.compile,
         "fp8_parameters": False,
@@ -305,7 +305,7 @@ def _check_schedule(schedule: str, plan: Plan, micro_batches: int) -> None:
 
 def _virtual_stages(schedule: str, plan: Plan) -> int:
     """Length of the chain of model pieces: V-shaped schedules hold two pieces per rank, DualPipe each piece twice."""
-    return plan.pp * (2 if schedule in ("zb-v", "dualpipe-v") else plan.virtual_stages)
+    return plan.pp * (2 if TRAITS[schedule].turns else plan.virtual_stages)
 
 
 def _check_size(plan: Plan, model: Model, cluster: Cluster, micro_batches: int) -> None:

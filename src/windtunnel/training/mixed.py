@@ -1,50 +1,128 @@
-"""One training step on GPUs of several types, where every replica lies on one type.
+"""One training step on GPUs of several types, where every replica or every pipeline stage lies on one type.
 
 Replicas run the same program on as many tokens and meet in collectives over gradients and parameters. Those of the
 slower type come last to each, and the others wait for them: so the step is what it is on a cluster where all GPUs are
 of the slower type, on the slowest network of all. That is exact where the same type is last at every meeting; where one
-type is last at some and another at others it is too short. Memory is each type's own.
+type is last at some and another at others it is too short.
 
-A pipeline whose stages lie on different types is not predicted.
+Stages follow the types in the order in which they are named. What a stage computes, and what its replicas send each
+other, has the prices of its type and of that type's network; a send from one type to the next takes as long as on the
+slower network (`lowering/by_stage.py`). Nothing else is taken together.
+
+Memory is each type's own. Where both ways are open the faster one that fits is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from windtunnel.errors import LayoutError
 from windtunnel.hardware import Cluster
 from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.model import Model
-from windtunnel.result import Result
+from windtunnel.result import Result, StageMemory
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.lowering.by_stage import Pieces, simulate_by_stage
+from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.simulated import Simulated
+from windtunnel.training.memory.peak import memory_of, ranks_peak_bytes
 from windtunnel.training.plan import Plan
+from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import TRAITS, check, schedule
 
 Predict = Callable[[Model, Cluster, Plan], Result]
+ByStage = Callable[[Model, MixedCluster, Plan], tuple[Result, int]]  # and the type whose memory is fullest
 
 
-def of_all_types(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict) -> Result:
-    """By `predict` of each type. Raises LayoutError where a replica, or its experts, would lie on two types."""
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A step whose stages lie on several types. `layouts`, `pricers`, `pieces`: as if all GPUs were of each type."""
+
+    layouts: tuple[Layout, ...]
+    pricers: tuple[Pricer, ...]
+    pieces: tuple[Pieces, ...]
+    type_of: tuple[int, ...]  # each pipeline rank's type
+    simulated: Simulated
+
+    def layout_of(self, rank: int) -> Layout:
+        """That of a pipeline rank's type."""
+        return self.layouts[self.type_of[rank]]
+
+    def memory(self) -> tuple[StageMemory, ...]:
+        """Of each pipeline rank, on its own type."""
+        step, end_ns = self.simulated.step, self.simulated.timeline.end_ns
+        of_type = []
+        for layout, held in zip(self.layouts, self.pieces, strict=True):
+            needs, usable = ranks_peak_bytes(layout, held, step.schedule), layout.cluster.gpu.usable_memory_bytes
+            # A rank that fits is told as it is, whatever the others of its type, or those of another one, would need.
+            of_type.append([
+                replace(one, device_bytes=need, gives_back=False) if need <= usable else one
+                for one, need in zip(memory_of(layout, held, step, end_ns), needs, strict=True)
+            ])  # fmt: skip
+        return tuple(of_type[number][rank] for rank, number in enumerate(self.type_of))
+
+
+def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
+    """The step of a plan whose stages follow the types. Raises LayoutError where a stage would lie on two types."""
+    layouts = tuple(resolve(model, one, plan) for one in cluster.own())
+    type_of = stages_of(layouts[0], cluster)
+    layout = layouts[0]
+    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
+    check(chosen)
+    pricers, pieces = tuple(map(Pricer, layouts)), tuple(map(pieces_of, layouts))
+    return Staged(layouts, pricers, pieces, type_of, simulate_by_stage(pricers, pieces, chosen, type_of))
+
+
+def of_all_types(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
+    """The faster of what replicas and stages on one type each give. Raises LayoutError where neither can be."""
+    layout = resolve(model, cluster.alike()[0], plan)
+    found, refusals = [], []
+    for placed, check_placed in ((_by_replica, check_lies_on_one), (_by_stage, stages_of)):
+        try:
+            check_placed(layout, cluster)
+        except LayoutError as error:
+            refusals.append(error)
+            continue
+        found.append(placed(model, cluster, plan, predict, by_stage))
+    if not found:
+        raise refusals[0]
+    best = min(found, key=lambda one: (one.status != "ok", one.step_time_ns))
+    return replace(best, spec={**best.spec, "mixed": [part.told() for part in cluster.parts]})
+
+
+def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
     alike = cluster.alike()
-    check_lies_on_one(resolve(model, alike[0], plan), cluster)
     results = [predict(model, one, plan) for one in alike]
     last = max(results, key=lambda one: one.step_time_ns)
     lacking = [one for one in results if one.status != "ok"]
     shown = max(lacking, key=lambda one: one.peak_memory.device_bytes) if lacking else last
-    dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
-    peak = sum(part.n_gpus * part.gpu.peak_flops(dtype) for part in cluster.parts)
-    share = cluster.n_gpus * alike[results.index(shown)].gpu.peak_flops(dtype) / peak
     times = ", ".join(
         f"{part.gpu.name} {one.step_time_s:.4g} s" for part, one in zip(cluster.parts, results, strict=True)
     )
+    warning = f"mixed GPU types ({times} each alone): the step is that of the slowest"
+    return _of_both(shown, cluster, alike[results.index(shown)], plan, warning)
+
+
+def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
+    shown, fullest = by_stage(model, cluster, plan)
+    own = cluster.own()[fullest]
+    type_of = stages_of(resolve(model, own, plan), cluster)
+    counts = ", ".join(f"{type_of.count(number)} on {part.gpu.name}" for number, part in enumerate(cluster.parts))
+    return _of_both(shown, cluster, own, plan, f"mixed GPU types: pipeline stages, {counts}")
+
+
+def _of_both(shown: Result, cluster: MixedCluster, told: Cluster, plan: Plan, warning: str) -> Result:
+    """A result as on `told`, with shares of the peak of all GPUs together."""
+    dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
+    peak = sum(part.n_gpus * part.gpu.peak_flops(dtype) for part in cluster.parts)
+    share = cluster.n_gpus * told.gpu.peak_flops(dtype) / peak
     return replace(
         shown,
         mfu=shown.mfu * share,
         hfu=shown.hfu * share,
         mfu_convention=f"{shown.mfu_convention}, of all types together",
-        spec={**shown.spec, "mixed": [part.told() for part in cluster.parts]},
-        warnings=(*shown.warnings, f"mixed GPU types ({times} each alone): the step is that of the slowest"),
+        warnings=(*shown.warnings, warning),
         reproduce=shown.reproduce.replace(_word(shown.reproduce), cluster.name),
     )
 
@@ -63,6 +141,28 @@ def check_lies_on_one(layout: Layout, cluster: MixedCluster) -> None:
                     " types",
                     "use degrees that divide the GPUs of each type",
                 )
+
+
+def stages_of(layout: Layout, cluster: MixedCluster) -> tuple[int, ...]:
+    """The type of each pipeline rank, in the order in which types are named.
+
+    Raises LayoutError where a stage, or a piece of the model that two ranks hold, would lie on two types.
+    """
+    stages, block = layout.plan.pp, layout.cluster.n_gpus // layout.plan.pp
+    found: list[int] = []
+    for number, part in enumerate(cluster.parts):
+        if stages == 1 or part.n_gpus % block:
+            raise LayoutError(
+                f"a pipeline stage of {block} GPUs does not divide the {part.n_gpus} {part.gpu.name}, so one would lie"
+                " on two types",
+                "use a pipeline whose stages divide the GPUs of each type",
+            )
+        found += [number] * (part.n_gpus // block)
+    if TRAITS[layout.schedule].both_ways:
+        raise LayoutError(f"{layout.schedule} holds each stage twice, so on two types", "use another schedule")
+    if any(part.gpu.generation == "cpu" for part in cluster.parts):
+        raise LayoutError("stages on CPUs and GPUs together are not predicted", "use GPUs")
+    return tuple(found)
 
 
 def _word(reproduce: str) -> str:

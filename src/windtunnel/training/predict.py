@@ -34,8 +34,8 @@ from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.pass_builder import owned
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.lowering.step import LoweredStep
-from windtunnel.training.memory.peak import gives_back, memory_of
-from windtunnel.training.mixed import of_all_types
+from windtunnel.training.memory.peak import memory_of
+from windtunnel.training.mixed import of_all_types, staged
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reading import limits_of, recomputed_flops, unmeasured_of
@@ -77,7 +77,7 @@ def predict(
         if scenario.disturbs or scenario.samples:
             raise SpecError("cluster", mixed.name, "of several types: disturbances, routers and lengths need one type")
         model = model if isinstance(model, Model) else load_model(model)
-        return of_all_types(model, mixed, read_plan(plan), predict)
+        return of_all_types(model, mixed, read_plan(plan), predict, _by_stage)
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
@@ -127,6 +127,23 @@ def predict(
     return replace(result, warnings=warnings)
 
 
+def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, int]:
+    """A pipeline whose stages lie on several types, told as on the type whose memory is fullest; and that type."""
+    job = staged(model, cluster, plan)
+    memory = job.memory()
+    fullness = {
+        one.stage: one.device_bytes / job.layout_of(one.stage).cluster.gpu.usable_memory_bytes for one in memory
+    }
+    shown = job.type_of[max(fullness, key=lambda stage: fullness[stage])]
+    own = tuple(one for one in memory if job.type_of[one.stage] == shown)
+    layout, simulated = job.layouts[shown], job.simulated
+    command = reproduce(layout)
+    result = _result(
+        layout, job.pricers[0], simulated.step, simulated.timeline, own, command, simulated.makespan_ns, None
+    )
+    return replace(result, memory=memory), shown
+
+
 def fullest(steps: Iterable[tuple[StageMemory, ...]]) -> tuple[StageMemory, ...]:
     """Each stage's memory in the step that needs most of it."""
     return tuple(max(stage, key=lambda one: one.device_bytes) for stage in zip(*steps, strict=True))
@@ -150,7 +167,7 @@ def _result(
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
     trouble = None
-    full = gives_back(most.device_bytes, cluster.gpu.usable_memory_bytes)
+    full = most.gives_back
     if full:
         reading = replace(reading, p95_ns=max(reading.p95_ns, int(reading.total_ns * memory_document()["given_back"])))
     if most.device_bytes > cluster.gpu.usable_memory_bytes:

@@ -1,4 +1,4 @@
-"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.collectives`, as in training.
+"""Prices of the ops of one layout: kernels from `cost.kernels`, transfers from `cost.communication`, as in training.
 
 Backward follows from forward: a GEMM has two, of the transposed shapes (Megatron adds the weight gradient into an
 fp32 buffer, which is more bytes per weight than the plain GEMM writes); attention has its own kernel; an element-wise
@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.communication.collectives import collective, explain, tier
+from windtunnel.cost.communication.collectives import collective, latency_and_bandwidth, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
@@ -131,6 +131,15 @@ class Pricer:
         self.unmeasured_launch_s = 0.0
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
+
+    def of_same_ops(self, layout: Layout) -> Pricer:
+        """Prices of a layout whose ranks have the very same ops: what is priced for one is known to the other.
+
+        Where ranks are, and so what they send each other, may differ, and how ops are launched.
+        """
+        other = Pricer(layout)
+        other._ops, other._moved = self._ops, self._moved
+        return other
 
     def slowed(self, compute: float, links: float) -> Pricer:
         """The same prices on a cell whose compute and whose links across nodes take so many times as long."""
@@ -290,7 +299,7 @@ class Pricer:
         group, bytes_total = self.layout.group(transfer.group), int(transfer.bytes_total)
         if tier(group) != "scale_out" or not bytes_total:
             return 0.0
-        _, _, latency_s, bandwidth_s = explain(transfer.kind, bytes_total, group, self.layout.cluster)
+        _, _, latency_s, bandwidth_s = latency_and_bandwidth(transfer.kind, bytes_total, group, self.layout.cluster)
 
         whole = latency_s + bandwidth_s
         return bandwidth_s / whole if whole > 0.0 else 0.0

@@ -22,7 +22,7 @@ VALUES = {
     "virtual_stages": ("1", "2", "3", "4", "5", "6", "8"),
     "zero_stage": ("0", "1", "2", "3"),
     "recompute": ("none", "selective:core_attention", "selective:attention", "full"),
-    "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"),
+    "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipe-v"),
     "precision": ("bf16", "fp8", "mxfp8", "nvfp4"),
     "seq_len": ("2048", "4096", "8192", "16384", "32768", "131072"),
     "global_batch": (),

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from windtunnel.cost.communication import collectives, nccl, nccl_tables
-from windtunnel.cost.communication.collectives import Group, collective, explain, formula, group_of, pull, tier
+from windtunnel.cost.communication.collectives import (
+    Group,
+    collective,
+    formula,
+    group_of,
+    latency_and_bandwidth,
+    pull,
+    tier,
+)
 from windtunnel.cost.price import Source
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
@@ -59,12 +67,14 @@ def test_expert_parallel_rows_beyond_the_fitted_scale():
 
 
 def test_algorithms_are_those_nccl_would_run():
-    assert explain("all_reduce", 1 << 30, Group(8, 8), H100)[0] == "nvls"
-    assert explain("all_reduce", 1 << 30, Group(64, 8), H100)[0] == "nvls_tree"
-    assert explain("all_reduce", 8, Group(64, 8), H100)[:2] == ("tree", "ll")
-    assert explain("all_gather", 1 << 30, Group(64, 8), H100)[:2] == ("ring", "simple")
-    assert explain("all_reduce", 1 << 30, Group(8, 8), cluster_with(H100, nvlink_sharp=False))[0] == "ring"
-    assert explain("all_to_all", 1 << 30, Group(8, 8), H100)[0] == "direct"
+    assert latency_and_bandwidth("all_reduce", 1 << 30, Group(8, 8), H100)[0] == "nvls"
+    assert latency_and_bandwidth("all_reduce", 1 << 30, Group(64, 8), H100)[0] == "nvls_tree"
+    assert latency_and_bandwidth("all_reduce", 8, Group(64, 8), H100)[:2] == ("tree", "ll")
+    assert latency_and_bandwidth("all_gather", 1 << 30, Group(64, 8), H100)[:2] == ("ring", "simple")
+    assert (
+        latency_and_bandwidth("all_reduce", 1 << 30, Group(8, 8), cluster_with(H100, nvlink_sharp=False))[0] == "ring"
+    )
+    assert latency_and_bandwidth("all_to_all", 1 << 30, Group(8, 8), H100)[0] == "direct"
 
 
 def test_a_forced_algorithm_is_taken_and_an_impossible_one_named():

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
+from windtunnel.model import load_model
 from windtunnel.planning import plan
+from windtunnel.planning.exhaustive import every_plan
+from windtunnel.planning.objectives.by_stage import ByStage
+from windtunnel.planning.search import Search
+from windtunnel.planning.space import Space
 from windtunnel.report.prediction.spec_words import title
 from windtunnel.training import predict
 
@@ -54,9 +60,82 @@ def test_a_plan_has_to_fit_on_both() -> None:
     assert found.memory_capacity_bytes == 4 * 10**9
 
 
-def test_a_replica_on_two_types_is_refused() -> None:
+def test_neither_replica_nor_stage_on_one_type_is_refused() -> None:
     with pytest.raises(LayoutError, match="would lie on two types"):
-        predict("llama-3.2-3b", "h100-sxm:8+a100-80gb:8", {**JOB, "tp": 8, "pp": 2})
+        predict("llama-3.2-3b", "h100-sxm:24+a100-80gb:8", {**JOB, "tp": 8, "pp": 2})
+    with pytest.raises(LayoutError, match="would lie on two types"):
+        predict("llama-3.2-3b", "h100-sxm:24+a100-80gb:8", {**JOB, "tp": 8, "pp": 2, "schedule": "dualpipe"})
+
+
+STAGES = {"tp": 8, "pp": 2, "global_batch": 32, "seq_len": 8192}
+BOTH = "h100-sxm:8+a100-80gb:8"
+
+
+@pytest.mark.parametrize("more", [{}, {"virtual_stages": 2}, {"schedule": "zb-v"}, {"layers_per_stage": (20, 8)}])
+def test_stages_on_two_equal_types_are_one_cluster(more: dict[str, Any]) -> None:
+    both, one = (
+        predict("llama-3.2-3b", words, {**STAGES, **more}) for words in ("h100-sxm:8+h100-sxm:8", "h100-sxm:16")
+    )
+    assert both.step_time_ns == one.step_time_ns
+    assert both.breakdown_ns == one.breakdown_ns
+    assert both.memory == one.memory
+    assert both.mfu == pytest.approx(one.mfu)
+    assert both.traffic_bytes == one.traffic_bytes
+    assert any("pipeline stages, 1 on h100-sxm, 1 on h100-sxm" in text for text in both.warnings)
+
+
+def test_a_stage_takes_what_its_type_takes() -> None:
+    fast, slow = (predict("llama-3.2-3b", f"{gpu}:16", STAGES) for gpu in ("h100-sxm", "a100-80gb"))
+    mixed = predict("llama-3.2-3b", BOTH, STAGES)
+    assert fast.step_time_ns < mixed.step_time_ns < slow.step_time_ns
+    assert mixed.stages[0].breakdown_ns["gemm"] < mixed.stages[1].breakdown_ns["gemm"]
+    less = predict("llama-3.2-3b", BOTH, {**STAGES, "layers_per_stage": (20, 8)})
+    assert less.step_time_ns < mixed.step_time_ns
+    other = predict("llama-3.2-3b", "a100-80gb:8+h100-sxm:8", {**STAGES, "layers_per_stage": (8, 20)})
+    assert other.step_time_ns != less.step_time_ns  # embedding and head are on other types
+
+
+def test_a_send_between_types_takes_the_slower_network() -> None:
+    first, second = parse_cluster("h100-sxm:8"), parse_cluster("h100-sxm:8")
+    narrow = replace(second, scale_out=replace(second.scale_out, bandwidth_bytes_per_s=1e8))
+    one = predict("llama-3.2-3b", MixedCluster((first, second)), STAGES)
+    for parts in ((first, narrow), (narrow, first)):
+        assert predict("llama-3.2-3b", MixedCluster(parts), STAGES).step_time_ns > one.step_time_ns
+
+
+def test_memory_of_a_stage_is_held_against_its_own_type() -> None:
+    large, small = parse_cluster("h100-sxm:8"), parse_cluster("h100-sxm:8")
+    needs = predict("llama-3.2-3b", "h100-sxm:16", STAGES).memory
+    tight = replace(small, gpu=replace(small.gpu, usable_memory_bytes=needs[0].device_bytes - 1))
+    assert needs[1].device_bytes < needs[0].device_bytes
+    assert predict("llama-3.2-3b", MixedCluster((large, tight)), STAGES).status == "ok"
+    found = predict("llama-3.2-3b", MixedCluster((tight, large)), STAGES)
+    assert found.status == "infeasible"
+    assert found.infeasible is not None
+    assert found.infeasible.stage == 0
+
+
+def test_plans_with_stages_on_types_are_the_best_of_all_of_them() -> None:
+    mixed = parse_mixed(BOTH)
+    assert mixed is not None
+    model = load_model("llama-3.2-1b").with_changes(layers=8)
+    fixed = {"pp": 2, "cp": 1, "micro_batch": 1, "cuda_graphs": False, "recompute": "none", "global_batch": 64}
+    given = {**fixed, "seq_len": 2048, "tp": 8}
+    own = ByStage(mixed)
+    space = Space(model, mixed.own()[0], given, mixed=mixed, by_stage=True)
+    found = Search(space, own, memory=own.memory, step=own.step).run(1)
+    every = [layout for layout in every_plan(space) if own.memory(layout) <= layout.cluster.gpu.usable_memory_bytes]
+    assert len(every) > 8
+    assert found.gap == 0.0
+    assert found.found[0].replay.step_ns == min(own.step(layout) for layout in every)
+    for layout in every:
+        assert own.step_ns(layout) <= own.step(layout)
+        assert own.memory_bytes(layout) <= own.memory(layout)
+    told = plan(model, mixed, choices_within_s=0.0, top=2, **given)
+    assert told[0].step_time_s * 1e9 <= found.found[0].replay.step_ns
+    counts = told[0].plan["layers_per_stage"]
+    assert counts[0] > counts[1]
+    assert predict(model, mixed, told[0].plan).step_time_s == told[0].step_time_s
 
 
 def test_groups_in_a_file_are_the_same_cluster(tmp_path: Path) -> None:
@@ -74,12 +153,14 @@ def test_disturbances_need_one_type() -> None:
 
 
 def test_plans_lie_on_one_type_and_are_what_predict_says() -> None:
-    fixed = {"cp": 1, "micro_batch": 1, "recompute": "none", "cuda_graphs": False, "global_batch": 48, "seq_len": 1024}
+    fixed = {"cp": 1, "micro_batch": 1, "recompute": "none", "cuda_graphs": False, "zero_stage": 1}
+    fixed |= {"tp": 4, "global_batch": 48, "seq_len": 1024}
     words = "h100-sxm:16+a100-80gb:8"
     found = plan("llama-3.2-3b", words, choices_within_s=0.0, top=3, **fixed)
     assert found.gap == 0.0
     assert len(found) == 3
     for one in found.plans:
-        assert 8 % (one.plan.get("tp", 1) * one.plan.get("pp", 1)) == 0
+        replica, stages = one.plan.get("tp", 1) * one.plan.get("pp", 1), one.plan.get("pp", 1)
+        assert 8 % replica == 0 or (stages > 1 and 8 % (24 // stages) == 0)
         assert predict("llama-3.2-3b", words, one.plan).step_time_s == one.step_time_s
     assert words in found[0].reproduce

@@ -11,9 +11,11 @@ import pytest
 
 import windtunnel
 from windtunnel.cli.app import main
+from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
+from windtunnel.planning.fields.features import FEATURES
 from windtunnel.planning.objectives.robust import Trouble, progress
-from windtunnel.planning.space import FEATURES, context_kinds
+from windtunnel.planning.space import Space, context_kinds, savings, structures
 
 FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
 
@@ -93,6 +95,9 @@ def test_choices_are_what_a_search_with_them_finds(capsys: pytest.CaptureFixture
     assert any(one.exact for one in told.values())
     bounded = windtunnel.plan(model, "h100-sxm:8", words, choices_within_s=0.0)
     assert all(one.regret <= told[one.field, one.value].regret + 1e-9 for one in bounded.choices)
+    usual = windtunnel.plan(model, "h100-sxm:8", words)
+    assert all(one.regret <= told[one.field, one.value].regret + 1e-9 for one in usual.choices)
+    assert usual.space == bounded.space == best.space  # looking on counts for nothing
     page = tmp_path / "plans.html"
     asked(capsys, "--report", str(page))
     assert "What each choice is worth" in page.read_text()
@@ -103,3 +108,23 @@ def test_ulysses_exchanges_whole_heads_of_keys_and_values(tp: int, cp: int, kind
     found = context_kinds(load_model("llama-3-8b"), FEATURES["megatron"], tp, cp)  # of 32 heads, 8 with keys and values
     assert len(found) == kinds
     assert found[0] == "ring"
+
+
+def test_what_megatron_asserts_against_is_not_in_the_space() -> None:
+    model, cluster = load_model("llama-3-8b"), parse_cluster("h100-sxm:8")
+    given = {"global_batch": 16, "seq_len": 2048, "cp": 1, "tp": 1}
+
+    def of(more: dict[str, object]) -> list[tuple[int, int, int | None]]:
+        space = Space(model, cluster, {**given, **more})
+        return [
+            (one.plan.pp, one.plan.virtual_stages, saving["zero_stage"])
+            for one in structures(space)
+            for saving in savings(space, one)
+        ]
+
+    assert any(pp == 2 and chunks > 1 for pp, chunks, _ in of({}))
+    blocking = of({"overlap_p2p": False})
+    assert not any(pp == 2 and chunks > 1 for pp, chunks, _ in blocking)
+    assert any(pp == 4 and chunks > 1 for pp, chunks, _ in blocking)
+    assert {zero for *_, zero in of({})} == {0, 1, 2, 3}
+    assert {zero for *_, zero in of({"optimizer": "muon"})} == {0, 1}

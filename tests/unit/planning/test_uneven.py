@@ -12,7 +12,8 @@ from windtunnel.errors import SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning import plan
-from windtunnel.planning.space import Space, dealt, structures, uneven
+from windtunnel.planning.fields.pipelines import dealt, uneven
+from windtunnel.planning.space import Space, structures
 from windtunnel.training import predict
 from windtunnel.training.launch.megatron import write
 from windtunnel.training.launch.native import read_native

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.cost.price import Source
+from windtunnel.step.band import SLOWER, Z95, band_of
 from windtunnel.step.result_of import (
-    SLOWER,
-    Z95,
     ClassTime,
-    band_of,
     breakdown_of,
     provenance_of,
     roofline_warning,

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +18,7 @@ import pytest
 from windtunnel.errors import UserError
 from windtunnel.sweeps import sweep
 from windtunnel.sweeps.journal import Journal, read_journal
+from windtunnel.sweeps.points import point_of
 
 GRID = {"verb": "predict", "grid": {"a": list(range(8)), "b.c": [1.5, 2.5]}}
 CALLED = "swept_functions:double"
@@ -92,3 +95,37 @@ def test_a_study_that_cannot_be_is_one_error(tmp_path: Path) -> None:
     for study in ({"grud": {}}, {"verb": "predict"}, {"grid": {"a": 1}}, {"verb": "nonsense", "list": [{"a": 1}]}):
         with pytest.raises(UserError):
             sweep(study, out=tmp_path / "t.parquet", executor="serial")
+
+
+def test_a_finished_table_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def must_not_run(*words: object) -> None:
+        raise AssertionError("a point ran")
+
+    words = {"model": "llama-3.2-1b", "cluster": "h100-sxm:8", "plan.global_batch": 8, "plan.seq_len": 512}
+    out = tmp_path / "t.parquet"
+    studies = (
+        {"fixed": words, "grid": {"plan.tp": [1, 3]}},
+        {"fixed": words, "optuna": {"trials": 3, "over": {"plan.tp": [1, 2, 4]}}},
+    )
+    for study in studies if find_spec("optuna") else studies[:1]:
+        first = sweep(study, out=out, executor="serial")
+        made = out.read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(import_module("windtunnel.sweeps.sweep"), "rows_of", must_not_run)
+            patch.setattr(import_module("windtunnel.sweeps.run_points"), "run_points", must_not_run)
+            again = sweep(study, out=out, executor="serial")
+        assert first.ran == first.points > again.ran == 0
+        assert (again.by_status, again.best, out.read_bytes()) == (first.by_status, first.best, made)
+    wider = sweep({"fixed": words, "grid": {"plan.tp": [1, 2, 3]}}, out=out, executor="serial")
+    assert wider.ran == wider.points == 3
+
+
+def test_a_file_that_has_changed_is_another_point(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    keys = []
+    for text in ("1", "22", "1"):
+        path.write_text(text)
+        keys.append(point_of("predict", {"model": str(path)}, "").key)
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[2]
+    assert point_of("predict", {"model": str(path)}, "").key != point_of("predict", {"model": "llama-3-8b"}, "").key

@@ -15,7 +15,7 @@ from windtunnel.step.disturbances.attribution import thinned
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.scenario import Scenario
 from windtunnel.training import read_plan
-from windtunnel.training.disturbances.attribution import explain, path_of
+from windtunnel.training.disturbances.attribution import path_of, who_waits
 from windtunnel.training.disturbances.cells import cell_factors
 from windtunnel.training.disturbances.pace_setters import pace_setters_of
 from windtunnel.training.disturbances.replicas import unfold
@@ -74,7 +74,7 @@ def of_ranks(found):
 @pytest.mark.parametrize("name", PLANS)
 def test_every_rank_and_every_nanosecond_is_accounted_for(name, slow):
     parts = replayed(name, *slow)
-    makespan, found = parts[1].makespan_ns, explain(*parts)
+    makespan, found = parts[1].makespan_ns, who_waits(*parts)
     assert all(one.busy_ns + one.waiting_ns == makespan for one in found.rank_classes)
     assert all(0 < one.busy_ns <= makespan for one in found.rank_classes)
     assert sum(one.ranks for one in found.rank_classes) == sum(count for _, count in found.class_runs) == 64
@@ -107,7 +107,7 @@ def test_the_critical_path_tiles_the_step_and_waits_are_times(name):
     assert list(few) == sorted(few, key=lambda part: part.start_ns)
     lengths = sorted(part.end_ns - part.start_ns for part in path)
     assert sorted(part.end_ns - part.start_ns for part in few) == lengths[-len(few) :]
-    for one in explain(*parts).waiting:
+    for one in who_waits(*parts).waiting:
         assert 0 <= one.mean_ns <= one.worst_ns <= timeline.makespan_ns
         assert (one.last_rank >= 0) == (one.worst_ns > 0)
 
@@ -116,7 +116,7 @@ def test_the_critical_path_tiles_the_step_and_waits_are_times(name):
 def test_one_very_slow_gpu_is_on_the_path_and_waits_less_than_its_peers(name):
     gpu = 5 if name == "interleaved" else 19
     parts = replayed(name, f"gpu={gpu}:3")
-    found, ranks = explain(*parts), of_ranks(explain(*parts))
+    found, ranks = who_waits(*parts), of_ranks(who_waits(*parts))
     on_path = sum(one.end_ns - one.start_ns for one in found.critical_path if one.rank == gpu)
     assert on_path > 0.5 * parts[1].makespan_ns
     setters = pace_setters_of(parts[3], parts[4])
@@ -133,7 +133,7 @@ def test_one_very_slow_gpu_is_on_the_path_and_waits_less_than_its_peers(name):
 
 def test_peers_wait_for_what_the_disturbance_adds_and_for_nothing_else():
     calm, rough = replayed("no pipeline"), replayed("no pipeline", "gpu=19:1.5")
-    before, after = of_ranks(explain(*calm)), of_ranks(explain(*rough))
+    before, after = of_ranks(who_waits(*calm)), of_ranks(who_waits(*rough))
     added = rough[1].makespan_ns - calm[1].makespan_ns
     assert after[19][1] - before[19][1] == pytest.approx(added, rel=0.01)
     for rank in (16, 18, 23):  # peers of its cell
@@ -143,14 +143,14 @@ def test_peers_wait_for_what_the_disturbance_adds_and_for_nothing_else():
 
 
 def test_a_second_slow_gpu_of_a_cell_works_in_proportion():
-    found = of_ranks(explain(*replayed("no pipeline", "gpu=19:1.4", "gpu=20:1.2")))
+    found = of_ranks(who_waits(*replayed("no pipeline", "gpu=19:1.4", "gpu=20:1.2")))
     slower, slow, peer = found[19][1], found[20][1], found[21][1]
     assert slow - peer == pytest.approx(0.5 * (slower - peer), rel=0.01)
 
 
 def test_a_slow_link_is_the_one_the_others_wait_for():
     parts = replayed("1f1b", "link=node2.nic3:0.01")  # GPU 19: stage 1
-    found = explain(*parts)
+    found = who_waits(*parts)
     ranks = of_ranks(found)
     assert ranks[19][2] == min(rank[2] for rank in ranks if rank[0] == 1)
     assert any(one.rank == 19 for one in found.critical_path)
@@ -158,24 +158,24 @@ def test_a_slow_link_is_the_one_the_others_wait_for():
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "experts"])
 def test_folded_and_unfolded_say_the_same(name):
-    folded, naive = (explain(*replayed(name, *MANY, fold=fold)) for fold in (True, False))
+    folded, naive = (who_waits(*replayed(name, *MANY, fold=fold)) for fold in (True, False))
     assert of_ranks(folded) == of_ranks(naive)
     ignored = [(one.communicator, one.mean_ns, one.worst_ns) for one in folded.waiting]
     assert ignored == [(one.communicator, one.mean_ns, one.worst_ns) for one in naive.waiting]
 
 
 def test_ranks_are_told_apart_by_stage_replicas_and_own_disturbance_only():
-    found = explain(*replayed("1f1b", "gpu=19:1.3"))
+    found = who_waits(*replayed("1f1b", "gpu=19:1.3"))
     # Four stages of two kinds of replicas, and one rank that is itself slow.
     assert len(found.rank_classes) == 4 * 2 + 1
     assert [one.ranks for one in found.rank_classes if one.disturbed_by] == [1]
-    calm = explain(*replayed("1f1b"))
+    calm = who_waits(*replayed("1f1b"))
     assert calm.class_runs == ((0, 16), (1, 16), (2, 16), (3, 16))
 
 
 def test_what_waits_in_the_pipeline_is_idle_time_of_the_receiver():
     parts = replayed("1f1b", "gpu=19:1.3")
-    found = explain(*parts)
+    found = who_waits(*parts)
     waits = {one.communicator: one.worst_ns for one in found.waiting}
     pairs = {f"pp {a} to {b}" for a in range(4) for b in (a - 1, a + 1) if 0 <= b < 4}
     assert pairs == {name for name in waits if name.startswith("pp ")}

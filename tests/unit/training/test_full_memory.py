@@ -10,6 +10,8 @@ import pytest
 from windtunnel.cost.device_memory import memory_document
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import transformer
+from windtunnel.planning import plan
+from windtunnel.planning.advice import advise
 from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan, replayed
 from windtunnel.result import Result
 from windtunnel.training import predict
@@ -24,8 +26,8 @@ def cluster_of(usable_bytes: float) -> Cluster:
     return replace(cluster, gpu=replace(cluster.gpu, usable_memory_bytes=int(usable_bytes)))
 
 
-def predicted(usable_bytes: float, **plan: Any) -> Result:
-    return predict(MODEL, cluster_of(usable_bytes), PLAN | plan)
+def predicted(usable_bytes: float, **changes: Any) -> Result:
+    return predict(MODEL, cluster_of(usable_bytes), PLAN | changes)
 
 
 def headroom() -> float:
@@ -73,8 +75,27 @@ def test_search_and_prediction_agree(ample: Result, share: float) -> None:
     usable = ample.peak_memory.device_bytes * share
     layout = laid_out(MODEL, cluster_of(usable), read_plan(PLAN))
     result = predicted(usable)
-    assert replayed(layout).fits == (result.status == "ok")
-    assert memory_bytes(layout) == result.peak_memory.device_bytes
+    full = result.peak_memory.gives_back
+    assert full == (FULL in result.warnings)
+    assert replayed(layout).fits == (result.status == "ok" and not full)
+    if full:
+        assert memory_bytes(layout) > int(usable)
+    else:
+        assert memory_bytes(layout) == result.peak_memory.device_bytes
+
+
+def test_no_search_and_no_advice_proposes_a_full_device(ample: Result) -> None:
+    """A step that may take eight times as long is predicted where it was asked about, and proposed to nobody."""
+    cluster = cluster_of(ample.peak_memory.device_bytes * 0.95)
+    assert FULL in predict(MODEL, cluster, PLAN).warnings
+    given = {name: value for name, value in PLAN.items() if name not in ("pp", "micro_batch", "zero_stage")}
+    proposed = plan(MODEL, cluster, **given, top=20).plans
+    assert proposed
+    for one in proposed:
+        assert FULL not in predict(MODEL, cluster, dict(one.plan)).warnings
+    for changed in advise(MODEL, cluster, PLAN):
+        if "n_gpus" not in changed.changes:
+            assert FULL not in predict(MODEL, cluster, PLAN | dict(changed.changes)).warnings
 
 
 def test_segments_that_expand_have_nothing_to_give_back() -> None:

@@ -14,7 +14,7 @@ from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.shards.pipelined_shards import unmerged_chunks
 from windtunnel.training.memory.allocations import Passes
 from windtunnel.training.plan import Plan
-from windtunnel.training.schedules import NAMES, SPLIT, Kind, schedule
+from windtunnel.training.schedules import NAMES, TRAITS, Kind, schedule
 
 FRAMEWORKS = ("megatron", "nanotron", "torchtitan", "fsdp", "pytorch")
 GRAPH = ("torchtitan", "fsdp", "pytorch")  # keep autograd's graph for the second half
@@ -42,7 +42,7 @@ def halves(passes: Passes) -> tuple[Any, Any]:
 
 def test_schedules_that_split_are_those_that_say_so() -> None:
     split = {name for name in NAMES if (schedule(name, 4, 8, 2 if name == "interleaved" else 1).kind == 2).any()}
-    assert split == set(SPLIT)
+    assert split == {name for name, traits in TRAITS.items() if traits.splits_backward}
     assert Kind.BACKWARD_INPUT == 2
 
 
@@ -116,7 +116,7 @@ def test_the_first_stage_of_torch_does_everything_in_the_second_half() -> None:
 
 
 def test_weight_gradients_lie_there_until_the_next_first_half() -> None:
-    for name in SPLIT:
+    for name in (name for name in NAMES if TRAITS[name].splits_backward):
         table = schedule(name, 4, 8)
         for rank in range(4):
             there = unmerged_chunks(table, rank)

@@ -132,7 +132,9 @@ def pull(bytes_total: float, group: Group, cluster: Cluster) -> Price:
     return Price(seconds, seconds * low, seconds * high, Source.ROOFLINE)
 
 
-def explain(kind: str, bytes_total: float, group: Group, cluster: Cluster) -> tuple[str, str, float, float]:
+def latency_and_bandwidth(
+    kind: str, bytes_total: float, group: Group, cluster: Cluster
+) -> tuple[str, str, float, float]:
     """(algorithm, protocol, seconds of latency, seconds of bandwidth): how the price of a collective comes about.
 
     The split is the formula's; where a measured table sets the time, it is scaled to that.

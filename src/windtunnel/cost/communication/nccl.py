@@ -26,7 +26,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import yaml
+from windtunnel.input_file import own_yaml
 
 NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker,
 NVLS_TREE_WIDTH = 4.0  # and from so many times that always
@@ -108,7 +108,7 @@ class Cost(NamedTuple):
 def calibration() -> dict[str, Any]:
     """The fitted constants, as in calibration/collectives.yaml."""
     text = files("windtunnel.cost").joinpath("calibration/collectives.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
+    loaded: dict[str, Any] = own_yaml(text)
     return loaded
 
 

@@ -1,6 +1,6 @@
 """Which links the flows of a collective use: bytes from GPU to GPU by its algorithm, then the links between.
 
-n ranks in M scale-up domains of k, S bytes by the convention of `cost.collectives`; passes p = 2(n-1)/n for all-reduce,
+n ranks in M scale-up domains of k, S bytes as `cost.communication` counts them; passes p = 2(n-1)/n for all-reduce,
 (n-1)/n for all-gather and reduce-scatter, 1 for broadcast and reduce.
 
     ring          k channels, each a ring of all ranks that crosses between domains on its own rail: p S / k per hop
@@ -90,8 +90,8 @@ def flows_of(
     """The flows of one collective among `ranks` (GPU numbers, in the order of the communicator).
 
     Args:
-        kind: As in `cost.collectives`, but for "barrier", which moves nothing worth sharing.
-        bytes_total: As in `cost.collectives`; for all-to-all also the [n, n] bytes from rank to rank.
+        kind: As in `cost.communication`, but for "barrier", which moves nothing worth sharing.
+        bytes_total: As in `cost.communication`; for all-to-all also the [n, n] bytes from rank to rank.
         ranks: For send_recv: the sender and the receiver; for broadcast and reduce in the order of the chain.
         topology: The links.
         algorithm: One of ALGORITHMS_OF[kind]; None = the first of them.
@@ -126,7 +126,7 @@ def flows_of(
 def demand(flows: Flows, topology: Topology, seconds: float | None = None) -> Demand:
     """The flows as one that goes in step.
 
-    `seconds`: what the collective takes alone, by `cost.collectives`; None = what its busiest link needs. A price below
+    `seconds`: what the collective takes alone (`cost.communication`); None = what its busiest link needs. A price below
     that stands (the switch may reduce, which these paths do not know): such a link is in use to its capacity.
     """
     carried = flows.bytes_by_link(topology.n_links)

@@ -1,4 +1,4 @@
-"""What a communication of a running script takes on a cluster, once all its members are there: `cost.collectives`.
+"""What a communication of a running script takes on a cluster, once all its members are there: `cost.communication`.
 
 Where the cluster is a CPU that was calibrated with its collectives: what one adds to a step that waits for it, what it
 adds to computing that goes on beside it, and what it takes in a queue.
@@ -13,7 +13,7 @@ from windtunnel.cost.communication.in_a_step import in_a_step
 from windtunnel.hardware import Cluster
 from windtunnel.programs.communication import Communication
 
-# `cost.collectives` has no collective with a root but broadcast and reduce: the root moves what all would.
+# `cost.communication` has no collective with a root but broadcast and reduce: the root moves what all would.
 KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv", "recv": "send_recv"}
 
 

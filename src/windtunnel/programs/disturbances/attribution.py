@@ -31,7 +31,7 @@ from windtunnel.step.disturbances.disturbed_step import Replayed
 from windtunnel.step.disturbances.parse import Slow
 
 
-def explain(priced: PricedJob, now: Replayed[CapturedGraph], slow: Sequence[Slow]) -> Explanation:
+def who_waits(priced: PricedJob, now: Replayed[CapturedGraph], slow: Sequence[Slow]) -> Explanation:
     """What every rank did in a replayed step that `slow` disturbs, and whom it waited for."""
     captured, graph = now.made, now.made.step.graph
     ranks = ranks_on(priced, slow)

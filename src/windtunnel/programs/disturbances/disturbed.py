@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from windtunnel.programs.disturbances.attribution import explain, ranks_on
+from windtunnel.programs.disturbances.attribution import ranks_on, who_waits
 from windtunnel.programs.disturbances.pace import pace_of
 from windtunnel.programs.disturbances.samples import sampled
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
@@ -39,7 +39,7 @@ def disturb(priced: PricedJob, job: DisturbedStep[CapturedGraph], asked: Disturb
         job,
         asked,
         sample=partial(sampled, priced, job.parts, asked.seed, job.makespan(()) / 1e9),
-        explain=partial(explain, priced),
+        explain=partial(who_waits, priced),
         place=ranks_on(priced, ()).place,
         simulated=simulated,
     )

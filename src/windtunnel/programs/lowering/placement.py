@@ -1,7 +1,7 @@
 """Where the groups of a job lie on a cluster, and which ranks no clock can tell apart.
 
 Rank r is GPU r. What a collective costs depends on how many of its members share a scale-up domain and, on a fabric
-that is oversubscribed, on how far apart they are: its `cost.collectives.Group`.
+that is oversubscribed, on how far apart they are: its `cost.communication.collectives.Group`.
 
 Ranks are alike when they run the same program, are disturbed alike, and meet alike ranks in groups that lie alike.
 The coarsest such partition comes from `graph.fold.refine` and, since a message has one peer and not a whole group,

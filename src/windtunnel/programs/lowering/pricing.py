@@ -5,7 +5,7 @@
     anything else         bytes read and written over the memory's bandwidth, never below a launch; a foreach or fused
                           kernel moves the bytes of all its tensors in one launch
     copy                  bytes over the link between host and device
-    communication         `cost.collectives`, with the members where they really are
+    communication         `cost.communication`, with the members where they really are
 
 Ops without a kernel (an empty tensor is only allocated) cost nothing and are not launched. On a CPU an op runs in the
 thread that issues it, so its measured time holds the launch.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from windtunnel.cost import roofline
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.communication.collectives import Group, collective, explain, pull, tier
+from windtunnel.cost.communication.collectives import Group, collective, latency_and_bandwidth, pull, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm
@@ -82,7 +82,7 @@ _TIMED = {
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
 LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 COPY_BAND = 1.3
-# `cost.collectives` has no collective with a root but broadcast and reduce: the root moves what all would.
+# `cost.communication` has no collective with a root but broadcast and reduce: the root moves what all would.
 _KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv", "recv": "send_recv"}
 
 
@@ -294,7 +294,9 @@ class OpPricer:
         """
         if tier(group) != "scale_out" or not int(bytes_total) or kind in ("send", "recv", PULL):
             return 0.0
-        _, _, latency_s, bandwidth_s = explain(_KIND.get(kind, kind), int(bytes_total), group, self.cluster)
+        _, _, latency_s, bandwidth_s = latency_and_bandwidth(
+            _KIND.get(kind, kind), int(bytes_total), group, self.cluster
+        )
         whole = latency_s + bandwidth_s
         return bandwidth_s / whole if whole > 0.0 else 0.0
 

@@ -1,9 +1,10 @@
 """`python -m windtunnel.survive`: starts the processes of a job, watches them, and replaces those that die.
 
 It holds the store, so the job's rendezvous outlives every rank. Decisions are `resilience/membership.py`; this file
-does what it asks for. A process that ends by a signal is replaced; one that ends with an error of its own takes the
-job with it, since its replacement would meet the same error. A process whose beat stops (SIGSTOP, a dead host's
-remains) is killed after `patience_s`, and all goes on as after a death. Nothing that it started outlives it.
+does what it asks for. Scripts run in forks of one process that has imported PyTorch (`fork_server.py`). A process
+that ends by a signal is replaced; one that ends with an error of its own takes the job with it, since its replacement
+would meet the same error. A process whose beat stops (SIGSTOP, a dead host's remains) is killed after `patience_s`,
+and all goes on as after a death. Nothing that it started outlives it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.resilience.membership import Abandon, Action, Finish, Membership, Publish, Start
+from windtunnel.survive.live.fork_server import Forked, ForkServer, runs_script
 from windtunnel.survive.live.place import Place
 from windtunnel.survive.watch.log import RankLog
 
@@ -59,7 +61,7 @@ class Told:
 
 @dataclass
 class _Process:
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     log: Path
     warm: bool = False
 
@@ -111,6 +113,7 @@ class _Run:
         self.store: Any = TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
+        self.server = ForkServer()
         self.processes: dict[str, _Process] = {}
         self.told = Told()
         self.began = time.time()
@@ -145,6 +148,7 @@ class _Run:
                 one.popen.kill()
         for one in self.processes.values():
             one.popen.wait()
+        self.server.close()
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -166,7 +170,16 @@ class _Run:
 
     def _start(self, name: str) -> None:
         place = Place("127.0.0.1", self.store.port, name, self.membership.size, self.folder, self.timeout_s)
-        popen = subprocess.Popen(self.command, env={**os.environ, **place.environment()})
+        environment = {**os.environ, **place.environment()}
+        popen: subprocess.Popen[bytes] | Forked
+        if runs_script(self.command):
+            try:
+                popen = self.server.start(self.command[1:], environment)
+            except RuntimeError as error:
+                self.told.status, self.told.reason, self.over = 1, str(error), True
+                return
+        else:
+            popen = subprocess.Popen(self.command, env=environment)
         self.processes[name] = _Process(popen, self.folder / f"{name}.log")
 
     def _look_for_warm(self) -> None:

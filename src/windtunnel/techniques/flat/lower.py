@@ -212,8 +212,8 @@ def _step(
                     open_ends = open_ends if plan.overlap_grad_reduce else (*open_ends, *made)
                 elif reduces_last(layout) and micro == micro_batches - 1:
                     bucket.append(block)
-                    held = sum(one.dense_parameters + one.expert_parameters for one in bucket)
-                    if held >= layout.habits.message_parameters or place == len(order) - 1:
+                    held = sum(_replicated(layout, one) for one in bucket)
+                    if held >= layout.message_parameters or place == len(order) - 1:
                         kind = "all_reduce" if not plan.zero_stage else "reduce_scatter"
                         ready = open_ends if plan.overlap_grad_reduce else (-1,)
                         reduced += _reduce(tasks, layout, pricer, bucket, kind, width, ready, number)
@@ -239,6 +239,12 @@ def _bind(tasks: Tasks, ends: tuple[int, ...]) -> None:
     index = {old: new for new, old in enumerate(n for n in range(len(tasks.tasks)) if n not in set(late))}
     index |= {old: len(kept) + place for place, old in enumerate(late)}
     tasks.tasks[:] = [replace(t, after=tuple(index[one] for one in t.after)) for t in (*kept, *moved)]
+
+
+def _replicated(layout: Layout, block: Block) -> int:
+    """Parameters of a block whose gradients several ranks sum up."""
+    counts = ((block.dense_parameters, "dp"), (block.expert_parameters, "edp"))
+    return int(sum(count for count, group in counts if layout.group(group).size > 1))
 
 
 def _reduce(

@@ -23,7 +23,7 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.step import DP, STREAMS, LoweredStep
 
 
-def explain(
+def who_waits(
     unfolded: Unfolded, timeline: Timeline, step: LoweredStep, layout: Layout, slow: Sequence[Slow]
 ) -> Explanation:
     """What every rank did in the step that `timeline` replayed from `unfolded`, and whom it waited for.

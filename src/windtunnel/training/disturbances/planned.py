@@ -19,7 +19,7 @@ from windtunnel.step.disturbances.disturbances import SAMPLES, Disturbances
 from windtunnel.step.disturbances.disturbed_step import DisturbedStep, Replayed
 from windtunnel.step.disturbances.effect import effect_of
 from windtunnel.step.disturbances.parse import Slow
-from windtunnel.training.disturbances.attribution import explain
+from windtunnel.training.disturbances.attribution import who_waits
 from windtunnel.training.disturbances.cells import cell_factors, cells_of, in_step, placed, tied_replicas
 from windtunnel.training.disturbances.contention import LinkFactors, uplink_factors, uplink_names
 from windtunnel.training.disturbances.noise import passes_of, random_source, warming
@@ -68,7 +68,7 @@ def disturb(
     job = planned.disturbed(parts)
 
     def explained(now: Replayed[Unfolded], slow: Sequence[Slow]) -> Explanation:
-        return explain(now.made, now.timeline, step, layout, slow)
+        return who_waits(now.made, now.timeline, step, layout, slow)
 
     def place(rank: int) -> tuple[int, int]:
         replica, stage = cells_of(layout, (rank,))

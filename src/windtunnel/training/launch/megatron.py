@@ -42,6 +42,14 @@ def hides_exchange(pp: int, virtual_stages: int, recompute: str) -> bool:
     return (pp == 1 or virtual_stages > 1) and not recompute.startswith("full")
 
 
+def interleaves(pp: int, overlap_p2p: bool | None) -> bool:
+    """Whether Megatron-Core interleaves a pipeline of so many stages.
+
+    `validate_args` refuses two whose sends are not overlapped: several would be in one batch between the same ranks.
+    """
+    return pp > 2 or overlap_p2p is not False
+
+
 def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     """The arguments, one or two a line, and the plan fields that have none."""
     left = left_out(plan)
@@ -69,6 +77,9 @@ def left_out(plan: Mapping[str, Any]) -> list[str]:
         found.append("overlap_ep with full recomputation, or with a pipeline of one piece a rank")
     if plan.get("cuda_graphs") and str(plan.get("recompute")).startswith("full"):
         found.append("cuda_graphs with full recomputation")
+    if _batches_sends(plan):
+        found.append("overlap_p2p off with interleaving over two stages")
+    found += _not_with_muon(plan)
     kind, _, detail = str(plan.get("recompute") or "none").partition(":")
     parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
     return found + ([f"recompute of {', '.join(parts)}"] if parts else [])
@@ -76,6 +87,23 @@ def left_out(plan: Mapping[str, Any]) -> list[str]:
 
 def _hides_exchange(plan: Mapping[str, Any]) -> bool:
     return hides_exchange(plan.get("pp") or 1, plan.get("virtual_stages") or 1, str(plan.get("recompute") or "none"))
+
+
+def _batches_sends(plan: Mapping[str, Any]) -> bool:
+    """Whether the plan is of an interleaved pipeline that is refused."""
+    several = (plan.get("virtual_stages") or 1) > 1
+    return several and not interleaves(plan.get("pp") or 1, plan.get("overlap_p2p"))
+
+
+def _not_with_muon(plan: Mapping[str, Any]) -> list[str]:
+    """What `validate_args` refuses beside Muon: its own optimizer shards (`dist_muon`), and nothing is overlapped."""
+    if plan.get("optimizer") != "muon":
+        return []
+    found = [f"{name} with muon" for name in ("overlap_grad_reduce", "overlap_param_gather") if plan.get(name)]
+    if (plan.get("zero_stage") or 0) > 1:
+        found.append(f"zero_stage {plan['zero_stage']} with muon")
+    found += [f"{name} with muon" for name in ("shard_group", "offload_optimizer") if plan.get(name)]
+    return found + (["optimizer_dtype bf16 with muon"] if plan.get("optimizer_dtype") == "bf16" else [])
 
 
 def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
@@ -109,12 +137,12 @@ def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
     yield from _data_parallel(plan, dp * cp)
     if tp > 1 and plan.get("overlap_tp") is not False:
         yield "--tp-comm-overlap"
-    if chunks > 1 and plan.get("overlap_p2p") is False:
+    if chunks > 1 and plan.get("overlap_p2p") is False and not _batches_sends(plan):
         yield "--no-overlap-p2p-communication"
     if plan.get("overlap_ep") and _hides_exchange(plan):
         yield "--overlap-moe-expert-parallel-comm"
     yield from _recomputation(plan.get("recompute") or "none")
-    if plan.get("offload_optimizer"):
+    if plan.get("offload_optimizer") and plan.get("optimizer") != "muon":
         yield f"--optimizer-cpu-offload --optimizer-offload-fraction {plan['offload_optimizer']!r}"
     if plan.get("cuda_graphs") and not str(plan.get("recompute")).startswith("full"):
         yield "--cuda-graph-impl local"
@@ -134,6 +162,10 @@ def _layout(layers: tuple[int, ...]) -> str:
 def _data_parallel(plan: Mapping[str, Any], ranks: int) -> Iterator[str]:
     zero = plan.get("zero_stage")
     zero = 1 if zero is None else zero
+    if plan.get("bucket_parameters"):
+        yield f"--ddp-bucket-size {plan['bucket_parameters']}"
+    if plan.get("optimizer") == "muon":  # shards by an optimizer of its own, and overlaps nothing
+        return
     if zero:
         yield "--use-distributed-optimizer"
     if zero in STRATEGIES:
@@ -145,8 +177,6 @@ def _data_parallel(plan: Mapping[str, Any], ranks: int) -> Iterator[str]:
         yield "--overlap-grad-reduce"
     if zero and plan.get("overlap_param_gather") is not False:
         yield "--overlap-param-gather"
-    if plan.get("bucket_parameters"):
-        yield f"--ddp-bucket-size {plan['bucket_parameters']}"
 
 
 def _recomputation(text: str) -> Iterator[str]:
@@ -177,6 +207,9 @@ def _formats(plan: Mapping[str, Any]) -> Iterator[str]:
     elif precision not in ("fp16", "fp32"):  # those reduce in the format that they have
         yield "--grad-reduce-in-bf16"
     optimizer = plan.get("optimizer") or "adam"
+    if optimizer == "muon":
+        yield f"--optimizer {'muon' if plan.get('zero_stage') == 0 else 'dist_muon'}"
+        return
     if optimizer != "adam":
         yield f"--optimizer {optimizer}"
     if plan.get("optimizer_dtype") == "bf16":

@@ -321,6 +321,8 @@ def _formats(found: _Arguments) -> dict[str, Any]:
     if any([found.on("--fp8-param-gather"), found.on("--fp8-param")]):
         fields["fp8_parameters"] = True
     optimizer = found.word("--optimizer", "adam") or "adam"
+    if optimizer == "dist_muon":  # each rank updates layers of its own
+        optimizer, fields["zero_stage"] = "muon", 1
     if optimizer in ("adam", "sgd", "muon"):
         fields["optimizer"] = optimizer
     else:

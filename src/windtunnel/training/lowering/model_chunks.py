@@ -17,7 +17,7 @@ from windtunnel.model.plain_operations import (
     plain_head_operations,
     plain_layer_operations,
 )
-from windtunnel.training.layout import DUAL_PIPES, Layout
+from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.memory.allocations import Passes
 from windtunnel.training.memory.eager.autograd import Style
@@ -27,7 +27,7 @@ from windtunnel.training.memory.pass_trace import Stringing, Unit, string_togeth
 from windtunnel.training.memory.saved_tensors import Keeping, keeping
 from windtunnel.training.plan import Plan
 from windtunnel.training.pricing import GRADIENT_BYTES
-from windtunnel.training.schedules import SPLIT
+from windtunnel.training.schedules import TRAITS
 from windtunnel.training.workload.router_load import RouterLoad, rank_loads_of
 
 PYTORCH_ATTENTION = ("pytorch", "torchtitan", "fsdp")  # frameworks that call scaled_dot_product_attention
@@ -79,7 +79,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_norms=_fused_norms(layout),
         deduplicates=release.deduplicates,
         **training_document()["experts"],
-        low_precision_dispatch=layout.schedule in DUAL_PIPES and plan.precision in CAST_BYTES,
+        low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,
         activation_input_bytes=1 if plan.fp8_activation_input else 0,
         fused_mla=release.fused_mla and bool(plan.compile),
         # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
@@ -225,7 +225,7 @@ def fresh_gradients(layout: Layout) -> bool:
 def _stringing(layout: Layout, keep: Keeping, first: bool) -> Stringing:
     stage, whole = layout.plan.zero_stage or 0, layout.habits.pure_precision
     split: Literal["", "linears", "graph", "late"] = ""
-    if layout.plan.pp > 1 and layout.schedule in SPLIT:
+    if layout.plan.pp > 1 and TRAITS[layout.schedule].splits_backward:
         # The first stage of torch.distributed.pipelining does everything in the second half.
         split = "linears" if not keep.torch_pipelining else "late" if first else "graph"
     buffers = keep.torch_pipelining and layout.plan.pp > 1

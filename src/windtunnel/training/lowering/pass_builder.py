@@ -17,8 +17,8 @@ from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.step.nic_sharing import pass_sharing
-from windtunnel.training.layout import DUAL_PIPES
 from windtunnel.training.pricing import Pricer, nanoseconds
+from windtunnel.training.schedules import TRAITS
 
 Key = TypeVar("Key", bound=Hashable)
 TIER_CLASS = {"scale_up": SCALE_UP, "scale_out": SCALE_OUT}
@@ -39,7 +39,7 @@ class Segment:
     graph: Graph
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    block: NDArray[np.int16]  # [ops] of the blocks of its piece: whose work each op is
+    block: NDArray[np.int32]  # [ops] of the blocks of its piece: whose work each op is
 
 
 @dataclass
@@ -151,7 +151,7 @@ class PassBuilder:
         if not layout.plan.overlap_ep or transfer.group != "ep":
             return 0.0
         inside = self.pricer.transfer(transfer)[1] == "scale_up"
-        return 1.0 if inside or layout.schedule in DUAL_PIPES else self.pricer.training.hidden_across
+        return 1.0 if inside or TRAITS[layout.schedule].hides_dispatch else self.pricer.training.hidden_across
 
     def copy(self, name: str, bytes_total: float) -> int:
         """A copy between host and device on its own stream."""
@@ -240,7 +240,7 @@ class PassBuilder:
             graph=graph,
             start_ns=timeline.start_ns,
             end_ns=timeline.end_ns,
-            block=np.array(self.block_of, np.int16),
+            block=np.array(self.block_of, np.int32),
         )
 
 

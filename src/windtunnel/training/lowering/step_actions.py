@@ -16,11 +16,12 @@ from windtunnel.cost.price import FREE
 from windtunnel.cost.training import MATH
 from windtunnel.graph import OpKind
 from windtunnel.model.operations import Transfer
+from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.passes import nic_parts
 from windtunnel.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS
 from windtunnel.training.lowering.step_builder import StepBuilder
-from windtunnel.training.pricing import nanoseconds
+from windtunnel.training.pricing import Pricer, nanoseconds
 from windtunnel.training.schedules import Kind
 
 
@@ -110,19 +111,29 @@ def _sends(build: StepBuilder) -> _Sends:
     sent[needs[crossing]] = True
     receiver[needs[crossing]] = schedule.rank[consumer[crossing]]
     needed[needs[crossing]] = consumer[crossing]
-    size = _hop_bytes(build)
-    return _Sends(sent, receiver, needed, *_hops(build, sent, receiver, size), size)
+    return _Sends(sent, receiver, needed, *_hops(build, sent, receiver), hop_bytes(build.layout))
 
 
-def _hop_bytes(build: StepBuilder) -> float:
-    plan = build.plan
-    cut = plan.sequence_parallel or build.layout.habits.scatters_sends
-    tokens = build.layout.tokens_per_rank / (plan.tp if cut else 1)
-    return tokens * build.layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
+def hop_bytes(layout: Layout) -> float:
+    """Of what one stage sends the next behind a pass, on one GPU."""
+    plan = layout.plan
+    cut = plan.sequence_parallel or layout.habits.scatters_sends
+    tokens = layout.tokens_per_rank / (plan.tp if cut else 1)
+    return tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
+
+
+def hop(pricer: Pricer, *, far: bool) -> tuple[int, str]:
+    """How long sending that takes, in ns, inside a scale-up domain or across, and its category."""
+    layout, size = pricer.layout, hop_bytes(pricer.layout)
+    again = FREE  # what was cut for the way is put together where it arrives
+    if layout.habits.scatters_sends and layout.plan.tp > 1 and not layout.plan.sequence_parallel:
+        again, _ = pricer.transfer(Transfer("all_gather", "tp", size * layout.plan.tp))
+    price, tier = pricer.hop(size, far=far)
+    return nanoseconds(price.seconds + again.seconds), f"exposed pp ({tier.replace('_', '-')})"
 
 
 def _hops(
-    build: StepBuilder, sent: NDArray[np.bool_], receiver: NDArray[np.int64], bytes_total: float
+    build: StepBuilder, sent: NDArray[np.bool_], receiver: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """Duration and category of the transfer behind each action: neighbours may share a scale-up domain or not."""
     schedule, n = build.schedule, len(sent)
@@ -132,15 +143,11 @@ def _hops(
     gpus = build.layout.cluster.n_gpus // schedule.stages
     domain = build.layout.cluster.used_per_domain
     far = _apart(schedule.rank.astype(np.int64), receiver, gpus, domain)
-    again = FREE  # what was cut for the way is put together where it arrives
-    if build.layout.habits.scatters_sends and build.plan.tp > 1 and not build.plan.sequence_parallel:
-        again, _ = build.pricer.transfer(Transfer("all_gather", "tp", bytes_total * build.plan.tp))
     for apart in (False, True):
         there = sent & (far == apart)
         if there.any():
-            price, tier = build.pricer.hop(bytes_total, far=apart)
-            durations[there] = nanoseconds(price.seconds + again.seconds)
-            categories[there] = build.category(f"exposed pp ({tier.replace('_', '-')})")
+            durations[there], name = hop(build.pricer, far=apart)
+            categories[there] = build.category(name)
     return durations, categories
 
 

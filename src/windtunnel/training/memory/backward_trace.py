@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windtunnel.training.memory.saved_tensors import BRANCHES, READS_NORM, Learner, Step, Writer
+from windtunnel.training.memory.saved_tensors import BRANCHES, READS_NORM, SavedForBackward, WeightGradient, Writer
 
 FUSED_LOSS_KERNELS = 3  # a compiled loss
 STAND_IN_BYTES = 2.0  # of an element of what stands in for a gradient
@@ -18,7 +18,7 @@ class BackwardTape:
         self.residual = self.normed = self.attention = self.aside = -1
         self.branches = 0
 
-    def run(self, steps: list[Step]) -> int:
+    def run(self, steps: list[SavedForBackward]) -> int:
         """The slot of the gradient of the block's input, -1 for the embedding."""
         shared = any(step.op.name == "shared_up" for step in steps)
         self.branches = sum(step.op.name in BRANCHES for step in steps)
@@ -37,7 +37,7 @@ class BackwardTape:
                 self.w.drop(again)
         return self.now
 
-    def _residual(self, step: Step, shared: bool) -> None:
+    def _residual(self, step: SavedForBackward, shared: bool) -> None:
         w = self.w
         if self.now < 0:  # a parallel block: only the residual's own gradient is left
             self.now, self.residual = self.residual, -1
@@ -46,10 +46,10 @@ class BackwardTape:
         if shared:
             self.aside = w.hold(self.now)
 
-    def _norm(self, step: Step) -> None:
+    def _norm(self, step: SavedForBackward) -> None:
         w = self.w
         incoming = self.normed if self.normed >= 0 else self.now
-        w.learners.append(Learner(len(w.events), -1, -1, (), incoming, linear=False))
+        w.learners.append(WeightGradient(len(w.events), -1, -1, (), incoming, linear=False))
         out = w.moved(incoming, step.size)
         w.drop(*step.held)
         self.normed = -1
@@ -66,7 +66,7 @@ class BackwardTape:
         else:
             self.w.drop(gradient)
 
-    def _gemm(self, step: Step, again: int) -> None:
+    def _gemm(self, step: SavedForBackward, again: int) -> None:
         w, op = self.w, step.op
         begins = len(w.events)
         branch = op.name in BRANCHES
@@ -95,7 +95,7 @@ class BackwardTape:
             passing.append(weight)
         inputs = (*step.held, again) if again >= 0 else tuple(step.held)
         if op.weight_elements or inputs:  # else its weights are frozen, and nothing of it is put off
-            w.learners.append(Learner(begins, weight, gathered, inputs, read))
+            w.learners.append(WeightGradient(begins, weight, gathered, inputs, read))
         w.drop(*passing, *step.held)
         if branch:
             self.branches -= 1
@@ -114,7 +114,7 @@ class BackwardTape:
         else:
             self.now = out
 
-    def _other(self, step: Step) -> None:
+    def _other(self, step: SavedForBackward) -> None:
         w, op = self.w, step.op
         if op.name == "loss":
             self._loss(step)
@@ -152,7 +152,7 @@ class BackwardTape:
             else:
                 self.now = out
 
-    def _products(self, step: Step) -> None:
+    def _products(self, step: SavedForBackward) -> None:
         """Of attention without a kernel of its own: as autograd does it (`plain_rules`)."""
         w, op = self.w, step.op
         batch, s, _, heads, _, d, dv, *_ = op.shape
@@ -166,7 +166,7 @@ class BackwardTape:
         w.drop(values, *wide)
         self.now = -1
 
-    def _loss(self, step: Step) -> None:
+    def _loss(self, step: SavedForBackward) -> None:
         w, rules = self.w, self.w.keep.loss
         logits = step.op.saved_bytes / 4.0
         widths = rules["backward"]

@@ -20,8 +20,8 @@ from windtunnel.training.memory.saved_tensors import (
     INPUT,
     READS_NORM,
     Keeping,
-    Learner,
-    Step,
+    SavedForBackward,
+    WeightGradient,
     Writer,
     drops_own,
     input_is_recomputed,
@@ -42,7 +42,7 @@ class Tape:
     incoming: int  # slot of the gradient of the output, -1 for the loss
     outgoing: int  # slot of the gradient of the input, -1 for the embedding
     weights: tuple[int, ...]  # slots of weight gradients; whoever strings tapes together frees them
-    learners: tuple[Learner, ...] = ()  # backward, in its order
+    learners: tuple[WeightGradient, ...] = ()  # backward, in its order
 
 
 def write(
@@ -88,7 +88,7 @@ class ForwardTape:
 
     def __init__(self, writer: Writer, holding: bool) -> None:
         self.w, self.holding = writer, holding
-        self.steps: list[Step] = []
+        self.steps: list[SavedForBackward] = []
         self.now = INPUT  # what the next op reads
         self.residual = self.normed = self.aside = -1
         self.readers = 0  # ops that have yet to read the norm's output
@@ -97,7 +97,7 @@ class ForwardTape:
         self.adapted: set[str] = set()  # layers with an adapter, which keeps their input
         self.products: dict[str, float] = {}  # share of its output that per-op recomputation keeps, by name
 
-    def run(self, operations: tuple[Operation, ...]) -> tuple[list[Step], int]:
+    def run(self, operations: tuple[Operation, ...]) -> tuple[list[SavedForBackward], int]:
         """Steps for the backward pass, and the slot of the output (-1 for the loss)."""
         if "ops" in self.w.parts:
             self.products = kept_products(operations, self.w.compiled)
@@ -120,7 +120,7 @@ class ForwardTape:
         return self.steps, self.now
 
     def _step(self, op: Operation, size: int, held: list[int], again: float = 0.0) -> None:
-        self.steps.append(Step(op, size, held, again))
+        self.steps.append(SavedForBackward(op, size, held, again))
 
     def _keep(self, slot: int, wanted: bool) -> list[int]:
         return [self.w.hold(slot)] if self.holding and wanted else []

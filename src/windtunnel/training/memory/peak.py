@@ -32,7 +32,6 @@ from windtunnel.result import StageMemory
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece, fresh_gradients, tensors_of
 from windtunnel.training.lowering.shards.pipelined_shards import (
-    LAYER_BY_LAYER,
     gathered_chunks,
     summed_chunks,
     unmerged_chunks,
@@ -42,7 +41,7 @@ from windtunnel.training.memory.allocations import Load, Passes, Resident, two_s
 from windtunnel.training.memory.model_state import State, state_bytes
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import GRADIENT_BYTES
-from windtunnel.training.schedules import Kind, Schedule
+from windtunnel.training.schedules import TRAITS, Kind, Schedule
 
 BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
 POINTS = 400  # of the drawn timeline
@@ -69,6 +68,10 @@ def memory_of(
     """Memory of every pipeline rank."""
     schedule = step.schedule
     drafts, allocated, reserved, device = _sizes(layout, pieces, schedule)
+    usable, full = layout.cluster.gpu.usable_memory_bytes, False
+    if max(device) > usable and _gets_through(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts]):
+        room = usable - outside_bytes(layout)
+        reserved, device, full = [min(one, room) for one in reserved], [min(one, usable) for one in device], True
     found = []
     for rank, (categories, walk) in enumerate(drafts):
         first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
@@ -84,14 +87,23 @@ def memory_of(
                 device_bytes=device[rank],
                 peak_time_ns=int(times[walk.at]),
                 timeline=_thinned(times, walk.levels + static),
+                gives_back=full,
             )
         )
     return tuple(found)
 
 
 def peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
-    """`device_bytes` of the fullest rank class: memory follows from the order of the passes, not from their times."""
-    return max(_sizes(layout, pieces, schedule)[3])
+    """What the fullest rank class needs on the device without giving cached memory back to the driver.
+
+    Memory follows from the order of the passes, not from their times.
+    """
+    return max(ranks_peak_bytes(layout, pieces, schedule))
+
+
+def ranks_peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> list[int]:
+    """The same of every rank class."""
+    return _sizes(layout, pieces, schedule)[3]
 
 
 def _sizes(
@@ -99,34 +111,37 @@ def _sizes(
 ) -> tuple[list[tuple[dict[str, int], _Walk]], list[int], list[int], list[int]]:
     """Of every rank class: its peak by category, and what is allocated, reserved and on the device then."""
     outside = outside_bytes(layout)
-    exact = _exact(layout) or keeping(layout.plan.framework).expandable
-    headroom = 0.0 if exact else float(memory_document()["headroom"])
-    usable = layout.cluster.gpu.usable_memory_bytes
+    headroom = _headroom(layout)
+    capacity = layout.cluster.gpu.usable_memory_bytes - outside
     loads = _loads(pieces, schedule)
     drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
     allocated, peaks = [sum(categories.values()) for categories, _ in drafts], [walk.at for _, walk in drafts]
-    reserved = _reserved(layout, pieces, schedule, allocated, peaks, usable - outside)
+    reserved = _reserved(layout, pieces, schedule, allocated, peaks, capacity)
     device = [int(value * (1.0 + headroom)) + outside for value in reserved]
-    if max(device) > usable and not exact:
-        room = (usable - outside) / (1.0 + float(memory_document()["slack"]["segments"])) / (1.0 + headroom)
-        if _gets_through(layout, pieces, schedule, allocated, peaks, int(room)):
-            reserved, device = [min(one, usable - outside) for one in reserved], [min(one, usable) for one in device]
     return drafts, allocated, reserved, device
 
 
-def gives_back(device_bytes: int, usable_bytes: int) -> bool:
-    """Whether a job fits only because the allocator gives cached memory back to the driver, again and again."""
-    return device_bytes == usable_bytes
-
-
 def _gets_through(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int], room: int
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int]
 ) -> bool:  # fmt: skip
-    """Whether every request finds place in `room`, once what is only cached has been given back."""
+    """Whether every request finds place, with the headroom to spare, once what is only cached has been given back."""
+    if _holds_to_all(layout):
+        return False
+    most = (layout.cluster.gpu.usable_memory_bytes - outside_bytes(layout)) / (1.0 + _headroom(layout))
+    room = int(most / (1.0 + float(memory_document()["slack"]["segments"])))
     return max(allocated) <= room and all(
         _replay(layout, pieces, schedule, rank, peaks[rank], room).oom_event is None
         for rank in _shown(layout, allocated)
     )
+
+
+def _holds_to_all(layout: Layout) -> bool:
+    """Whether the allocator has nothing that it could give back: a CPU's, or one whose segments expand."""
+    return _exact(layout) or keeping(layout.plan.framework).expandable
+
+
+def _headroom(layout: Layout) -> float:
+    return 0.0 if _holds_to_all(layout) else float(memory_document()["headroom"])
 
 
 def outside_bytes(layout: Layout) -> int:
@@ -339,7 +354,7 @@ def _pools(layout: Layout, held: list[Piece]) -> list[int]:
     if not layout.shares_once:
         return []
     found = [int(_held_state(layout, held).gradients)]
-    if layout.schedule in LAYER_BY_LAYER and keeping(layout.plan.framework).fsdp2:
+    if not TRAITS[layout.schedule].has_runtime and keeping(layout.plan.framework).fsdp2:
         sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
         whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
         found.append(int(whole * sum(sorted(sizes)[-2:])))

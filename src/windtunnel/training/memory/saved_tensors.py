@@ -59,7 +59,7 @@ def keeping(framework: str, release: str | None = None) -> Keeping:
     return Keeping(**fields)
 
 
-class Learner(NamedTuple):
+class WeightGradient(NamedTuple):
     """Backward of an op with weights: what their gradient is made of, for schedules that put it off."""
 
     at: int  # event of the backward tape at which it begins
@@ -71,7 +71,7 @@ class Learner(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class SavedForBackward:
     """What the forward of one op leaves for its backward."""
 
     op: Operation
@@ -93,7 +93,7 @@ class Writer:
         self.holds: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []
         self.gradients: list[int] = []  # of weights
-        self.learners: list[Learner] = []
+        self.learners: list[WeightGradient] = []
         self.slots = 1
 
     def reserve(self, size: float) -> int:

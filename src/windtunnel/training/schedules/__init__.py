@@ -13,15 +13,17 @@ from windtunnel.training.schedules.gpipe import gpipe
 from windtunnel.training.schedules.interleaved import can_interleave, interleaved
 from windtunnel.training.schedules.one_f_one_b import one_f_one_b
 from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
+from windtunnel.training.schedules.traits import TRAITS, Traits
 from windtunnel.training.schedules.verify import check, durations, in_flight, makespan, walk
 from windtunnel.training.schedules.zb_v import zb_v
 from windtunnel.training.schedules.zero_bubble import zero_bubble
 
 __all__ = [
     "NAMES",
-    "SPLIT",
+    "TRAITS",
     "Kind",
     "Schedule",
+    "Traits",
     "check",
     "durations",
     "in_flight",
@@ -31,10 +33,15 @@ __all__ = [
     "walk",
 ]
 
-_ONE_CHUNK = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zero_bubble}
-_TWO_CHUNKS = {"zb-v": zb_v, "dualpipe": dual_pipe, "dualpipe-v": dual_pipe_v}
-NAMES = (*_ONE_CHUNK, "interleaved", *_TWO_CHUNKS)
-SPLIT = ("zb-h1", "zb-v", "dualpipe", "dualpipe-v")  # have the gradients of input and weights apart
+_MADE_BY = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "zb-h1": zero_bubble,
+    "zb-v": zb_v,
+    "dualpipe": dual_pipe,
+    "dualpipe-v": dual_pipe_v,
+}
+NAMES = tuple(TRAITS)
 
 
 def legal(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None) -> None:
@@ -47,8 +54,8 @@ def legal(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group:
     for what, value in (("stages", stages), ("micro-batches", micro_batches), ("model chunks per rank", chunks)):
         if value < 1:
             raise LayoutError(f"a pipeline schedule cannot have {value} {what}", f"give at least 1 for {what}")
-    most = 1 if name in _ONE_CHUNK else 2
-    if name != "interleaved" and chunks > most:
+    most = TRAITS[name].most_chunks
+    if most is not None and chunks > most:
         raise LayoutError(
             f"the {name} schedule has {most} model chunk{'s' * (most - 1)} per rank, got {chunks}",
             "leave out the number of chunks, or choose interleaved",
@@ -77,10 +84,10 @@ def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, *, gro
     """
     legal(name, stages, micro_batches, chunks, group=group)
     if stages == 1:
-        return _accumulation(name, micro_batches, 2 if name in ("zb-v", "dualpipe-v") else chunks)
+        return _accumulation(name, micro_batches, 2 if TRAITS[name].turns else chunks)
     if name == "interleaved":
         return interleaved(stages, micro_batches, chunks, group)
-    return (_ONE_CHUNK | _TWO_CHUNKS)[name](stages, micro_batches)
+    return _MADE_BY[name](stages, micro_batches)
 
 
 def _accumulation(name: str, micro_batches: int, chunks: int) -> Schedule:

@@ -193,6 +193,12 @@ def test_what_has_no_option_stands_in_a_comment() -> None:
         ({"ep": 8, "overlap_ep": True, "pp": 2}, "overlap_ep", "--overlap-moe-expert-parallel-comm"),
         ({"ep": 8, "overlap_ep": True, "recompute": "full:2"}, "overlap_ep", "--overlap-moe-expert-parallel-comm"),
         ({"cuda_graphs": True, "recompute": "full"}, "cuda_graphs", "--cuda-graph-impl"),
+        ({"optimizer": "muon"}, "--optimizer dist_muon", "--use-distributed-optimizer"),
+        ({"optimizer": "muon", "zero_stage": 0}, "--optimizer muon", "--overlap-grad-reduce"),
+        ({"optimizer": "muon", "overlap_grad_reduce": True}, "overlap_grad_reduce", "--overlap-grad-reduce"),
+        ({"optimizer": "muon", "zero_stage": 3}, "zero_stage 3", "--use-megatron-fsdp"),
+        ({"pp": 2, "virtual_stages": 2, "overlap_p2p": False}, "overlap_p2p off", "--no-overlap-p2p-communication"),
+        ({"pp": 4, "virtual_stages": 2, "overlap_p2p": False}, "--no-overlap-p2p-communication", ""),
     ],
 )
 def test_megatron_gets_what_an_argument_needs_and_nothing_that_it_asserts_against(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from windtunnel.training.schedules import Kind, Schedule
 
 FETCHED_AT_MOST = 3  # stages of one rank
-LAYER_BY_LAYER = ("gpipe", "1f1b")  # schedules of one stage per rank, without a runtime
 
 
 class Fetch(NamedTuple):

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
-from windtunnel.training.lowering.shards.pipelined_shards import LAYER_BY_LAYER, fetches
+from windtunnel.training.lowering.shards.pipelined_shards import fetches
 from windtunnel.training.lowering.step_actions import Actions
 from windtunnel.training.lowering.step_builder import StepBuilder
 from windtunnel.training.pricing import parameter_bytes
-from windtunnel.training.schedules import Kind
+from windtunnel.training.schedules import TRAITS, Kind
 
 BUCKETS_MOST = 8
 
@@ -67,7 +67,7 @@ def buckets_of(build: StepBuilder) -> Buckets:
     # With several chunks only the last one's reduction is exposed, so fewer buckets each say as much.
     most = max(2, BUCKETS_MOST // chunks)
     count = np.clip(np.ceil(parameters / layout.message_parameters), 1, most).astype(np.int64)
-    if shares_once(layout) and schedule.name in LAYER_BY_LAYER:
+    if shares_once(layout) and not TRAITS[schedule.name].has_runtime:
         units = np.array([[_units(piece) for piece in build.held(rank)] for rank in range(stages)])
         count = np.clip(units, 1, most).astype(np.int64)
     elif not (gathers_first(layout) or reduces_last(layout)):
@@ -120,7 +120,7 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
     if not shares_once(build.layout):
         return {}
     schedule, pointer, needs = build.schedule, *build.schedule.depends()
-    layer_by_layer = schedule.name in LAYER_BY_LAYER
+    layer_by_layer = not TRAITS[schedule.name].has_runtime
     widths = {"all_gather": parameter_bytes(build.plan), "reduce_scatter": build.gradient_bytes}
     ends: dict[int, int] = {}
     for rank in range(schedule.stages):

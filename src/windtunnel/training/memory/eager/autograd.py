@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.model.operations import Operation
-from windtunnel.training.memory.saved_tensors import INPUT, Learner, Writer
+from windtunnel.training.memory.saved_tensors import INPUT, WeightGradient, Writer
 
 FP32 = 4
 INDEX = 8  # bytes of one row number
@@ -120,7 +120,7 @@ class Autograd:
             return -1
         begins, slot = len(self.w.events), self.w.new(elements * self.style.width)
         if gradient >= 0:
-            self.w.learners.append(Learner(begins, slot, -1, tuple(inputs), gradient, linear))
+            self.w.learners.append(WeightGradient(begins, slot, -1, tuple(inputs), gradient, linear))
         if not self.later:
             self.w.gradients.append(slot)
         return slot

@@ -1,0 +1,95 @@
+"""What frameworks have: Megatron-Core arguments (core 0.14), torchtitan job configs (2026-05), PyTorch FSDP and
+Accelerate, nanotron, plain PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from windtunnel.cost.training import software
+
+ON_OFF, HABIT = (True, False), (None,)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a framework has. A field that is not open follows its habit."""
+
+    cp_kinds: tuple[str, ...] = ()  # empty: no context parallelism
+    tensor: bool = True
+    experts: bool = True
+    schedules: tuple[str, ...] = ("1f1b",)
+    interleaves: bool = True
+    uneven: bool = False  # takes any number of layers for each stage
+    sequence_parallel: tuple[bool | None, ...] = HABIT
+    compile: tuple[bool | None, ...] = HABIT
+    zero: tuple[int, ...] = (0, 1)
+    zero_alone: tuple[int, ...] = ()  # only without a pipeline
+    hsdp: bool = False
+    selective: tuple[str, ...] = ()
+    selective_moe: tuple[str, ...] = ()
+    some_layers: bool = True  # recomputes only some layers in full
+    overlap_tp: tuple[bool | None, ...] = HABIT
+    overlap_replicas: tuple[bool | None, ...] = HABIT
+    overlap_p2p: tuple[bool | None, ...] = HABIT
+    overlap_ep: tuple[bool | None, ...] = HABIT
+    cuda_graphs: tuple[bool | None, ...] = HABIT
+
+
+FEATURES: dict[str, Features] = {
+    "megatron": Features(
+        cp_kinds=("ring", "ulysses"),
+        zero=(0, 1),
+        zero_alone=(2, 3),  # Megatron-FSDP
+        uneven=True,  # --pipeline-model-parallel-layout
+        selective=("selective:core_attention", "selective:norms", "selective:mlp"),
+        selective_moe=("selective:moe_activation", "selective:moe_activation,norms"),
+        overlap_tp=ON_OFF,
+        overlap_ep=ON_OFF,
+        cuda_graphs=(True, False),
+    ),
+    "torchtitan": Features(
+        cp_kinds=("ring",),
+        schedules=("1f1b", "gpipe", "zb-v", "dualpipe-v"),
+        compile=ON_OFF,
+        zero=(2, 3),
+        hsdp=True,
+        selective=("selective:ops",),
+        overlap_tp=ON_OFF,
+    ),
+    "fsdp": Features(
+        tensor=False,
+        experts=False,
+        schedules=("1f1b", "gpipe"),
+        compile=ON_OFF,
+        zero=(2, 3),
+        hsdp=True,
+    ),
+    "nanotron": Features(
+        schedules=("1f1b", "gpipe"),
+        interleaves=False,
+        sequence_parallel=ON_OFF,
+        selective=("selective:core_attention",),
+        some_layers=False,
+    ),
+    "megatron-deepspeed": Features(interleaves=False),
+    "deepspeed": Features(tensor=False, experts=False, interleaves=False, zero=(1, 2, 3), some_layers=False),
+    "internevo": Features(interleaves=False, some_layers=False),
+    "colossalai": Features(zero=(0, 1, 2), some_layers=False),
+    "maxtext": Features(zero=(3,), interleaves=False, some_layers=False),
+    "pytorch": Features(tensor=False, experts=False, schedules=("1f1b", "gpipe"), compile=ON_OFF),
+}
+
+
+@lru_cache(maxsize=64)
+def features_of(framework: str, release: str | None, muon: bool = False) -> Features:
+    """What a release has; None: today's. `muon`: beside that optimizer, which Megatron-FSDP refuses.
+
+    Megatron-Core before 0.13 (2025-07; `fused_mla` in `cost/calibration/training.yaml` tells them) recomputes layers
+    or core attention, not modules by name (`--recompute-modules`), and shards optimizer state only: Megatron-FSDP came
+    later.
+    """
+    has = FEATURES[framework]
+    if framework == "megatron" and not software(release).fused_mla:
+        return replace(has, zero_alone=(), selective=("selective:core_attention",), selective_moe=())
+    return replace(has, zero_alone=()) if framework == "megatron" and muon else has
