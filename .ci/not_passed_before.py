@@ -1,6 +1,7 @@
 """A pytest plugin for .ci/run: leaves out the tests that the run before passed, as EARLIER_RUN (a JUnit file) says.
 
-What was skipped there for want of PyTorch or a browser is not among them.
+What was skipped there for want of PyTorch or a browser is not among them. What is left of `tests/e2e` comes first: its
+files take longest, and none should begin when all others are done.
 """
 
 from __future__ import annotations
@@ -29,4 +30,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if (file.removesuffix(".py").replace("/", "."), name) not in before:
             left.append(item)
     config.hook.pytest_deselected(items=[item for item in items if item not in left])
-    items[:] = left
+    items[:] = sorted(left, key=lambda item: "/e2e/" not in item.nodeid)

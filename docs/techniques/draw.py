@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lanes import Bar, lanes_svg
+
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
-from windtunnel.report.lanes import Bar, lanes_svg
 from windtunnel.techniques import explained
 from windtunnel.techniques.flat import lower_flat
 from windtunnel.techniques.megascale import features

@@ -7,12 +7,15 @@ read.
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import stat
 import zlib
 from pathlib import Path
 from typing import IO, Any
+
+from windtunnel.errors import InputFileError
 
 MIB = 1 << 20
 TEXT_BYTES_MOST = 64 * MIB  # of tables and specs
@@ -66,6 +69,33 @@ def gunzip(packed: bytes, most: int = UNPACKED_BYTES_MOST) -> bytes:
             raise OSError(0, "is gzip that is cut off")
         packed = stream.unused_data
     return b"".join(parts)
+
+
+def read_rows(path: str | Path, remedy: str) -> list[dict[str, str]]:
+    """The rows of a CSV file by its header. Raises InputFileError."""
+    try:
+        return list(csv.DictReader(io.StringIO(read_text(path, "utf-8-sig"), newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputFileError(path, f"cannot be read ({_reason(error)})", remedy) from None
+
+
+def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:
+    """A YAML file that holds a mapping. Raises InputFileError."""
+    import yaml
+
+    try:
+        data = read_yaml(path)
+    except OSError as error:
+        raise InputFileError(path, f"cannot be read ({_reason(error)})", remedy) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, the 13th month
+        raise InputFileError(path, f"not YAML ({_reason(error)})", remedy) from None
+    if not isinstance(data, dict):
+        raise InputFileError(path, "holds no mapping", remedy)
+    return data
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or " ".join(str(error).split())
 
 
 def read_yaml(path: str | Path) -> Any:

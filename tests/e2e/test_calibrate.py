@@ -9,17 +9,16 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from in_this_process import command_line
 
 from windtunnel.calibrate.collectives import KINDS
 from windtunnel.hardware import parse_cluster
 
-torch_is_there = (
-    subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode == 0
-)
-needs_torch = pytest.mark.skipif(not torch_is_there, reason="PyTorch is not installed")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 FEW = ("--only", "gemm", "--only", "add", "--only", "adamw", "--only", "copy")
 
 
@@ -40,7 +39,8 @@ def run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
 
 
 def refused(*words: str, cwd: Path, **environment: str) -> str:
-    done = run(*words, cwd=cwd, **environment)
+    """Its one line. In this process, but for what the environment decides."""
+    done = run(*words, cwd=cwd, **environment) if environment else command_line("calibrate", *words, cwd=cwd)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -92,20 +92,30 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A calibration of this machine that knows copies alone."""
+    folder = tmp_path_factory.mktemp("copies")
+    done = run("--device", "cpu", "--budget", "3", "--out", "my.yaml", "--only", "copy", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return (folder / "my.yaml").read_bytes()
+
+
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_ranks_of_a_killed_measurement_are_gone_and_the_file_is_as_it_was(tmp_path: Path, number: int) -> None:
+def test_ranks_of_a_killed_measurement_are_gone_and_the_file_is_as_it_was(
+    tmp_path: Path, copies: bytes, number: int
+) -> None:
     out = tmp_path / "my.yaml"
-    assert run("--device", "cpu", "--budget", "2", "--out", "my.yaml", "--only", "copy", cwd=tmp_path).returncode == 0
-    before = out.read_bytes()
+    out.write_bytes(copies)
     words = command("--collectives", "--world-size", "2", "--budget", "600", "--out", "my.yaml")
     begun = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
     wait_until(lambda: sum(b"spawn_main" in line for line in session_of(begun.pid)) == 2)
     begun.send_signal(number)
     begun.wait()
     wait_until(lambda: not any(b"spawn_main" in line for line in session_of(begun.pid)))
-    assert out.read_bytes() == before
+    assert out.read_bytes() == copies
 
 
 def session_of(leader: int) -> list[bytes]:
@@ -131,7 +141,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 @pytest.mark.slow
 def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     out, journal = tmp_path / "my.yaml", tmp_path / "my.yaml.journal"
-    words = ("--device", "cpu", "--budget", "40", "--out", "my.yaml", *FEW)
+    words = ("--device", "cpu", "--budget", "20", "--out", "my.yaml", *FEW)
     begun = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not journal.exists() or journal.read_bytes().count(b'"kind"') < 3:
@@ -195,9 +205,8 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [("all_reduce", "barrier"), pytest.param((), marks=pytest.mark.long)])
-def test_collectives_are_added_to_the_file(tmp_path: Path, kinds: tuple[str, ...]) -> None:
-    done = run("--device", "cpu", "--budget", "4", "--out", "my.yaml", "--only", "copy", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_collectives_are_added_to_the_file(tmp_path: Path, copies: bytes, kinds: tuple[str, ...]) -> None:
+    (tmp_path / "my.yaml").write_bytes(copies)
     pinned = ("--pinned",) if len(os.sched_getaffinity(0)) >= 2 else ()
     done = run("--collectives", *pinned, "--world-size", "2", "--budget", "5", "--out", "my.yaml",
                *(f"--only={kind}" for kind in kinds), cwd=tmp_path)  # fmt: skip

@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forked import windtunnel
+
 from windtunnel.capture.processes.fork_server import processes
 from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX
 from windtunnel.programs.folder import CapturedFolder, load_job
@@ -121,13 +123,18 @@ def line(text: str) -> str:
 
 def capture(folder: Path, *words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Run the verb in `folder`, with temporary files in `folder/tmp`."""
+    return windtunnel("capture", *words, cwd=folder, env=environment(folder), timeout=timeout)
+
+
+def capture_anew(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same from a new interpreter, as a person starts it."""
     return subprocess.run(
         [sys.executable, "-m", "windtunnel", "capture", *words],
         capture_output=True,
         text=True,
         cwd=folder,
         env=environment(folder),
-        timeout=timeout,
+        timeout=300,
     )
 
 
@@ -138,15 +145,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Temporary files, half-written folders, and processes that know this folder."""
+    """Temporary files, half-written folders, and processes that know this folder or are in it."""
     found = [str(path) for path in (folder / "tmp").glob(f"{CAPTURE_PREFIX}*")]
     found += [str(path) for path in folder.glob(".captured*")]
     for pid, _, _ in processes():
         try:
             known = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+            where = Path(f"/proc/{pid}/cwd").readlink()  # forks have the environment in which their first was started
         except OSError:
             continue
-        if f"TMPDIR={folder / 'tmp'}\0" in known and pid != os.getpid():
+        if (f"TMPDIR={folder / 'tmp'}\0" in known or where.is_relative_to(folder)) and pid != os.getpid():
             found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
     return found
 
@@ -172,7 +180,7 @@ def test_a_script_that_saves_changes_no_file(folder: Path) -> None:
         }
 
     before = files()
-    done = capture(folder, "--world-size", "16", "--steps=3", "saving.py")
+    done = capture_anew(folder, "--world-size", "16", "--steps=3", "saving.py")
     assert done.returncode == 0, done.stderr
     assert files() == before
     assert left_over(folder) == []
@@ -182,7 +190,7 @@ def test_a_script_that_saves_changes_no_file(folder: Path) -> None:
 
 
 def test_a_script_is_captured_at_full_scale_and_says_so_in_short(folder: Path) -> None:
-    done = capture(folder, "--cluster", "h100-sxm:8192", "--steps=3", "train.py", "read")
+    done = capture_anew(folder, "--cluster", "h100-sxm:8192", "--steps=3", "train.py", "read")
     assert done.returncode == 0, done.stderr
     for text in (
         "8,192 ranks",

@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forked import windtunnel
+
 CLUSTER = ("--cluster", "h100-sxm:1024")
 HEAD = """
 import os, time, torch, torch.distributed as dist
@@ -69,9 +71,17 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 def run(folder: Path, text: str, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(text)
-    words = line(script, *options)
+    done = windtunnel("run", *CLUSTER, *options, str(script), cwd=folder, env=environment(folder, **more))
+    assert list((folder / "tmp").glob("windtunnel-*")) == [], "temporary files are left"
+    return done
+
+
+def run_anew(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """The same from a new interpreter, as a person starts it."""
+    script = folder / "train.py"
+    script.write_text(text)
     done = subprocess.run(
-        words, capture_output=True, text=True, cwd=folder, env=environment(folder, **more), timeout=300
+        line(script, *options), capture_output=True, text=True, cwd=folder, env=environment(folder), timeout=300
     )
     assert list((folder / "tmp").glob("windtunnel-*")) == [], "temporary files are left"
     return done
@@ -91,7 +101,7 @@ def below(session_of: int) -> list[int]:
 @pytest.mark.parametrize("parallel", [DDP, pytest.param(FSDP2, marks=pytest.mark.long)], ids=["ddp", "fsdp2"])
 @pytest.mark.slow
 def test_200_steps_among_1023_virtual_peers_keep_a_falling_loss(tmp_path: Path, parallel: str) -> None:
-    done = run(tmp_path, parallel + train(200, 2e-2), "--trace", "trace.json.gz")
+    done = run_anew(tmp_path, parallel + train(200, 2e-2), "--trace", "trace.json.gz")
     assert done.returncode == 0, done.stderr
     found = losses(done.stdout)
     assert len(found) == 200
@@ -216,8 +226,8 @@ def loss_of(model):
 def test_what_another_class_measured_is_waited_for(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(STAGES + train(12))
-    capture = [sys.executable, "-m", "windtunnel", "capture", "--world-size", "2", "--device", "cpu", "--out", "job"]
-    done = subprocess.run([*capture, script], capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path))
+    words = ("capture", "--world-size", "2", "--device", "cpu", "--out", "job", str(script))
+    done = windtunnel(*words, cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     step_s = {}
     for options in (
@@ -225,8 +235,8 @@ def test_what_another_class_measured_is_waited_for(tmp_path: Path) -> None:
         ("--rank", "1", "--write-times", "rank1.json"),
         ("--rank", "0", "--peer-times", "rank1.json", "--json"),
     ):
-        words = line(script, "--captured", "job", "--no-memory", *options, cluster=("--cluster", "h100-sxm:2"))
-        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path))
+        words = ("run", "--cluster", "h100-sxm:2", "--captured", "job", "--no-memory", *options, str(script))
+        done = windtunnel(*words, cwd=tmp_path, env=environment(tmp_path))
         assert done.returncode == 0, done.stderr
         if "--json" in options:
             step_s["--peer-times" in options] = json.loads(done.stdout)["median_step_s"]
@@ -294,10 +304,8 @@ def test_a_tape_gives_back_the_losses_of_the_real_run(tmp_path: Path) -> None:
             process.kill()
     # gloo may abort at exit, when one of its threads drops its last tensor after Python has begun to end.
     assert all(process.returncode in (0, -6) for process in ranks)
-    done = subprocess.run(
-        line(script, "--rank", "1", "--no-memory", "--tape", "replay:tape-1.bin", cluster=("--cluster", "h100-sxm:2")),
-        capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=120,
-    )  # fmt: skip
+    words = ("run", "--cluster", "h100-sxm:2", "--rank", "1", "--no-memory", "--tape", "replay:tape-1.bin", str(script))
+    done = windtunnel(*words, cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout) == losses(said[1])
     assert losses(done.stdout) != losses(said[0])

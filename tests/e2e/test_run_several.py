@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forked import windtunnel
+
 HEAD = """
 import json, os, torch, torch.distributed as dist
 from torch import nn
@@ -69,9 +71,7 @@ def line(ranks: str, world: int, *options: str) -> list[str]:
 def run(folder: Path, text: str, ranks: str, world: int, *options: str) -> tuple[dict[int, Any], str]:
     """What each real rank said, and what was printed."""
     (folder / "train.py").write_text(text)
-    done = subprocess.run(
-        line(ranks, world, *options), capture_output=True, text=True, cwd=folder, env=environment(folder), timeout=300
-    )
+    done = windtunnel(*line(ranks, world, *options)[3:], cwd=folder, env=environment(folder))
     assert done.returncode == 0, done.stderr
     assert list((folder / "tmp").glob("windtunnel-*")) == [], "temporary files are left"
     said = {rank: json.loads((folder / f"said_{rank}.json").read_text()) for rank in map(int, ranks.split(","))}

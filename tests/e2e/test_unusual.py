@@ -7,12 +7,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+
+import forked
 
 SCRIPT = """
 import logging, os, sys
@@ -58,14 +59,8 @@ FILES = {"train.py": SCRIPT, "model.pt": "mine", "train.log": "before\n"}
 
 def windtunnel(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "tmp").mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "windtunnel", *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
+    done = forked.windtunnel(*words, cwd=folder, env=environment, timeout=600)
     assert not list((folder / "tmp").glob("windtunnel-*"))
     return done
 

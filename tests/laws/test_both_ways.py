@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from calibrated_cpu import calibrated_cpu
+from every_rank import whole_job
 from handmade import Grid, Script, folded_job
 from sound import assert_sound
 
@@ -16,7 +17,7 @@ from windtunnel.cost.training import training_costs
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.cluster import Cluster, cluster_with
 from windtunnel.model import transformer
-from windtunnel.programs.job import CapturedJob, whole_job
+from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.predict import predict_captured
 from windtunnel.result import RankClass, Result
 from windtunnel.step.band import band_of

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from every_rank import whole_job
 from handmade import Grid, Script, folded_job, job_of, names, torch_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from sound import assert_sound
 
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
-from windtunnel.programs.job import CapturedJob, Family, moved_families, whole_job
+from windtunnel.programs.job import CapturedJob, Family, moved_families
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_and_traffic, priced_job
 from windtunnel.programs.lowering.placement import Pace
 from windtunnel.programs.lowering.pricing import op_pricer

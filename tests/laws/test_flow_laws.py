@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_flows import plainly_replayed, plainly_shared
 
 from windtunnel.engine.compiled import flow_kernels as kernels
 from windtunnel.engine.flows import (
     Paths,
     network_of,
-    plainly_replayed,
-    plainly_shared,
     replay_flows,
     replay_flows_logged,
     share,

@@ -6,11 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from held_leases import first_overlap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.fleet.capacity.leases import Pool, first_overlap
+from windtunnel.fleet.capacity.leases import Pool
 from windtunnel.fleet.capacity.profile import Profile
 from windtunnel.fleet.hybrid.clouds import Cloud, Clouds, read_clouds
 from windtunnel.fleet.hybrid.plan import NS, HybridJob, plan

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packed_durations import op_durations
 from small_jobs import Job, jobs
 
 from windtunnel.engine import Slowdown, replay
@@ -28,7 +29,6 @@ from windtunnel.training.workload.sequence_lengths import (
     Lengths,
     attention_shares,
     attention_variants,
-    op_durations,
 )
 
 law = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])

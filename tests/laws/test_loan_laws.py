@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+from held_leases import first_overlap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.fleet.capacity.leases import Kind, Lease, first_overlap, tree
+from windtunnel.fleet.capacity.leases import Kind, Lease, tree
 from windtunnel.fleet.loans.clock import NS, LoanClock, Training
 from windtunnel.fleet.loans.pool import ServingPool
 from windtunnel.fleet.policies.lyra import Lyra, extra_workers, lendable, reclaim

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from every_plan import best_of_all, every_plan
 
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.exhaustive import best_of_all, every_plan
 from windtunnel.planning.oracle import memory_bytes, predict, replayed, straggling
 from windtunnel.planning.search import Search
 from windtunnel.planning.space import Space, count, structures, switches

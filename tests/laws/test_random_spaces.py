@@ -9,6 +9,7 @@ import random
 from itertools import islice
 
 import pytest
+from every_plan import every_plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from windtunnel.errors import UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.exhaustive import every_plan
 from windtunnel.planning.oracle import replayed, straggling
 from windtunnel.planning.search import Search
 from windtunnel.planning.space import Space

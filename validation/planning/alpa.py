@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+from every_staging import every_staging
+from shardings import best_by_trying_all, best_sharding
 
 from windtunnel.errors import UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import Model, load_model, transformer
-from windtunnel.planning.alpa.shardings import best_by_trying_all, best_sharding
-from windtunnel.planning.alpa.stages import best_stages, every_staging, submeshes
+from windtunnel.planning.alpa.stages import best_stages, submeshes
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.least.blocks import block_parameters, kept_bytes
 from windtunnel.planning.oracle import Plan, laid_out

@@ -14,11 +14,12 @@ import random
 import time
 from itertools import islice
 
+from every_plan import every_plan
+
 from windtunnel.errors import UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.exhaustive import every_plan
 from windtunnel.planning.oracle import Layout, Replayed, replayed, straggling
 from windtunnel.planning.search import Search
 from windtunnel.planning.space import Space

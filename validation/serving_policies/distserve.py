@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from fitted_times import fitted_times, read_fits
 from sharegpt import lengths
 
 from windtunnel.serving.disaggregated.server import Disaggregated
@@ -25,7 +26,6 @@ from windtunnel.serving.replica.replica import Replica
 from windtunnel.serving.replica.rules import Rules
 from windtunnel.serving.replica.sequence import Sequence
 from windtunnel.serving.simulate import simulate
-from windtunnel.serving.step_time.fits import fitted_times, read_fits
 from windtunnel.serving.workload.requests import Workload
 
 GPU = "A100-80G-SXM"

@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from fitted_times import fitted_times, read_fits
 from sharegpt import lengths
 
 from windtunnel.serving.batching.continuous import ContinuousBatching
@@ -26,7 +27,6 @@ from windtunnel.serving.batching.skip_join import SkipJoinBatching
 from windtunnel.serving.replica.rules import Rules
 from windtunnel.serving.replica.stepwise import StepwiseReplica
 from windtunnel.serving.simulate import simulate
-from windtunnel.serving.step_time.fits import fitted_times, read_fits
 from windtunnel.serving.workload.requests import Workload
 
 BLOCK, BATCH, PROMPT_TOKENS = 16, 16, 2048

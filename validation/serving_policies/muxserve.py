@@ -20,9 +20,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-
-from windtunnel.serving.multiplex.sm_table import SmTable, read_sm_tables
-from windtunnel.serving.multiplex.unit import Asked, Llm, LlmAnswer, run_unit
+from muxserve_unit import Asked, Llm, LlmAnswer, run_unit
+from sm_table import SmTable, read_sm_tables
 
 MEAN_PROMPT, MEAN_ANSWER = 161.0, 290.0
 WEIGHTS_GB = {"llama-7b": 13.5, "llama-13b": 26.0, "llama-30b": 65.0, "llama-65b": 130.0}

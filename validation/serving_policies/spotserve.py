@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-
-from windtunnel.serving.spot.costs import Machine, SpotModel
-from windtunnel.serving.spot.loop import Change, Played, Policy, play
+from spot.costs import Machine, SpotModel
+from spot.loop import Change, Played, Policy, play
 
 MODELS = (
     (SpotModel(name="OPT-6.7B", parameters=6.7e9, layers=32, hidden=4096), 1.5, 4),

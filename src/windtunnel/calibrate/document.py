@@ -142,34 +142,30 @@ def load_document(path: Path) -> dict[str, Any] | None:
 
 def to_yaml(document: Mapping[str, Any]) -> str:
     """The document as text, one row per line."""
-    lines: list[str] = ["# Written by `windtunnel calibrate`. Read by any verb as --cluster FILE:1"]
-    _write(document, 0, lines)
-    return "\n".join(lines) + "\n"
+    import yaml
+
+    class RowByRow(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+        """Lists of numbers in one line each."""
+
+    def represent_list(dumper: Any, value: list[Any]) -> Any:
+        is_row = all(isinstance(one, (int, float)) for one in value)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=is_row)
+
+    def represent_float(dumper: Any, value: float) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:float", _number(value))
+
+    RowByRow.add_representer(list, represent_list)
+    for add in (RowByRow.add_representer, RowByRow.add_multi_representer):  # numpy's floats too
+        add(float, represent_float)
+    text = yaml.dump(_given(document), Dumper=RowByRow, sort_keys=False, width=1 << 20, allow_unicode=True)
+    return f"# Written by `windtunnel calibrate`. Read by any verb as --cluster FILE:1\n{text}"
 
 
-def _write(mapping: Mapping[str, Any], depth: int, lines: list[str]) -> None:
-    indent = "  " * depth
-    for key, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            lines.append(f"{indent}{_text(key)}:")
-            _write(value, depth + 1, lines)
-        elif isinstance(value, list) and value:
-            lines.append(f"{indent}{_text(key)}:")
-            lines += [f"{indent}- {_item(item)}" for item in value]
-        elif isinstance(value, (Mapping, list)):
-            lines.append(f"{indent}{_text(key)}: {'{}' if isinstance(value, Mapping) else '[]'}")
-        elif value is not None:
-            lines.append(f"{indent}{_text(key)}: {_item(value)}")
-
-
-def _item(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(_item(one) for one in value)}]"
-    if isinstance(value, bool) or value is None:
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    return _number(value) if isinstance(value, float) else _text(str(value))
+def _given(value: Any) -> Any:
+    """Without what is None."""
+    if isinstance(value, Mapping):
+        return {key: _given(one) for key, one in value.items() if one is not None}
+    return value
 
 
 def _number(value: float) -> str:
@@ -179,16 +175,6 @@ def _number(value: float) -> str:
     if "." not in mantissa:
         mantissa += ".0"
     return mantissa + e + exponent
-
-
-def _text(text: str) -> str:
-    """Quoted where YAML would read something else than this text."""
-    import yaml
-
-    plain = all(c.isalnum() or c in " _./-+(),:@%=<>'" for c in text) and text[:1].isalnum()
-    if plain and ": " not in text and not text.endswith((" ", ":")) and isinstance(yaml.safe_load(text), str):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _short(value: float) -> str:

@@ -75,11 +75,6 @@ class Curve:
     exact: dict[tuple[float, ...], int] = field(repr=False)
 
     @property
-    def fitted_seconds(self) -> Array:
-        """The form alone at the points."""
-        return self.seconds * np.exp(-self.fitted.residuals)
-
-    @property
     def left_out_seconds(self) -> Array:
         """Each point as predicted from all others."""
         return self.seconds * np.exp(-self.fitted.left_out)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.input_file import read_mapping
 
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
 NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8}  # cloud nodes: g4dn.12xlarge, g5.12xlarge, p2, DGX-1
@@ -92,14 +93,9 @@ def _usual(gpu: str) -> int:
 
 
 def _from_yaml(path: Path) -> Site:
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        raise InputFileError(path, "cannot be read as YAML", "give gpu, gpus and gpus_per_node") from None
+    data = read_mapping(path, "give gpu, gpus and gpus_per_node")
     known = {"gpu", "gpus", "gpus_per_node", *CLOUDS}
-    if not isinstance(data, dict) or not isinstance(data.get("gpus"), int):
+    if not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
     other = next((key for key in data if key not in known), None)
     if other is not None:

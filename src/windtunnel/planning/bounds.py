@@ -220,8 +220,9 @@ class Bounds:
         """Prices of a layout; those of its blocks' ops are shared by all layouts that have these blocks."""
         key = work_class(layout)
         if key not in self._pricers:
-            self._pricers[key] = Pricer(layout)
-        return self._pricers[key].of_same_ops(layout)
+            known = next(iter(self._pricers.values()), None)
+            self._pricers[key] = Pricer(layout) if known is None else known.like(layout, same_ops=False)
+        return self._pricers[key].like(layout, same_ops=True)
 
     def work_ns(self, layout: Layout) -> float:
         """By kernels alone: no transfer, no launch, nothing recomputed."""
@@ -374,6 +375,6 @@ class Bounds:
         """What layers keep, summed up to each block of the chain."""
         key = (*work_class(layout), recompute, layout.plan.pp > 1)
         if key not in self._kept:
-            each = kept_bytes(layout, recompute)
+            each = kept_bytes(layout, recompute, self.blocks(layout))
             self._kept[key] = np.cumsum([0.0, *(float(each[kind]) for kind in kinds_of(layout.model)), 0.0])
         return self._kept[key]

@@ -9,7 +9,7 @@ looks: a count and not a time, so that the same question has the same answer on 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -50,10 +50,11 @@ def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
     """By field, in the order of regret. `search` has run; its prices are used and added to."""
     nodes = sorted(search.left())
     least: dict[tuple[str, Any], tuple[float, bool]] = {}
+    seen: dict[Hashable, object] = {}
     for node in nodes:
         if node.key > (1.0 + DISTANT) * best.score_ns:
             break
-        for name, values in _values(search.space, node):
+        for name, values in _values(search.space, node, seen):
             for value in values:
                 least.setdefault((name, value), (node.key, node.found is not None))
     chosen = best.layout.plan
@@ -94,16 +95,20 @@ def _admits(space: Space, node: Node, name: str, value: Any) -> bool:
     return bool(getattr(node.layout.plan, name) == value)
 
 
-def _values(space: Space, node: Node) -> Iterator[tuple[str, Iterable[Any]]]:
-    """The values of each field that plans under a node may have."""
+def _values(space: Space, node: Node, seen: dict[Hashable, object]) -> Iterator[tuple[str, Iterable[Any]]]:
+    """The values of each field that plans under a node may have, where a node before had others."""
     plan = node.layout.plan
     for name in STRUCTURE:
         yield name, (getattr(plan, name),)
-    several = savings(space, node.layout) if node.level < ROUGH else ({},)
-    for name in SAVINGS:
-        own = getattr(plan, name)
-        yield name, dict.fromkeys(saving.get(name, own) for saving in several)
+    several = savings(space, node.layout) if node.level < ROUGH else ()
+    own = tuple(getattr(plan, name) for name in SAVINGS)
+    if (id(several), own) not in seen:  # savings are remembered, so equal ones are one object
+        seen[id(several), own] = several
+        for name, usual in zip(SAVINGS, own, strict=True):
+            yield name, dict.fromkeys(saving.get(name, usual) for saving in several or ({},))
     open_values = switches(space, node.layout, node.saving or UNSAVED) if node.level < LEAF else {}
-    for name in SWITCHES:
-        own = getattr(plan, name)
-        yield name, tuple(own if value is None else value for value in open_values.get(name, (own,)))
+    own = tuple(getattr(plan, name) for name in SWITCHES)
+    if (tuple(open_values.values()), own) not in seen:
+        seen[tuple(open_values.values()), own] = None
+        for name, usual in zip(SWITCHES, own, strict=True):
+            yield name, tuple(usual if value is None else value for value in open_values.get(name, (usual,)))

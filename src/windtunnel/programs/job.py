@@ -4,7 +4,6 @@ This is what pricing and replaying takes, and what a captured folder holds. `fol
 it; whoever captures builds it so:
 
     families = moved_families(programs, runs, grid.members_for, name_of)      # from the grid of ranks
-    families = families_of([(name, members), ...])                            # or from all groups as they were created
     CapturedJob(world_size, {0: program, 8: ...}, runs, families, source="captured/", content_hash="...")
 
 `runs[rank]` is the captured rank whose program it runs, *with peers taken as roles*: rank r does in its own group of
@@ -16,7 +15,7 @@ A family holds at most one group of any rank: all tensor-parallel groups, all pi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -87,38 +86,6 @@ class CapturedJob:
         else:
             raise SpecError("group", call.group, f"of ranks {call.members[:8]} is in no family of this captured job")
         return found
-
-
-def families_of(
-    groups: Iterable[tuple[str, Sequence[int]]], names: Mapping[str, str] | None = None
-) -> tuple[Family, ...]:
-    """Groups as they were created, like ones together: those whose members lie alike and that share no rank.
-
-    `names`: torch's name of a group -> what its family is called, e.g. the mesh's dimension.
-    """
-    found: list[tuple[tuple[object, ...], list[tuple[str, tuple[int, ...]]], set[int]]] = []
-    open_of: dict[tuple[object, ...], list[int]] = {}
-    for torch_name, given in groups:
-        members = tuple(int(rank) for rank in given)
-        called = (names or {}).get(torch_name, "")
-        key = (called, tuple(rank - members[0] for rank in members))
-        for number in open_of.setdefault(key, []):
-            if found[number][2].isdisjoint(members):
-                break
-        else:
-            number = len(found)
-            found.append((key, [], set()))
-            open_of[key].append(number)
-        found[number][1].append((torch_name, members))
-        found[number][2].update(members)
-    taken: dict[str, int] = {}
-    families = []
-    for (title, offsets), entries, _ in found:
-        name = str(title) or _made_up(offsets)
-        taken[name] = taken.get(name, 0) + 1
-        shown = name if taken[name] == 1 else f"{name} #{taken[name]}"
-        families.append(Family(shown, tuple(m for _, m in entries), tuple(t for t, _ in entries)))
-    return tuple(families)
 
 
 def moved_families(
@@ -203,15 +170,3 @@ def _made_up(offsets: object) -> str:
         return "alone"
     steps = {b - a for a, b in pairwise(offsets)}
     return f"{len(offsets)} ranks {f'by {steps.pop()}' if len(steps) == 1 else 'apart'}"
-
-
-def whole_job(programs: Sequence[RankProgram], names: Mapping[str, str] | None = None, **others: object) -> CapturedJob:
-    """A job of which every rank was captured: each runs its own program."""
-    seen: dict[tuple[str, tuple[int, ...]], None] = {}
-    for program in programs:
-        for op in program.ops:
-            if op.communication is not None:
-                seen.setdefault((op.communication.group, op.communication.members), None)
-    by_rank = {program.rank: program for program in programs}
-    runs = np.arange(len(programs), dtype=np.int32)
-    return CapturedJob(len(programs), by_rank, runs, families_of(seen, names), **others)  # type: ignore[arg-type]

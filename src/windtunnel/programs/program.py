@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from windtunnel.programs.communication import Communication
 
-PHASES = ("forward", "backward", "optimizer", "other")
-
 
 class TensorSpec(NamedTuple):
     """Shape, dtype (torch's name without "torch.") and whether a tensor lies on the host or the device."""

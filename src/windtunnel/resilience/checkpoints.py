@@ -59,8 +59,3 @@ class Checkpoint:
             return self.replicas * self.persist_s
         spread = self.shard_bytes / self.nic_bytes_per_s if self.replicas > 1 else 0.0
         return self.persist_s + spread
-
-    @property
-    def from_peer_s(self) -> float:
-        """One GPU's state from a replica of it, or from the neighbour that keeps a copy."""
-        return self.shard_bytes / self.nic_bytes_per_s

@@ -27,7 +27,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.input_file import read_mapping
 
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
 
@@ -83,7 +84,7 @@ def _digest_of(path: str, changed_ns: int, size: int) -> str:
 def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
     """A study from a mapping or a YAML file. Raises InputFileError or SpecError."""
     if not isinstance(spec, Mapping):
-        spec = _read_yaml(Path(spec))
+        spec = read_mapping(spec, "a study is lines of `field: value`, see docs/planning.md")
     for name in spec:
         if name not in FIELDS:
             raise UnknownNameError("field of a study", str(name), FIELDS)
@@ -96,20 +97,6 @@ def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
     if not found and optuna is None:
         raise SpecError("study", dict(spec), "give points: grid, list, random or optuna")
     return Study(verb, tuple(found.values()), fixed, optuna, version)
-
-
-def _read_yaml(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputFileError(path, error.strerror or "cannot be read", "give the path of a study in YAML") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputFileError(path, f"not YAML ({' '.join(str(error).split())})", "see docs/planning.md") from None
-    if not isinstance(data, dict):
-        raise InputFileError(path, "holds no mapping", "a study is lines of `field: value`, see docs/planning.md")
-    return data
 
 
 def _inputs(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

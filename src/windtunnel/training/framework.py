@@ -23,26 +23,24 @@ class Habits:
     """Defaults of one framework. Booleans about overlap hold where the degree in question is above one."""
 
     title: str
-    sequence_parallel: bool
     zero_stage: int
     gradient_dtype: Literal["fp32", "bf16"]
     parameter_dtype: Literal["fp32", "bf16"]  # of the copy that forward reads before casting (FSDP keeps fp32 shards)
-    overlap_grad_reduce: bool  # of whole gradients (ZeRO-0)
-    overlap_sharded_reduce: bool  # of gradients whose optimizer is sharded
     message_parameters: float  # of one gradient or parameter collective, outside FSDP
-    message_per_replica: float  # and at least so many for each data-parallel rank
-    scatters_sends: bool  # a send between stages carries 1/tp of the activation, gathered again on arrival
-    overlap_param_gather: bool
-    overlap_tp: bool
-    overlap_tp_backward: bool  # the backward's collectives run beside the GEMM that does not need them
-    overlap_p2p_interleaved: bool  # sends overlap compute when the schedule is interleaved
-    reentrant_recompute: (
-        bool  # recomputation runs the whole block; otherwise it stops at the last tensor that is needed
-    )
-    compile: bool
-    fused_optimizer: bool
-    account_for_embedding: bool
-    expert_tensor_parallel: bool  # experts keep the tensor-parallel degree unless told otherwise
+    sequence_parallel: bool = False
+    overlap_grad_reduce: bool = False  # of whole gradients (ZeRO-0)
+    overlap_sharded_reduce: bool = False  # of gradients whose optimizer is sharded
+    message_per_replica: float = 0.0  # and at least so many for each data-parallel rank
+    scatters_sends: bool = False  # a send between stages carries 1/tp of the activation, gathered again on arrival
+    overlap_param_gather: bool = False
+    overlap_tp: bool = False
+    overlap_tp_backward: bool = False  # the backward's collectives run beside the GEMM that does not need them
+    overlap_p2p_interleaved: bool = False  # sends overlap compute when the schedule is interleaved
+    # Recomputation runs the whole block; otherwise it stops at the last tensor that is needed.
+    reentrant_recompute: bool = False
+    compile: bool = False
+    fused_optimizer: bool = False
+    expert_tensor_parallel: bool = False  # experts keep the tensor-parallel degree unless told otherwise
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one
     fused_norms: bool = False  # RMSNorm is PyTorch's, one kernel (as of 2.13), also where nothing is compiled
     # Parameters, gradients and moments in the plan's precision, no master copy; autograd makes the gradients anew in
@@ -84,7 +82,6 @@ HABITS: dict[Framework, Habits] = {
         reentrant_recompute=True,
         compile=True,  # TransformerEngine's fused kernels do what compilation does elsewhere
         fused_optimizer=True,
-        account_for_embedding=False,
         expert_tensor_parallel=True,
         vocabulary_unit=128,  # `--make-vocab-size-divisible-by`
         overlaps_muon=False,  # `validate_args` refuses it
@@ -98,17 +95,8 @@ HABITS: dict[Framework, Habits] = {
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
         message_parameters=40e6,
-        message_per_replica=0.0,
-        scatters_sends=False,
         overlap_param_gather=True,
-        overlap_tp=False,
-        overlap_tp_backward=False,
-        overlap_p2p_interleaved=False,
-        reentrant_recompute=False,
-        compile=False,
         fused_optimizer=True,
-        account_for_embedding=False,
-        expert_tensor_parallel=False,
         pipeline_shares_once=True,
         copies_exchanges=True,
         sums_norms_apart=True,
@@ -116,24 +104,13 @@ HABITS: dict[Framework, Habits] = {
     ),
     "fsdp": Habits(
         title="PyTorch FSDP",
-        sequence_parallel=False,
         zero_stage=3,
         gradient_dtype="bf16",
         parameter_dtype="fp32",
         overlap_grad_reduce=True,
         overlap_sharded_reduce=True,
         message_parameters=40e6,
-        message_per_replica=0.0,
-        scatters_sends=False,
         overlap_param_gather=True,
-        overlap_tp=False,
-        overlap_tp_backward=False,
-        overlap_p2p_interleaved=False,
-        reentrant_recompute=False,
-        compile=False,
-        fused_optimizer=False,
-        account_for_embedding=False,
-        expert_tensor_parallel=False,
         pipeline_shares_once=True,
         copies_exchanges=True,
         sums_norms_apart=True,
@@ -146,18 +123,9 @@ HABITS: dict[Framework, Habits] = {
         gradient_dtype="fp32",
         parameter_dtype="bf16",
         overlap_grad_reduce=True,
-        overlap_sharded_reduce=False,
         message_parameters=160e6,
-        message_per_replica=0.0,
-        scatters_sends=False,
-        overlap_param_gather=False,
-        overlap_tp=False,
         overlap_tp_backward=True,
-        overlap_p2p_interleaved=False,
         reentrant_recompute=True,
-        compile=False,
-        fused_optimizer=False,
-        account_for_embedding=False,
         expert_tensor_parallel=True,
         adds_gradients=True,
         # With ZeRO-0 gradients go through DistributedDataParallel, in its buckets of 25 MiB (`ddp_bucket_cap_mb`); with
@@ -166,24 +134,10 @@ HABITS: dict[Framework, Habits] = {
     ),
     "pytorch": Habits(
         title="plain PyTorch",
-        sequence_parallel=False,
         zero_stage=0,
         gradient_dtype="bf16",
         parameter_dtype="bf16",
-        overlap_grad_reduce=False,
-        overlap_sharded_reduce=False,
         message_parameters=12.5e6,  # DistributedDataParallel's buckets of 25 MiB
-        message_per_replica=0.0,
-        scatters_sends=False,
-        overlap_param_gather=False,
-        overlap_tp=False,
-        overlap_tp_backward=False,
-        overlap_p2p_interleaved=False,
-        reentrant_recompute=False,
-        compile=False,
-        fused_optimizer=False,
-        account_for_embedding=False,
-        expert_tensor_parallel=False,
         fused_projections=False,
         pure_precision=True,
         fused_norms=True,

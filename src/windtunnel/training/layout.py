@@ -6,8 +6,9 @@ are laid over tensor x context x data with expert-tensor fastest, then expert, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import get_args
 
@@ -60,7 +61,13 @@ class Layout:
     replicas: int  # copies of that (HSDP); dp x cp / shard_group
     vocab_padded: int
     virtual_layers: tuple[tuple[int, ...], ...]  # layer numbers of each virtual stage
-    defaults: tuple[str, ...]
+    filled: Mapping[str, object] = field(hash=False)  # what the plan left open
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
+        experts = any(layer.feed_forward.kind == "moe" for layer, _ in self.model.distinct_layers())
+        return _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
 
     @property
     def tokens_per_rank(self) -> int:
@@ -120,21 +127,32 @@ class Layout:
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
+        return group_of(*self._ranks(name), self.cluster)
+
+    def _ranks(self, name: str) -> tuple[int, int]:
+        """How many ranks the group has, and how far apart they are. Asked a thousand times for each step."""
         plan = self.plan
+        if name == "tp":
+            return plan.tp, 1
+        if name == "cp":
+            return plan.cp, plan.tp
+        if name == "dp":
+            return self.shard_group, plan.tp
+        if name == "replica":
+            return self.replicas, plan.tp * self.shard_group
         dense = plan.tp * plan.cp * self.dp
-        size, stride = {
-            "tp": (plan.tp, 1),
-            "cp": (plan.cp, plan.tp),
-            "dp": (self.shard_group, plan.tp),
-            "replica": (self.replicas, plan.tp * self.shard_group),
-            "pp": (2 if plan.pp > 1 else 1, dense),
-            "pp far": (2, max(dense, self.cluster.scale_up_domain)),
-            "ep": (plan.ep, self.etp),
-            "etp": (self.etp, 1),
-            "edp": (max(1, dense // (plan.ep * self.etp)), plan.ep * self.etp),
-            "world": (self.cluster.n_gpus, 1),
-        }[name]
-        return group_of(size, stride, self.cluster)
+        if name == "pp":
+            return (2 if plan.pp > 1 else 1), dense
+        if name == "pp far":
+            return 2, max(dense, self.cluster.scale_up_domain)
+        if name == "ep":
+            return plan.ep, self.etp
+        if name == "etp":
+            return self.etp, 1
+        if name == "edp":
+            return max(1, dense // (plan.ep * self.etp)), plan.ep * self.etp
+        assert name == "world", name
+        return self.cluster.n_gpus, 1
 
 
 def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
@@ -192,7 +210,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         replicas=dp * plan.cp // shard_group,
         vocab_padded=-(-model.vocab_size // unit) * unit,
         virtual_layers=_distribute(model.n_layers, _virtual_stages(schedule, plan), plan),
-        defaults=_said(habits, changes, asked, schedule, etp if experts else None),
+        filled=changes,
     )
 
 
@@ -217,7 +235,7 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "cuda_graphs": False,
         "compile": habits.compile,
         "fp8_parameters": False,
-        "account_for_embedding": habits.account_for_embedding,
+        "account_for_embedding": False,
     }
     return {field: value for field, value in wanted.items() if getattr(plan, field) is None}
 
@@ -226,17 +244,17 @@ def _pure(plan: Plan) -> dict[str, object]:
     """One format for parameters, gradients and moments. Raises LayoutError on a plan that wants others."""
     check_plain(plan)
     width = PURE[plan.precision]
-    for field in ("gradient_dtype", "optimizer_dtype"):
-        if field in plan.model_fields_set and getattr(plan, field) != width:
+    for name in ("gradient_dtype", "optimizer_dtype"):
+        if name in plan.model_fields_set and getattr(plan, name) != width:
             raise LayoutError(
-                f"{field} {getattr(plan, field)} with framework pytorch in {plan.precision}: all state has one format",
-                f"leave {field} out, or use another framework",
+                f"{name} {getattr(plan, field)} with framework pytorch in {plan.precision}: all state has one format",
+                f"leave {name} out, or use another framework",
             )
-    return {field: width for field in ("gradient_dtype", "optimizer_dtype") if getattr(plan, field) != width}
+    return {name: width for name in ("gradient_dtype", "optimizer_dtype") if getattr(plan, name) != width}
 
 
 def _said(
-    habits: Habits, changes: dict[str, object], asked: Plan, schedule: str, etp: int | None
+    habits: Habits, changes: Mapping[str, object], asked: Plan, schedule: str, etp: int | None
 ) -> tuple[str, ...]:  # fmt: skip
     """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
     idle = {"fp8_parameters", "cuda_graphs", "overlap_ep"}
@@ -316,7 +334,7 @@ def _check_size(plan: Plan, model: Model, cluster: Cluster, micro_batches: int) 
             f"{micro_batches} micro-batches through {stages} stages are more than {PASSES_MOST} passes per step",
             "lower global_batch, or raise micro_batch",
         )
-    flops = 3.0 * plan.global_batch * plan.seq_len * model.forward_flops_per_token(plan.seq_len)
+    flops = 3.0 * plan.global_batch * plan.seq_len * _flops_per_token(model, plan.seq_len)
     seconds = flops / cluster.n_gpus / cluster.gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
     if seconds > STEP_MOST_S:
         raise LayoutError(
@@ -324,6 +342,20 @@ def _check_size(plan: Plan, model: Model, cluster: Cluster, micro_batches: int) 
             f" step at peak, more than {STEP_MOST_S:.0e}",
             "lower global_batch or seq_len, or use more GPUs",
         )
+
+
+_FLOPS: OrderedDict[tuple[int, int], tuple[Model, float]] = OrderedDict()
+FLOPS_KEPT = 64
+
+
+def _flops_per_token(model: Model, seq_len: int) -> float:
+    """Of a forward pass, remembered by the identity of the model, which is kept."""
+    found = _FLOPS.get((id(model), seq_len))
+    if found is None:
+        found = _FLOPS[id(model), seq_len] = (model, model.forward_flops_per_token(seq_len))
+        while len(_FLOPS) > FLOPS_KEPT:
+            _FLOPS.popitem(last=False)
+    return found[1]
 
 
 def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> None:

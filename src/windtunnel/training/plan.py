@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError, remedy_of
-from windtunnel.input_file import read_yaml
+from windtunnel import input_file
+from windtunnel.errors import SpecError, UnknownNameError, remedy_of
 
 Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
@@ -148,18 +148,8 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """A YAML file that holds a mapping. Raises InputFileError."""
-    import yaml
-
-    try:
-        data = read_yaml(path)
-    except OSError as error:
-        raise InputFileError(path, error.strerror or "cannot be read", "give the path of a plan in YAML") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InputFileError(path, f"not YAML ({' '.join(str(error).split())})", "see docs/plan.md") from None
-    if not isinstance(data, dict):
-        raise InputFileError(path, "holds no mapping", "a plan is lines of `field: value`, see docs/plan.md")
-    return data
+    """A YAML file of plan fields. Raises InputFileError."""
+    return input_file.read_mapping(path, "a plan is lines of `field: value`, see docs/plan.md")
 
 
 def _spec_error(error: ValidationError, where: str | None) -> SpecError | UnknownNameError:

@@ -113,6 +113,7 @@ class Pricer:
         # By identity: hashing an op costs as much as pricing it. It is kept, so that its identity stays its own.
         self._ops: dict[tuple[int, str], tuple[Operation, Price]] = {}
         self._moved: dict[float, Price] = {}
+        self._gemms: dict[tuple[int, int, int, str], Price] = {}
         plan = layout.plan
         self._dtype = plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16"
         self._low_dtype = PEAK_DTYPE.get(plan.precision, self._dtype)
@@ -132,13 +133,16 @@ class Pricer:
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
 
-    def of_same_ops(self, layout: Layout) -> Pricer:
-        """Prices of a layout whose ranks have the very same ops: what is priced for one is known to the other.
+    def like(self, layout: Layout, *, same_ops: bool) -> Pricer:
+        """Prices of another layout of the same cluster, framework and formats: what is known of kernels is shared.
 
-        Where ranks are, and so what they send each other, may differ, and how ops are launched.
+        `same_ops`: its ranks have the very same ops, so that their prices are shared too. Where ranks are, and so what
+        they send each other, may differ, and how ops are launched.
         """
         other = Pricer(layout)
-        other._ops, other._moved = self._ops, self._moved
+        other._moved, other._gemms = self._moved, self._gemms
+        if same_ops:
+            other._ops = self._ops
         return other
 
     def slowed(self, compute: float, links: float) -> Pricer:
@@ -352,7 +356,10 @@ class Pricer:
         m, n, k = (max(1, round(size)) for size in (m, n, k))
         if self.calibrated is not None:  # what belongs to no linear layer
             return self.calibrated.gemm("forward", float(m), float(n), float(k), dtype)
-        return sustained_gemm(self.kernels, self.training, m, n, k, dtype)
+        known = self._gemms.get((m, n, k, dtype))
+        if known is None:
+            known = self._gemms[m, n, k, dtype] = sustained_gemm(self.kernels, self.training, m, n, k, dtype)
+        return known
 
     def _aligned(self, price: Price, op: Operation) -> Price:
         """A 16-bit product at the length of its rows; the narrow formats refuse what is not aligned."""

@@ -269,7 +269,6 @@ def test_curves_show_points_form_and_residuals(costs: CalibratedCosts) -> None:
     assert set(curves) == set(costs.calibration.points)
     gemm = curves["gemm forward", "fp32"]
     assert gemm.names == ("m", "n", "k")
-    np.testing.assert_allclose(gemm.fitted_seconds * np.exp(gemm.fitted.residuals), gemm.seconds)
     assert gemm.mean_error < 0.1
     assert "m n k" in gemm.formula
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from every_staging import every_staging
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardings import best_by_trying_all, best_sharding
 
-from windtunnel.planning.alpa.shardings import best_by_trying_all, best_sharding
-from windtunnel.planning.alpa.stages import best_stages, every_staging, submeshes
+from windtunnel.planning.alpa.stages import best_stages, submeshes
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,7 +9,7 @@ import pytest
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning.least.block_times import _in_one_chain, _pair_by_pair, calm
-from windtunnel.planning.least.blocks import blocks_of, kinds_of, pairs_of
+from windtunnel.planning.least.blocks import _kept_by_pieces, blocks_of, kept_bytes, kinds_of, pairs_of
 from windtunnel.planning.oracle import checked, laid_out
 from windtunnel.training.lowering.pass_lowering import Phase
 from windtunnel.training.pricing import Pricer
@@ -43,3 +43,22 @@ def test_one_chain_is_every_pair(model: str, fields: dict[str, Any], phase: Phas
     assert {kind: chain.lead[kind] for kind in each.lead} == each.lead
     assert {kind: chain.trail[kind] for kind in each.trail} == each.trail
     assert chain.busy == each.busy
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective:core_attention", "selective:mlp,norms"])
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        ("llama-3-8b", {"tp": 2}),
+        ("llama-3-8b", {"tp": 4, "sequence_parallel": False, "zero_stage": 3}),
+        ("gpt3-175b", {"tp": 8, "cp": 2, "framework": "nanotron"}),
+        ("llama-3-8b", {"framework": "torchtitan", "tp": 4, "zero_stage": 3, "compile": True}),
+        ("llama-3-8b", {"framework": "fsdp", "pp": 2, "zero_stage": 2}),
+        ("deepseek-v3", {"ep": 8, "tp": 2, "precision": "fp8"}),
+    ],
+)
+def test_what_a_layer_keeps_is_what_a_model_with_one_more_keeps(
+    model: str, fields: dict[str, Any], recompute: str
+) -> None:
+    layout = laid_out(load_model(model), parse_cluster("h100-sxm:16"), checked({**JOB, **fields}))
+    assert kept_bytes(layout, recompute, blocks_of(layout)) == _kept_by_pieces(layout, recompute)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from every_rank import whole_job
 
 from windtunnel.programs.communication import Communication
-from windtunnel.programs.job import CapturedJob, whole_job
+from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.program import MemoryEvent, Op, RankProgram, TensorSpec
 
 

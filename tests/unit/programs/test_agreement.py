@@ -1,9 +1,9 @@
 """Whether ranks can run together what each was captured to do."""
 
+from every_rank import whole_job
 from handmade import Script
 
 from windtunnel.programs.communication import Communication
-from windtunnel.programs.job import whole_job
 from windtunnel.programs.program import Op, RankProgram
 from windtunnel.programs.rank_classes.agreement import book_of, book_of_some, deadlock, disagreement
 

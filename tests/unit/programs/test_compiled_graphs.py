@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from every_rank import whole_job
 from handmade import spec
 
 from windtunnel.graph.program import OpKind
@@ -18,7 +19,6 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.compiler.fused_program import PREFIX, fused
 from windtunnel.programs.compiler.traced_waits import traced
-from windtunnel.programs.job import whole_job
 from windtunnel.programs.lowering.pricing import op_pricer
 from windtunnel.programs.lowering.template import StringTable, template_of
 from windtunnel.programs.program import MemoryEvent, Op, RankProgram

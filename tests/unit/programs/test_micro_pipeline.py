@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from every_rank import whole_job
 from handmade import spec
 
 from windtunnel.cost.communication.collectives import Group, collective, pull
@@ -16,7 +17,6 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.programs.communication import PULL, Communication
 from windtunnel.programs.compiler.fused_program import fused
 from windtunnel.programs.compiler.micro_pipeline import FACT, pipelined
-from windtunnel.programs.job import whole_job
 from windtunnel.programs.op_shapes import tensor_bytes
 from windtunnel.programs.predict import predict_captured
 from windtunnel.programs.program import MemoryEvent, Op, RankProgram, TensorSpec

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from every_rank import families_of, whole_job
 from handmade import Grid, Script, folded_job, job_of, spec
 
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
-from windtunnel.programs.job import CapturedJob, Family, families_of, whole_job
+from windtunnel.programs.job import CapturedJob, Family
 from windtunnel.programs.lowering.lower import priced_job
 from windtunnel.programs.lowering.pricing import op_pricer
 from windtunnel.programs.memory import memory_of_program

@@ -89,5 +89,4 @@ def test_a_checkpoint_in_two_stages() -> None:
     assert (saved.stall_s, saved.persist_s) == (2.0, 2.0)
     assert saved.load_s() == 3.0
     assert saved.load_s(one_reader=False) == 4.0
-    assert saved.from_peer_s == 1.0
     assert Checkpoint(8_000_000_000, 4, 2, 1e9, 2e9, 4e9, two_stage=False).stall_s == 4.0

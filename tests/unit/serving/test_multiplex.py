@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from muxserve_unit import Asked, Llm, run_unit
+from sm_table import read_sm_tables
 
 from windtunnel.errors import InputFileError
 from windtunnel.serving.multiplex.group import Group, attainment, serve_groups
-from windtunnel.serving.multiplex.sm_table import read_sm_tables
-from windtunnel.serving.multiplex.unit import Asked, Llm, run_unit
-from windtunnel.serving.placement.alpaserve import Groups, Outcome, beam, greedy, group_layouts
+from windtunnel.serving.placement.alpaserve import Groups, Outcome, greedy, group_layouts
 
 HEADER = "model,gpu,gpus,sm_percent,batch,seq_len,prefill_ms,decode_ms\n"
 
@@ -122,19 +122,16 @@ def simulated(loads: tuple[float, ...], n_groups: int) -> object:
     return run
 
 
-def test_searches_come_close_to_brute_force_and_never_overfill() -> None:
+def test_the_search_comes_close_to_brute_force_and_never_overfills() -> None:
     loads, memory, n = (0.9, 0.6, 0.5, 0.3), (2.0, 1.0, 1.0, 1.0), 2
     simulate = simulated(loads, n)
     sets = [frozenset(m for m in range(4) if bits >> m & 1) for bits in range(16)]
     able = [one for one in sets if sum(memory[m] for m in one) <= 3.0]
     best = max(simulate(groups).attainment for groups in product(able, able))  # type: ignore[operator]
-    found = beam(n, memory, 3.0, simulate)  # type: ignore[arg-type]
     quick = greedy(n, memory, 3.0, simulate)  # type: ignore[arg-type]
-    assert found.attainment == pytest.approx(best)
-    assert quick.attainment >= 0.9 * best
-    for placement in (found, quick):
-        assert all(sum(memory[m] for m in group) <= 3.0 for group in placement.groups)
-        assert placement.tried > 0
+    assert 0.9 * best <= quick.attainment <= best * (1 + 1e-9)
+    assert all(sum(memory[m] for m in group) <= 3.0 for group in quick.groups)
+    assert quick.tried > 0
 
 
 def test_group_layouts_are_uniform_partitions() -> None:

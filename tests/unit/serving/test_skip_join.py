@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fitted_times import FittedTimes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from windtunnel.serving.replica.rules import Rules
 from windtunnel.serving.replica.sequence import Sequence
 from windtunnel.serving.replica.stepwise import StepwiseReplica
 from windtunnel.serving.simulate import simulate
-from windtunnel.serving.step_time.fits import FittedTimes
 from windtunnel.serving.workload.requests import Workload
 
 TIMES = FittedTimes((18.0, 0.1, 0.0), (20.0, 0.0006, 0.04), (7.0, 0.0006, 0.16), 95)

@@ -7,9 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from windtunnel.serving.spot.costs import Machine, SpotModel, choices_of
-from windtunnel.serving.spot.loop import Change, Policy, play
+from spot.costs import Machine, SpotModel, choices_of
+from spot.loop import Change, Policy, play
 
 MODEL = SpotModel(name="GPT-20B", parameters=20e9, layers=44, hidden=6144)
 POLICIES: tuple[Policy, ...] = ("spotserve", "reroute", "restart")

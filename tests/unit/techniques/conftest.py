@@ -33,6 +33,8 @@ def on_ranks():
 
     Fails with what a rank raised.
     """
+    import torch._dynamo  # noqa: F401  # every optimizer does: once here, and not in each fork
+
     started = []
 
     def run(world, function, *arguments, dies=0):

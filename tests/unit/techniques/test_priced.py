@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,7 @@ from windtunnel.result import Result
 from windtunnel.techniques import gains, predict_with
 from windtunnel.techniques.named import TECHNIQUES, asked, told
 from windtunnel.techniques.offload.window import LayerTimes, by_formula, timeline
-from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing, estimate, heaviest, place
+from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing, estimate, place
 from windtunnel.training import read_plan
 
 DENSE = {"global_batch": 64, "micro_batch": 4, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": False}
@@ -168,6 +169,15 @@ def test_megascale_features_are_each_told() -> None:
     assert list(told.details) == ["parallel_block", "tp_overlap"]
     assert all(ratio > 1.0 for ratio in told.details.values())
     assert told.gain == pytest.approx(told.details["parallel_block"] * told.details["tp_overlap"])
+
+
+def heaviest(popularity: Sequence[float], placed: Mapping[int, Sequence[int]], devices: int) -> float:
+    """Tokens of the fullest device over the mean, an expert's tokens shared evenly by its copies."""
+    load = [0.0] * devices
+    for expert, where in placed.items():
+        for device in where:
+            load[device] += popularity[expert] / len(where) * devices
+    return max(load)
 
 
 def test_packing_rule_and_placement() -> None:

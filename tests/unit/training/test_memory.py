@@ -187,9 +187,7 @@ def test_the_replay_reaches_the_same_allocated_peak() -> None:
     passes = piece.passes
     actions = [(passes, kind, number) for number in range(3) for kind in (Kind.FORWARD, Kind.BACKWARD)]
     events, _ = two_steps(actions, Resident((GIB,), (), ()))
-    walked = GIB + max(
-        passes.saved_bytes + passes.forward_workspace_bytes, passes.saved_bytes + passes.backward_workspace_bytes
-    )
+    walked = GIB + max(passes.load(Kind.FORWARD).most, passes.saved_bytes + passes.load(Kind.BACKWARD).most)
     replayed = replay_allocator(events[:, 0], events[:, 1]).peak_allocated_bytes
     # The allocator rounds requests up, and counts a rest of up to 1 MiB as part of a block.
     assert walked <= replayed <= 1.02 * walked

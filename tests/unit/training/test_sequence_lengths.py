@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packed_durations import op_durations
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware import parse_cluster
@@ -22,7 +23,6 @@ from windtunnel.training.workload.sequence_lengths import (
     Lengths,
     attention_shares,
     attention_variants,
-    op_durations,
     packed_shares,
     read_lengths,
     waited_shares,

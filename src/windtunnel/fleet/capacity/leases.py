@@ -1,4 +1,4 @@
-"""Leases of GPUs in a tree of resources, and the law that none overlaps another.
+"""Leases of GPUs in a tree of resources. No two overlap (a law of the tests).
 
     path      (cloud, cluster, rack, node, device): as deep as is known
     gpus      how many of them, 0.25 for a quarter of one
@@ -11,13 +11,12 @@ time, and no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 Path = tuple[str, ...]
 LEVELS = ("cloud", "cluster", "rack", "node", "device")
-ROUNDING = 1e-9  # of sums of fractions
 
 
 class Kind(Enum):
@@ -59,17 +58,6 @@ class Lease:
         return self.gpus * (self.end_ns - self.start_ns) * 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """A place and a time at which more is held than there is, and the lease that was one too many."""
-
-    path: Path
-    time_ns: int
-    held: float
-    capacity: float
-    lease: Lease
-
-
 def tree(leaves: Mapping[Path, float]) -> dict[Path, float]:
     """GPUs of every place, from those of the leaves."""
     capacity: dict[Path, float] = {}
@@ -78,34 +66,3 @@ def tree(leaves: Mapping[Path, float]) -> dict[Path, float]:
         for depth in range(1, len(path) + 1):
             capacity[path[:depth]] = capacity.get(path[:depth], 0.0) + gpus
     return capacity
-
-
-def first_overlap(leases: Iterable[Lease], capacity: Mapping[Path, float]) -> Overlap | None:
-    """The earliest overlap at its deepest place, or None. KeyError for a path that is not in the tree. O(n log n) in
-    leases.
-    """
-    moments: list[tuple[int, int, Lease]] = []
-    for lease in leases:
-        if lease.end_ns > lease.start_ns:
-            moments.append((lease.start_ns, 1, lease))
-            moments.append((lease.end_ns, 0, lease))
-    moments.sort(key=lambda moment: (moment[0], moment[1]))  # what ends at a time makes room for what begins then
-    held: dict[tuple[Path, bool], float] = {}
-    for time_ns, begins, lease in moments:
-        resold = lease.kind is Kind.OVERSUBSCRIBED
-        found = None
-        for depth in range(1, len(lease.path) + 1):
-            place = lease.path[:depth]
-            room = capacity[place]
-            total = held.get((place, resold), 0.0) + (lease.gpus if begins else -lease.gpus)
-            held[place, resold] = total
-            if begins and total > room * (1 + ROUNDING) + ROUNDING:
-                found = Overlap(place, time_ns, total, room, lease)
-        if found is not None:
-            return found
-    return None
-
-
-def cost_of(leases: Sequence[Lease], pools: Mapping[str, Pool]) -> float:
-    """What the leases cost, at their pools' prices."""
-    return sum(lease.gpu_s * pools[lease.pool].price_per_gpu_s for lease in leases)

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import SpecError
 from windtunnel.fleet.capacity.leases import Pool
 from windtunnel.fleet.policies.hybrid import LABELS, PER, Per
+from windtunnel.input_file import read_mapping
 from windtunnel.units import parse_bandwidth, parse_time
 
 OWN = {"gpu", "gpus", "gpus_per_node", "pools", "starburst"}
@@ -63,14 +64,8 @@ class Clouds:
 
 def read_clouds(path: Path, own_gpus: int) -> Clouds:
     """Raises InputFileError or SpecError."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        raise InputFileError(path, "cannot be read as YAML", "give gpu, gpus and pools") from None
-    where = str(path)
-    listed = data.get("pools") if isinstance(data, Mapping) else None
+    data, where = read_mapping(path, "give gpu, gpus and pools"), str(path)
+    listed = data.get("pools")
     if not isinstance(listed, list) or not listed or not all(isinstance(each, Mapping) for each in listed):
         raise SpecError("pools", listed, "list the clouds beside the own GPUs, each with name and price", where)
     own = {key: value for key, value in data.items() if key not in OWN}

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-UNSAID = float("nan")
 
 
 @dataclass(frozen=True, eq=False)

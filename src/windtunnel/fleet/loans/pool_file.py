@@ -20,7 +20,6 @@ A stream begins with the trace of jobs, and starts again when it ends.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.fleet.loans.pool import Attainment, ServingPool
+from windtunnel.input_file import read_mapping, read_rows
 from windtunnel.units import parse_time
 
 DEPLOYMENT = ("engine", "tp", "pp", "attn_dp", "weights", "kv", "max_num_seqs", "max_num_batched_tokens")
@@ -95,14 +95,7 @@ class PoolFile:
 
 def read_pool(path: Path) -> PoolFile:
     """Raises InputFileError or SpecError."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        raise InputFileError(path, "cannot be read as YAML", "give model, servers, requests and slo") from None
-    if not isinstance(data, Mapping):
-        raise InputFileError(path, "is no mapping", "give model, servers, requests and slo")
+    data = read_mapping(path, "give model, servers, requests and slo")
     where = str(path)
     _known(data, KEYS, where)
     asked, limits, lend = (_part(data, name, where) for name in ("requests", "slo", "lend"))
@@ -151,11 +144,7 @@ def _stream(asked: Mapping[str, Any], path: Path) -> tuple[tuple[float, ...], tu
     if "stream" not in asked:
         return (0.0,), (_number(asked, "rate", str(path)),), False
     file = path.parent / str(asked["stream"])
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error):
-        raise InputFileError(file, "cannot be read as CSV", "give time_s and rate_per_s") from None
+    rows = read_rows(file, "give time_s and rate_per_s")
     column = next((name for name in ("rate_per_s", "servers_needed") if rows and name in rows[0]), None)
     if column is None or "time_s" not in rows[0]:
         raise InputFileError(file, "has no time_s and rate_per_s", "name these columns, and give a row at least")

@@ -1,1 +1,1 @@
-"""Alpa's two levels: layers into stages, and operators into shardings, from tables of prices."""
+"""Alpa's outer level: layers into stages, from tables of prices."""

@@ -18,7 +18,7 @@ widths of those that are not, which is what makes thousands of devices small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -137,23 +137,6 @@ def _least_sum(
         found.append(Stage(first, last, submesh, configuration))
         plane, first, left = max(0, plane - 1), last + 1, left - int(units[submesh])
     return tuple(found)
-
-
-def every_staging(layers: int, devices: Sequence[int], total_devices: int) -> Iterator[tuple[Stage, ...]]:
-    """All cuts on all submeshes, configuration 0: the oracle for small ones."""
-
-    def behind(first: int, left: int) -> Iterator[tuple[Stage, ...]]:
-        if first == layers:
-            if left == 0:
-                yield ()
-            return
-        for last in range(first, layers):
-            for submesh, width in enumerate(devices):
-                if width <= left:
-                    for rest in behind(last + 1, left - width):
-                        yield (Stage(first, last, submesh, 0), *rest)
-
-    return behind(0, total_devices)
 
 
 def submeshes(hosts: int, per_host: int) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,8 @@ from windtunnel.model import Model
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.block import Block
-from windtunnel.training.lowering.model_chunks import Piece, layer_parameters, pieces_of, shard_of
+from windtunnel.training.lowering.model_chunks import Piece, gathered_share, layer_parameters, pieces_of, shard_of
+from windtunnel.training.memory.forward_trace import write
 from windtunnel.training.memory.saved_tensors import keeping
 
 EMBEDDING, HEAD = -1, -2  # kinds of block beside the kinds of layer, which count from 0
@@ -77,11 +78,30 @@ def _one_stage(layout: Layout, kinds: tuple[int, ...], recompute: str) -> Piece:
     return piece
 
 
-def kept_bytes(layout: Layout, recompute: str) -> dict[int, int]:
+def kept_bytes(layout: Layout, recompute: str, blocks: Mapping[int, Block]) -> dict[int, int]:
     """What one more layer of each kind keeps of a micro-batch from its forward to its backward pass."""
-    plan = layout.plan
-    if plan.pp > 1 and plan.tp > 1 and keeping(plan.framework).gathers_again:
+    plan, keep = layout.plan, keeping(layout.plan.framework, layout.plan.release)
+    if plan.pp > 1 and plan.tp > 1 and keep.gathers_again:
         return dict.fromkeys(kinds_of(layout.model), 0)  # then it depends on the depth of the pipeline
+    if not layout.habits.fused_projections:
+        return _kept_by_pieces(layout, recompute)
+    shard, parts = shard_of(layout), plan.model_copy(update={"recompute": recompute}).recompute_parts
+    stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes
+    if not keep.gathered_inputs or gathered_share(layout, keep) < 1.0:
+        keep = replace(keep, gathered_inputs=False)
+    found = {}
+    for kind, block in blocks.items():
+        if kind >= 0:
+            tape = write(
+                block.operations, stream, keep, parts=parts, recompute=recompute == "full", precision=plan.precision,
+                tp=plan.tp, compiled=shard.fused,
+            )  # fmt: skip
+            found[kind] = max(0, sum(size if size else -tape.sizes[slot] for slot, size in tape.forward))
+    return found
+
+
+def _kept_by_pieces(layout: Layout, recompute: str) -> dict[int, int]:
+    """The same, of whole models of one layer of each kind, and of one with a layer more."""
     kinds = tuple(sorted(set(kinds_of(layout.model))))
     base = _one_stage(layout, kinds, recompute).passes.saved_bytes
     return {

@@ -29,7 +29,6 @@ from windtunnel.programs.op_shapes import plain_name
 from windtunnel.programs.program import Op, RankProgram
 
 BETWEEN_STEPS = "between steps"
-_COPIES = "host copy"
 
 
 @dataclass(frozen=True, slots=True)

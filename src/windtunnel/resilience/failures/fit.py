@@ -10,13 +10,13 @@ The log is a CSV with one row per interruption, `time_h,cause[,component][,node]
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.input_file import read_rows
 from windtunnel.resilience.failures.process import DAY_S, Bursts, Cause, FailureProcess, Lemons, Per, Symptom
 
 BURST_S = 600.0
@@ -45,11 +45,7 @@ def fit_log(path: str | Path, gpus: int, days: float, gpus_per_node: int = 8) ->
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputFileError(path, f"cannot be read ({error})", "give a CSV with time_h,cause,component,node") from None
+    rows = read_rows(path, "give a CSV with time_h,cause,component,node")
     if not rows or "cause" not in rows[0] or not ("time_h" in rows[0] or "count" in rows[0]):
         raise InputFileError(path, "has no columns cause and time_h or count", "give time_h,cause or cause,count")
     if any(not (row["cause"] or "").strip() for row in rows):

@@ -8,7 +8,6 @@ for every model.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.input_file import read_rows
 from windtunnel.resilience.spot.formula import Formula, TwoCases, parse_cases, parse_formula
 
 THROUGHPUT, CONSTANTS = "parcae_throughput.csv", "parcae_constants.csv"
@@ -167,12 +167,8 @@ def _nearest(table: Mapping[int, float], p: int) -> float:
 
 @lru_cache(maxsize=8)
 def _read(path: Path) -> tuple[dict[str, str], ...]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return tuple({key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputFileError(path, f"cannot be read ({reason})", "give --tables the folder that holds it") from None
+    rows = read_rows(path, "give --tables the folder that holds it")
+    return tuple({key: value or "" for key, value in row.items() if key} for row in rows)
 
 
 def _rows(path: Path, columns: str) -> list[dict[str, Any]]:

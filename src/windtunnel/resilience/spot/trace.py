@@ -6,13 +6,13 @@ An event counts in the interval in which it falls, and a decision is taken after
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import read_rows
 
 FORMS = "give time_s,event,node or minute,added,removed"
 
@@ -40,12 +40,7 @@ class SpotTrace:
 
 def read_trace(path: Path, interval_s: float = 60.0) -> SpotTrace:
     """The trace in a CSV. Raises InputFileError where it is of neither form, or more nodes go than there are."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputFileError(path, f"cannot be read ({reason})", FORMS) from None
+    rows = read_rows(path, FORMS)
     columns = set(rows[0]) if rows else set()
     try:
         if {"time_s", "event"} <= columns:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.input_file import read_mapping
 
 FOLDER = Path(__file__).parent
 ALIASES = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtllm", "dynamo-trtllm": "trtllm"}
@@ -148,13 +149,8 @@ def _order(release: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _document(path: Path) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputFileError(path, " ".join(str(error).split()), "give an engine profile in YAML") from error
-    if not isinstance(found, dict) or not isinstance(found.get("releases"), dict) or not found["releases"]:
+    found = read_mapping(path, "give an engine profile in YAML")
+    if not isinstance(found.get("releases"), dict) or not found["releases"]:
         raise InputFileError(path, "holds no `releases:`", "list at least one release with its numbers")
     found["releases"] = {str(name): value for name, value in found["releases"].items()}
     return found

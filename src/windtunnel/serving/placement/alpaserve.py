@@ -2,7 +2,6 @@
 
     greedy       simulate the load; the least loaded group that fits it gets the model with the most unserved requests;
                  until nothing fits, and the best placement on the way is kept                  (their fast heuristic)
-    beam         the same, all (model, group) pairs tried by simulation, the best few kept at each step
     group sizes  every power of two and every (op, pp) of that size, uniform groups; the best by attainment
 
 Simulation comes as a callable of the groups' models, so the search is pure.
@@ -62,30 +61,6 @@ def greedy(n_groups: int, memory: Sequence[float], capacity: float, simulate: Si
         tried += 1
         if now.attainment > best.attainment:
             best = Found(tuple(groups), now.attainment, tried)
-
-
-def beam(n_groups: int, memory: Sequence[float], capacity: float, simulate: Simulate, width: int = 3) -> Found:
-    """All pairs of a model and a group at each step, the best `width` placements kept."""
-    front: list[Groups] = [tuple(frozenset() for _ in range(n_groups))]
-    known: dict[tuple[tuple[int, ...], ...], float] = {}
-    best = Found(front[0], simulate(front[0]).attainment, 1)
-    while front:
-        following: dict[tuple[tuple[int, ...], ...], tuple[float, Groups]] = {}
-        for groups in front:
-            for model in range(len(memory)):
-                for group in range(n_groups):
-                    if model in groups[group] or not _fits(groups[group], model, memory, capacity):
-                        continue
-                    changed = (*groups[:group], groups[group] | {model}, *groups[group + 1 :])
-                    key = tuple(sorted(tuple(sorted(one)) for one in changed))  # groups are alike
-                    if key not in known:
-                        known[key] = simulate(changed).attainment
-                        following[key] = (known[key], changed)
-        ranked = sorted(following.items(), key=lambda item: (-item[1][0], item[0]))[:width]
-        front = [groups for _, (_, groups) in ranked]
-        if ranked and ranked[0][1][0] > best.attainment:
-            best = Found(ranked[0][1][1], ranked[0][1][0], len(known) + 1)
-    return Found(best.groups, best.attainment, len(known) + 1)
 
 
 def group_layouts(devices: int, largest_op: int = 4, largest_pp: int = 8) -> Iterator[tuple[int, int, int]]:

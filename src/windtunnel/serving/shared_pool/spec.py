@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import SpecError
 from windtunnel.hardware.catalogue import parse_cluster
 from windtunnel.hardware.cluster import Cluster
+from windtunnel.input_file import read_mapping
 from windtunnel.model.catalogue import load_model
 from windtunnel.serving.build import Engine, engine_of
 from windtunnel.serving.deployment import Deployment
@@ -94,14 +95,7 @@ class Pool:
 
 def read_pool(path: Path) -> Pool:
     """A pool from its file. Paths in it are relative to it. Raises InputFileError, SpecError, LayoutError."""
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputFileError(path, " ".join(str(error).split()), "give a pool in YAML") from error
-    if not isinstance(found, dict):
-        raise InputFileError(path, "is no mapping", "give `groups:` and `models:`")
+    found = read_mapping(path, "give a pool in YAML, with `groups:` and `models:`")
     _known(found, POOL, "pool")
     groups = {name: _group(name, body) for name, body in _mapping(found.get("groups"), "groups").items()}
     models = _mapping(found.get("models"), "models")

@@ -241,7 +241,7 @@ def _bind(tasks: Tasks, ends: tuple[int, ...]) -> None:
     tasks.tasks[:] = [replace(t, after=tuple(index[one] for one in t.after)) for t in (*kept, *moved)]
 
 
-def _replicated(layout: Layout, block: Block) -> int:
+def _replicated(layout: Layout, block: Block) -> float:
     """Parameters of a block whose gradients several ranks sum up."""
     counts = ((block.dense_parameters, "dp"), (block.expert_parameters, "edp"))
     return int(sum(count for count, group in counts if layout.group(group).size > 1))

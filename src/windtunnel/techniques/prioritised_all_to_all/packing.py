@@ -62,12 +62,3 @@ def place(popularity: Sequence[float], devices: int, most: int = 4) -> dict[int,
             left[device] -= 1
             load[device] += share
     return placed
-
-
-def heaviest(popularity: Sequence[float], placed: Mapping[int, Sequence[int]], devices: int) -> float:
-    """Tokens of the fullest device over the mean, an expert's tokens shared evenly by its copies."""
-    load = [0.0] * devices
-    for expert, where in placed.items():
-        for device in where:
-            load[device] += popularity[expert] / len(where) * devices
-    return max(load)

@@ -30,6 +30,7 @@ class StepBuilder:
         self.categories = [f"segment {number}" for number in range(len(names))]
         self.labels: list[str] = list(names)
         self.traffic: dict[str, float] = {}  # bytes of all programs together
+        self._known: dict[tuple[str, Transfer, int, bool], tuple[int, int, int, int, int, str]] = {}  # collectives
         self.gradient_bytes = float(GRADIENT_BYTES[self.plan.gradient_dtype or "bf16"])
 
     def held(self, rank: int) -> list[Piece]:
@@ -64,23 +65,32 @@ class StepBuilder:
         stream: int = DP,
     ) -> int:
         """One collective, or several of equal size in a row that the timeline need not tell apart."""
+        known = self._known.get((name, transfer, messages, shared))
+        if known is None:
+            known = self._known[name, transfer, messages, shared] = self._collective(name, transfer, messages, shared)
+        label, category, duration, interference, nic, key = known
+        if key:
+            self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
+        at = rank * len(STREAMS) + stream
+        return self.ops.one(
+            OpKind.COLLECTIVE, at, label, category, duration, interference, rendezvous, transfer.bytes_total, nic
+        )
+
+    def _collective(
+        self, name: str, transfer: Transfer, messages: int, shared: bool
+    ) -> tuple[int, int, int, int, int, str]:  # fmt: skip
+        """Its label, category, duration, interference and share of a NIC, and as what its bytes count; "": as none."""
         message = transfer._replace(bytes_total=transfer.bytes_total / messages)
         price, tier = self.pricer.transfer(message)
-        op = self.ops.one(
-            OpKind.COLLECTIVE,
-            rank * len(STREAMS) + stream,
+        apart = tier.replace("_", "-")
+        return (
             self.label(name),
-            self.category(f"exposed {transfer.group} ({tier.replace('_', '-')})"),
+            self.category(f"exposed {transfer.group} ({apart})"),
             nanoseconds(price.seconds * messages),
             (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0,
-            rendezvous,
-            transfer.bytes_total,
             round(PARTS * self.pricer.nic_share(message)) if shared else 0,
+            f"{transfer.kind} {transfer.group} ({apart})" if self.layout.group(transfer.group).size > 1 else "",
         )
-        if self.layout.group(transfer.group).size > 1:
-            key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
-            self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
-        return op
 
     def compute(self, name: str, category: str, kind: OpKind, seconds: float, interference: int, rank: int) -> int:
         """One op on a rank's compute stream."""

@@ -50,16 +50,6 @@ class Passes:
         """What stays from the forward to the backward pass."""
         return self.load(Kind.FORWARD).adds
 
-    @cached_property
-    def forward_workspace_bytes(self) -> int:
-        """The most that the forward pass holds beyond what stays."""
-        return max(0, self.load(Kind.FORWARD).most - self.saved_bytes)
-
-    @cached_property
-    def backward_workspace_bytes(self) -> int:
-        """The most that the backward pass holds beyond what the forward pass left."""
-        return self.load(Kind.BACKWARD).most
-
     def load(self, kind: Kind, *, later: bool = False) -> Load:
         """Of one pass; `later`: not the one that makes the gradients."""
         events, gradients = self._events(kind, later)

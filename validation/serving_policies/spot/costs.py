@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windtunnel.serving.spot.reconfigure import Choice
+from spot.reconfigure import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal
 
-from windtunnel.serving.multiplex.sm_table import SmTable
+from sm_table import SmTable
 
 PROMPT_TOKENS = 2048  # of one prompt job (muxserve's default)
 ADAPT_EVERY_S = 1.0  # how often quotas move

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, final
 
+from spot.costs import Machine, SpotModel, choices_of
+from spot.mapping import Layout, Position, map_positions, positions_of
+from spot.reconfigure import Choice, choose, migrate
+
 from windtunnel.engine.events import At, Cancel, run
-from windtunnel.serving.spot.costs import Machine, SpotModel, choices_of
-from windtunnel.serving.spot.mapping import Layout, Position, map_positions, positions_of
-from windtunnel.serving.spot.reconfigure import Choice, choose, migrate
 
 Policy = Literal["spotserve", "reroute", "restart"]
 Kind = Literal["arrive", "notice", "gone", "ready", "done", "stop", "resume", "open"]

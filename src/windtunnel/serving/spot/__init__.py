@@ -1,1 +1,0 @@
-"""Serving on machines that come and go: SpotServe's reconfiguration, mapping and migration."""
