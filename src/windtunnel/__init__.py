@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.step.scenario import Scenario
     from windtunnel.survive.question import survive
     from windtunnel.sweeps import sweep
     from windtunnel.techniques import predict_with
@@ -60,6 +61,7 @@ _HOME = {
     "Model": ("model", "Model"),
     "Plan": ("training", "Plan"),
     "Result": ("result", "Result"),
+    "Scenario": ("step.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
     "ServingResult": ("serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),
@@ -98,6 +100,7 @@ __all__ = [
     "Model",
     "Plan",
     "Result",
+    "Scenario",
     "ScheduleError",
     "ServingResult",
     "SpecError",
