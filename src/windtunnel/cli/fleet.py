@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from cyclopts import App, Parameter
 from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.errors import SpecError
+from windtunnel.header import band_of
 
 if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
@@ -165,7 +167,8 @@ def run(
         document = dict(banded[0]) if len(banded) == 1 else {}
         document.update(trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
         document["policies"] = {each["policy"]: each for each in banded}
-        _show(document, banded, json)
+        bands = banded[0]["bands"].get("jct_mean_s") if len(banded) == 1 else None
+        _show(document, banded, json, band=None if bands is None else band_of("jct_mean_s", bands[0], bands[-1]))
         return
     from windtunnel.cli.fleet_predicted import with_predictions
 
@@ -200,12 +203,13 @@ def run(
     for name in names:
         with working(f"running {name}"):
             outcomes.append(simulate(jobs, site, name, options))
-    for line in left_out(outcomes[0]):
+    warnings = [*unfit, *left_out(outcomes[0])]
+    for line in warnings[len(unfit) :]:
         note(line)
     figures = [aggregates(outcome, site.gpus) for outcome in outcomes]
     if jobs_out is not None:
         write_jobs(outcomes, jobs_out)
-    _show(_document(trace, where, cluster, site.gpus, figures, outcomes[0]), figures, json)
+    _show(_document(trace, where, cluster, site.gpus, figures, outcomes[0]), figures, json, warnings=warnings)
     if report is not None:
         from windtunnel.report.fleet.page import write_fleet_page
 
@@ -267,11 +271,18 @@ def _document(
     return document
 
 
-def _show(document: dict[str, Any], figures: list[dict[str, Any]], json: bool) -> None:
-    from windtunnel.cli.output import print_json, stdout
+def _show(
+    document: dict[str, Any],
+    figures: list[dict[str, Any]],
+    json: bool,
+    *,
+    band: dict[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
+    from windtunnel.cli.output import print_answer, stdout
 
     if json:
-        print_json(document)
+        print_answer("fleet", document, band=band, provenance={"jobs": document["trace"]}, warnings=warnings)
         return
     from windtunnel.report.fleet.console import print_fleet
 
@@ -311,7 +322,7 @@ def lint(
     trace
         CSV, Parquet, YAML or `sacct -P` text.
     """
-    from windtunnel.cli.output import print_json
+    from windtunnel.cli.output import print_answer
     from windtunnel.fleet.jobs.lint import lint_jobs
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.site import parse_site
@@ -319,7 +330,7 @@ def lint(
     site = parse_site(cluster) if cluster else None
     findings = lint_jobs(read_jobs(trace, where), site)
     if json:
-        print_json({"trace": str(trace), "findings": [finding.to_dict() for finding in findings]})
+        print_answer("fleet lint", {"trace": str(trace), "findings": [finding.to_dict() for finding in findings]})
     else:
         for finding in findings:
             print(f"{finding.severity}: {finding.text}; {finding.remedy}")
