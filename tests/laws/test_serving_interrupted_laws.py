@@ -39,6 +39,7 @@ def _rules(draw: st.DrawFn) -> Rules:
         lag=draw(st.booleans()),
         gather=gather,
         gather_steps=3 if gather > 1 else 0,
+        receive_steps=draw(st.sampled_from([1, 1, 7])),
     )
 
 

@@ -179,3 +179,21 @@ def test_replicas_share_the_requests(router: Any) -> None:
     assert min(tokens) > 0.1 * sum(tokens)
     assert sum(tokens) == int(load.input_tokens.sum() + load.output_tokens.sum()) - 400
     assert all(one.pool.held == 0 for one in servers)
+
+
+@pytest.mark.parametrize(("arrives_s", "steps"), [(0.35, 60), (0.95, 120), (1.25, 180)])
+def test_an_engine_that_polls_admits_at_the_steps_at_which_it_looks(arrives_s: float, steps: int) -> None:
+    """The first request decodes alone; the second waits for the next multiple of 60 steps since the first's prompt."""
+    times = plain_times()
+    stamps = {}
+    for every in (1, 60):
+        replica = Replica(times, Rules(receive_steps=every), 4000)
+        load = Workload(np.array([100, 100]), np.array([400, 10]), np.array([0, int(arrives_s * 1e9)]))
+        sent, _ = simulate(load, [replica], None, block_size=16)
+        stamps[every] = sent
+    first, second = stamps[60]
+    line = times.decode(1)
+    ticks = first.first_ns * 1024 + sum(line.at(100 + step) for step in range(1, steps + 1))
+    assert second.scheduled_ns == pytest.approx(ticks / 1024, abs=2)
+    assert second.scheduled_ns >= stamps[1][1].scheduled_ns
+    assert first.last_ns > first.first_ns

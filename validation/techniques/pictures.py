@@ -22,9 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import predicted_and_run as both
+from lanes import Bar, lanes_svg
 from slow_link import reason, slow_link
 
-from windtunnel.report.lanes import Bar, lanes_svg
 from windtunnel.techniques.flat import Played, Task
 from windtunnel.techniques.offload.window import LayerTimes, timeline
 

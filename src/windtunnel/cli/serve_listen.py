@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from windtunnel.serving import Deployment
+    from windtunnel.serving.build import Engine
+    from windtunnel.serving.disaggregated.pools import Pools
 
 
 def answer_requests(
@@ -25,19 +27,25 @@ def answer_requests(
     length_ratio: float,
     seed: int,
     kernels: Path | None,
-    pools: str | None,
+    pools: tuple[str | None, str | None],
 ) -> None:
     """Price the deployment and serve it until interrupted."""
     from windtunnel import __version__
     from windtunnel.cli.output import note
     from windtunnel.errors import SpecError
     from windtunnel.serving.emulator.listen import LOOPBACK, drawn_lengths, listen, parsed_address
-    from windtunnel.serving.question import priced
+    from windtunnel.serving.question import priced, priced_pools
     from windtunnel.serving.workload.files import read_workload
 
-    if pools is not None:
-        raise SpecError("--prefill, --decode", pools, "--listen serves replicas that do both: leave them out")
-    engine = priced(model, cluster, deployment, replicas, kernels)
+    engine: Engine | Pools
+    if pools == (None, None):
+        engine = priced(model, cluster, deployment, replicas, kernels)
+    elif kernels is not None:
+        raise SpecError("--kernels", kernels, "are for replicas that do both: leave --prefill and --decode out")
+    elif router == "prefix-aware" and replicas > 1:
+        raise SpecError("--router", router, "looks into replicas that do both: use least-loaded or round-robin")
+    else:
+        engine = priced_pools(model, cluster, deployment, replicas, pools)
     natural = None if workload is None else read_workload(workload, concurrency=1)
     draw = drawn_lengths(output, length_ratio, seed, natural)
     host, _ = parsed_address(address)

@@ -38,6 +38,11 @@ class Engine:
         return self.blocks > 0
 
     @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.deployment.gpus
+
+    @property
     def longest(self) -> int:
         """The most tokens that one request may have."""
         tokens = self.blocks // self.deployment.attn_dp * self.rules.block_size
@@ -71,6 +76,7 @@ def engine_of(
     blocks = of_rank * deployment.attn_dp
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
+    generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
     times = StepTimes(
         own,
         used,
@@ -78,8 +84,9 @@ def engine_of(
         deployment.attn_dp,
         _speculation(model, deployment, used),
         2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
-        deployment.weights not in ("bf16", "fp16"),
-        used.draft_step_hopper_s if cluster.gpu.generation == "hopper" else 0.0,
+        used.quantised_prefill_factor_blackwell if generation == "blackwell" and quantised else 1.0,
+        used.expert_marginal_blackwell_fp8 if generation == "blackwell" and "fp8" in deployment.routed else 1.0,
+        used.draft_step_hopper_s if generation == "hopper" else 0.0,
     )
     return Engine(
         model, cluster, deployment, used, memory, times, rules_of(used, deployment, blocks), blocks, kernels.measured

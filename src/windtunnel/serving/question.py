@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.hardware.catalogue import parse_cluster
@@ -20,6 +21,9 @@ from windtunnel.serving.workload.files import read_workload
 from windtunnel.serving.workload.lengths import arrivals, lengths
 from windtunnel.serving.workload.requests import Workload
 from windtunnel.units import parse_time
+
+if TYPE_CHECKING:
+    from windtunnel.serving.disaggregated.pools import Pools
 
 MADE = 1000  # requests of an open loop that names no number
 
@@ -138,6 +142,18 @@ def priced(model: str, cluster: str, deployment: Deployment, replicas: int, kern
     machine = parse_cluster(cluster)
     _check_replicas(replicas, replicas * deployment.gpus, machine)
     return _priced(load_model(model), machine, deployment, kernels)
+
+
+def priced_pools(
+    model: str, cluster: str, deployment: Deployment, replicas: int, words: tuple[str | None, str | None]
+) -> Pools:
+    """Pools of prefill and decode that a question names, for `replicas` pairs of them. Raises UserError."""
+    from windtunnel.serving.disaggregated.pools import pools_in_words
+
+    machine = parse_cluster(cluster)
+    pools = pools_in_words(load_model(model), machine, deployment, words)
+    _check_replicas(replicas, replicas * pools.gpus, machine)
+    return pools
 
 
 def _check_replicas(replicas: int, needed: int, machine: Cluster) -> None:

@@ -213,6 +213,7 @@ def _spec(engine: Engine, workload: Workload, replicas: int) -> dict[str, Any]:
         "model": engine.model.name,
         "cluster": engine.cluster.name,
         "gpu": engine.cluster.gpu.name,
+        "cluster_gpus": engine.cluster.n_gpus,
         "deployment": layout,
         "engine": f"{engine.profile.engine} {engine.profile.release}",
         "replicas": replicas,

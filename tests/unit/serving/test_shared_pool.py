@@ -61,6 +61,52 @@ def test_one_model_on_one_group_is_what_serve_says(tmp_path: Path) -> None:
     assert pooled.preemptions == plain.preemptions
 
 
+def test_pools_of_prefill_and_decode_in_a_pool_are_what_serve_says(tmp_path: Path) -> None:
+    served = {"model": "llama-3.1-8b", "prefill": "2xtp1", "decode": "1xtp2", "workload": LOAD}
+    document = {"groups": {"all": {"cluster": "h100-sxm:4", "gpu_hour": 2.0}}, "models": {"one": served}}
+    pooled = run_pool(_pool(tmp_path, document)).models["one"]
+    load = made_or_read(None, 200, 20.0, 1.0, 400, 60, 1.0, None, 10, 0)
+    plain, _ = ask("llama-3.1-8b", "h100-sxm:4", Deployment(), load, pools=("2xtp1", "1xtp2"))
+    for key in ("ttft_s", "itl_s", "e2e_s", "tpot_s"):
+        assert pooled.to_dict()[key] == plain.to_dict()[key]
+    assert pooled.gpus == plain.gpus == 4
+    assert pooled.spec["prefill"] == plain.spec["prefill"]
+
+
+def test_machines_of_pools_that_go_lose_no_request(tmp_path: Path) -> None:
+    served = {"model": "llama-3.1-8b", "prefill": "1xtp1", "decode": "1xtp1", "replicas": 2, "startup": "1s",
+              "workload": LOAD}  # fmt: skip
+    spot = {"cluster": "h100-sxm:4", "gpus": [["0s", 4], ["3s", 2], ["6s", 4]]}
+    found = run_pool(_pool(tmp_path, {"groups": {"spot": spot}, "models": {"one": served}}))
+    more = found.more["one"]
+    assert more["replicas_lost"] == 1
+    assert more["requests_moved"] > 0
+    assert found.models["one"].finished == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"prefill": "1xtp1"}, "models.one.decode"),
+        ({"prefill": "1xtp1", "decode": "1xtp1", "tp": 2}, "leave it out"),
+        ({"prefill": "4xtp1", "decode": "1xtp1"}, "GPUs are more"),
+        ({"prefill": "1xtp1", "decode": "1xtp1", "router": "prefix-aware"}, "least-loaded"),
+    ],
+)
+def test_pools_that_cannot_be_are_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    document = {
+        "groups": {"all": {"cluster": "h100-sxm:4"}},
+        "models": {"one": {"model": "llama-3.1-8b", "workload": LOAD, **more}},
+    }
+    with pytest.raises(UserError, match=words):
+        _pool(tmp_path, document)
+
+
+def test_a_pool_that_is_not_there_is_said_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        read_pool(tmp_path / "nofile.yaml")
+
+
 @pytest.mark.parametrize("notice", ["0s", "1s"])
 def test_machines_come_and_go_and_every_request_ends_once(tmp_path: Path, notice: str) -> None:
     document = _document()

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from windtunnel.accuracy.serving.launches import PROMPTS, REPEATED_WAVES, launched, repeats
 from windtunnel.accuracy.serving.models import model_named
 from windtunnel.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
 from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
@@ -20,8 +21,10 @@ from windtunnel.serving.build import Engine, engine_of
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.disaggregated.pools import Pools, run_pools
 from windtunnel.serving.engines.profile import Profile, load_engine
+from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.result import ServingResult
-from windtunnel.serving.run import serve_with
+from windtunnel.serving.run import serve_with, summarise
+from windtunnel.serving.simulate import simulate
 from windtunnel.serving.step_time.times import TICKS_PER_S
 from windtunnel.serving.workload.lengths import lengths
 from windtunnel.serving.workload.requests import Workload
@@ -55,13 +58,19 @@ class Predicted:
     reason: str
 
 
-def predicted(row: ServingRow, profiles: dict[str, Profile] | None = None, taken: Collection[Recipe] = ()) -> Predicted:
+def predicted(
+    row: ServingRow,
+    profiles: dict[str, Profile] | None = None,
+    taken: Collection[Recipe] = (),
+    drafted: bool | None = None,
+) -> Predicted:
     """Predict a row; one that cannot be asked is refused, with the reason.
 
     `profiles`: instead of the shipped ones. `taken`: published recipes that other rows of the table say they are.
+    `drafted`: whether the row drafted, where its table tells.
     """
     try:
-        results, assumed = _run(row, profiles or {}, taken)
+        results, assumed = _run(row, profiles or {}, taken, drafted)
     except UserError as error:
         return Predicted(row.id, *(math.nan,) * 5, "", "refused", str(error))
     for result in results:
@@ -105,7 +114,7 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
     if concurrency > 100_000 or row.whole("isl", 1) > 10**7 or row.whole("osl", 1) > 10**6:
         raise UserError("lengths or concurrency beyond what a deployment serves")
-    waves = row.whole("prompts_per_slot", 10)
+    waves = row.whole("prompts_per_slot", REPEATED_WAVES if repeats(row) else 10)
     waves = max(min(waves, LEAST_WAVES), min(waves, MOST_REQUESTS // concurrency))
     ratio = row.number("length_ratio") or 1.0
     prompts, outputs = lengths(concurrency * waves, row.whole("isl", 1), row.whole("osl", 1), min(ratio, 1.0), 0)
@@ -113,13 +122,13 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
 
 
 def _run(
-    row: ServingRow, profiles: dict[str, Profile], taken: Collection[Recipe] = ()
+    row: ServingRow, profiles: dict[str, Profile], taken: Collection[Recipe], drafted: bool | None
 ) -> tuple[list[ServingResult], list[str]]:
     assumed: list[str] = []
     model = model_named(row.text("model"), row.text("model_family"))
     load = workload_of(row, assumed)
     if row.disaggregated:
-        return _pools(row, model, load, profiles, assumed, taken), assumed
+        return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
     deployment = deployment_of(row)
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
     profile = profiles.get(deployment.engine)
@@ -131,8 +140,31 @@ def _run(
         if any(depth for depth, _ in drafts):
             depths = " or ".join(str(depth) for depth, _ in drafts)
             assumed.append(f"drafting {depths} tokens as published for this concurrency")
-    engines = [_engine(model, cluster, _drafting(deployment, *one), profile) for one in drafts]
-    return [serve_with(_roomy(engine, load, assumed), load) for engine in engines], assumed
+    engines = [launched(row, _engine(model, cluster, _drafting(deployment, *one), profile)) for one in drafts]
+    engines = [_roomy(engine, load, assumed) for engine in engines]
+    if engines[0].rules.prefix_caching and repeats(row):
+        assumed.append(f"the client's {PROMPTS} prompts were sent again and again")
+        return [_warm(engine, replace(load, prefix_names=_repeated(row, load))) for engine in engines], assumed
+    return [serve_with(engine, load) for engine in engines], assumed
+
+
+def _repeated(row: ServingRow, load: Workload) -> list[tuple[int, ...]]:
+    """Names of the full blocks of prompts that are sent in turn."""
+    blocks = row.whole("isl", 1) // load.prefix_block
+    prompts = [tuple(range(place * blocks, (place + 1) * blocks)) for place in range(PROMPTS)]
+    return [prompts[index % PROMPTS] for index in range(len(load))]
+
+
+def _warm(engine: Engine, load: Workload) -> ServingResult:
+    """A load on an engine that has seen all of its prompts, as after two warm-up requests per slot."""
+    server = engine.replica()
+    names = load.names_in(engine.rules.block_size) or []
+    for prompt in dict.fromkeys(names):
+        if server.pool.cached + len(prompt) <= server.pool.total:
+            server.pool.take(len(prompt))
+            server.pool.release(len(prompt), server.pool.name(prompt))
+    sent, refused = simulate(load, [server], None, block_size=engine.rules.block_size, longest=engine.longest)
+    return summarise(engine, load, [server], stamps_of(sent), refused, {})
 
 
 def _pools(
@@ -141,14 +173,14 @@ def _pools(
     load: Workload,
     profiles: dict[str, Profile],
     assumed: list[str],
-    taken: Collection[Recipe],
+    recipes: list[Recipe],
 ) -> list[ServingResult]:
     """One result where the row says what ran; one for each reading where it leaves the workers open."""
     sides = [deployment_of(row, f"{side}_") for side in SIDES]
     counts = [row.whole(f"{side}_num_workers", 0) if row.number(f"{side}_num_workers") else 0 for side in SIDES]
     concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
     found = []
-    for read in _readings(row, model, sides, counts, assumed, taken):
+    for read in _readings(model, sides, counts, assumed, recipes):
         profile = profiles.get(read.decode.engine)
         cluster = gpu_of(row.text("gpu"), max(read.prefill.gpus, read.decode.gpus))
         one = [_engine(model, cluster, side, profile) for side in (read.prefill, read.decode)]
@@ -179,19 +211,20 @@ class _Reading:
     n_decode: int
 
 
+def _listed(row: ServingRow, taken: Collection[Recipe], drafted: bool | None) -> list[Recipe]:
+    """Published deployments that a row may be."""
+    found = recipes_of(row, taken)
+    same = [one for one in found if drafted is None or (one.drafted > 0) == drafted]
+    return same or found
+
+
 def _readings(
-    row: ServingRow,
-    model: Model,
-    sides: list[Deployment],
-    counts: list[int],
-    assumed: list[str],
-    taken: Collection[Recipe],
+    model: Model, sides: list[Deployment], counts: list[int], assumed: list[str], recipes: list[Recipe]
 ) -> list[_Reading]:
     """What the row says; else the published recipes that fit it; else its layouts, without and with drafting."""
     prefill, decode = sides
     if all(counts):
         return [_Reading(prefill, decode, *counts)]
-    recipes = recipes_of(row, taken)
     if recipes:
         assumed.append("workers as published for this concurrency" + (", half-way" if len(recipes) > 1 else ""))
         return [

@@ -70,7 +70,7 @@ def recipes_of(row: ServingRow, taken: Collection[Recipe] = ()) -> list[Recipe]:
     one side for both: those of prefill workers for the most part. So is what is `taken` by other rows: a list runs once
     a day.
     """
-    found = list(dict.fromkeys(_listed().get(_point(row), ())))
+    found = list(dict.fromkeys(_listed().get(point_of(row), ())))
     dated = [one for one in found if row.text("measured") in one.ran]
     found = dated or [one for one in found if not one.ran] or found
     if drafted_not_yet(row):
@@ -110,10 +110,11 @@ def taken_by(rows: Iterable[ServingRow]) -> dict[tuple[Any, ...], frozenset[Reci
 
 def when(row: ServingRow) -> tuple[Any, ...]:
     """What `taken_by` goes by."""
-    return (*_point(row), row.text("measured"))
+    return (*point_of(row), row.text("measured"))
 
 
-def _point(row: ServingRow) -> tuple[Any, ...]:
+def point_of(row: ServingRow) -> tuple[Any, ...]:
+    """What entries are listed by: model, GPU, engine, precision, whether in pools, lengths, requests in flight."""
     concurrency = row.number("concurrency")
     family = row.text("model_family") or row.text("model").rpartition("/")[2].lower()
     precision = "fp4" if "4" in row.text("precision") else "fp8"

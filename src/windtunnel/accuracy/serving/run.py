@@ -11,6 +11,7 @@ from windtunnel.accuracy.serving.predict import Predicted, predicted
 from windtunnel.accuracy.serving.recipes import Recipe, taken_by, when
 from windtunnel.accuracy.serving.report import ServingReport
 from windtunnel.accuracy.serving.rows import ServingRow, is_serving_table, read_rows
+from windtunnel.accuracy.serving.runs import drafting_told
 
 CHUNK = 16
 __all__ = ["is_serving_table", "run_serving_validation"]
@@ -29,7 +30,8 @@ def run_serving_validation(
             progress(len(done), len(rows))
 
     taken = taken_by(rows)
-    asked = [(row, taken.get(when(row), frozenset())) for row in rows]
+    told = drafting_told(rows, taken)
+    asked = [(row, taken.get(when(row), frozenset()), told.get(row.id)) for row in rows]
     if workers > 1 and len(rows) > 4 * CHUNK:
         with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
             for one in pool.map(_one, asked, chunksize=CHUNK):
@@ -44,5 +46,5 @@ def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _one(asked: tuple[ServingRow, frozenset[Recipe]]) -> Predicted:
-    return predicted(asked[0], None, asked[1])
+def _one(asked: tuple[ServingRow, frozenset[Recipe], bool | None]) -> Predicted:
+    return predicted(asked[0], None, asked[1], asked[2])

@@ -27,6 +27,9 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
     if not result["feasible"]:
         console.print(f"infeasible: {result['reason']}")
         return
+    there, used = spec["cluster_gpus"], result["gpus"]
+    if used < there:
+        console.print(f"uses {used} of the cluster's {there} GPUs: {there - used} stay unused")
     load = spec["workload"]
     rate = f", {load['rate_per_s']:.3g} requests/s" if load.get("rate_per_s") else ""
     rate = f", {load['concurrency']} in flight" if load.get("concurrency") else rate

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware.cluster import Cluster
@@ -18,8 +19,10 @@ from windtunnel.model.architecture import Model
 from windtunnel.serving.build import Engine, engine_of, kv_format
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.disaggregated.server import Disaggregated
+from windtunnel.serving.engines.profile import Profile
 from windtunnel.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.serving.measures import stamps_of
+from windtunnel.serving.replica.rules import Rules
 from windtunnel.serving.result import ServingResult
 from windtunnel.serving.run import summarise
 from windtunnel.serving.simulate import simulate
@@ -44,6 +47,41 @@ class Pools:
     def gpus(self) -> int:
         """GPUs of both pools."""
         return self.n_prefill * self.prefill.deployment.gpus + self.n_decode * self.decode.deployment.gpus
+
+    @property
+    def model(self) -> Model:
+        """What they serve."""
+        return self.decode.model
+
+    @property
+    def rules(self) -> Rules:
+        """Of the side that requests come to."""
+        return self.prefill.rules
+
+    @property
+    def profile(self) -> Profile:
+        """The engine's."""
+        return self.decode.profile
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights leave room for a cache on both sides."""
+        return self.prefill.fits and self.decode.fits
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one request may have."""
+        return min(self.prefill.longest, self.decode.longest)
+
+    def words(self) -> str:
+        """As people write it: 2 x tp4, 1 x tp8."""
+        return (
+            f"{self.n_prefill} x {self.prefill.deployment.words()}, {self.n_decode} x {self.decode.deployment.words()}"
+        )
+
+    def replica(self) -> Disaggregated:
+        """A fresh server on the cluster for which both sides are priced."""
+        return self.server(self.prefill.cluster)
 
     def copy_ns(self, cluster: Cluster) -> Callable[[int], int]:
         """Nanoseconds to move the cache of a prompt of so many tokens."""
@@ -77,19 +115,20 @@ def run_pools(
 ) -> ServingResult:
     """A workload through both pools."""
     server = pools.server(cluster)
-    longest = min(pools.prefill.longest, pools.decode.longest)
-    sent, refused = simulate(workload, [server], None, block_size=pools.prefill.rules.block_size, longest=longest)
+    sent, refused = simulate(workload, [server], None, block_size=pools.prefill.rules.block_size, longest=pools.longest)
     replicas = [*server.prefill, *server.decode]
     result = summarise(
         pools.decode, workload, replicas, stamps_of(sent), refused, slo, cost_per_gpu_hour, gpus=pools.gpus
     )
-    spec = {
-        **result.spec,
-        "replicas": None,
+    return replace(result, spec={**result.spec, "replicas": None, **sides_of(pools)})
+
+
+def sides_of(pools: Pools) -> dict[str, Any]:
+    """Both pools, for the specification of a result."""
+    return {
         "prefill": {"replicas": pools.n_prefill, "layout": pools.prefill.deployment.words()},
         "decode": {"replicas": pools.n_decode, "layout": pools.decode.deployment.words()},
     }
-    return replace(result, spec=spec)
 
 
 def pooled_runner(
@@ -101,19 +140,31 @@ def pooled_runner(
     cost_per_gpu_hour: float | None,
 ) -> Callable[[Workload], ServingResult]:
     """What the command line asks: `--prefill` and `--decode` in words, all else as the deployment says."""
-    if words[0] is None or words[1] is None:
-        raise UserError("two pools are needed: give both --prefill and --decode, such as 2xtp4 and 1xtp8")
-    sides = []
-    for name, text in (("--prefill", words[0]), ("--decode", words[1])):
-        count, sizes = layout_of(text, name)
-        sides.append((count, replace(deployment, **{**ALONE, **sizes})))
-    gpus = sum(count * one.gpus for count, one in sides)
-    if gpus > cluster.n_gpus:
-        raise SpecError("--prefill, --decode", gpus, f"GPUs are more than the cluster's {cluster.n_gpus}")
-    pools = pools_of(model, cluster, sides[0], sides[1])
-    if not (pools.prefill.fits and pools.decode.fits):
+    pools = pools_in_words(model, cluster, deployment, words)
+    if not pools.fits:
         from windtunnel.serving.run import infeasible
 
         bad = pools.prefill if not pools.prefill.fits else pools.decode
         return lambda workload: infeasible(bad, workload, 1, slo)
     return lambda workload: run_pools(pools, cluster, workload, slo, cost_per_gpu_hour)
+
+
+def pools_in_words(
+    model: Model,
+    cluster: Cluster,
+    deployment: Deployment,
+    words: tuple[str | None, str | None],
+    names: tuple[str, str] = ("--prefill", "--decode"),
+) -> Pools:
+    """Pools as people write them: 2xtp4 and 1xtp8, all else as the deployment says. Raises UserError."""
+    both = ", ".join(names)
+    if words[0] is None or words[1] is None:
+        raise UserError(f"two pools are needed: give both of {both}, such as 2xtp4 and 1xtp8")
+    sides = []
+    for name, text in zip(names, words, strict=True):
+        count, sizes = layout_of(str(text), name)
+        sides.append((count, replace(deployment, **{**ALONE, **sizes})))
+    gpus = sum(count * one.gpus for count, one in sides)
+    if gpus > cluster.n_gpus:
+        raise SpecError(both, gpus, f"GPUs are more than the cluster's {cluster.n_gpus}")
+    return pools_of(model, cluster, sides[0], sides[1])

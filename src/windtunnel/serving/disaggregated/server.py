@@ -37,7 +37,8 @@ class Disaggregated:
         self._events: list[tuple[int, int, int]] = []  # (ns, order, place); place < 0: a copy ends
         self._order = 0
         self._copies: dict[int, tuple[Sequence, int, int]] = {}
-        self._ready: deque[tuple[Sequence, int]] = deque()  # prompts that wait to be pulled, and where
+        self.ready: deque[tuple[Sequence, int]] = deque()  # prompts that wait to be pulled, and where
+        self.unwanted: set[int] = set()  # requests whose copy nobody waits for any more
         self._out_free = [0] * len(prefill)
         self._in_free = [0] * len(decode)
         for place, replica in enumerate(prefill):
@@ -54,12 +55,33 @@ class Disaggregated:
     @property
     def load(self) -> int:
         """Requests that are here."""
-        return sum(one.load for one in (*self.prefill, *self.decode)) + len(self._ready)
+        return sum(one.load for one in (*self.prefill, *self.decode)) + len(self.ready)
 
     @property
     def outstanding_tokens(self) -> int:
         """Prompt tokens still to be computed."""
         return sum(one.outstanding_tokens for one in self.prefill)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Requests whose prompt has not begun, or is done and waits for a place."""
+        return [one for replica in self.prefill for one in replica.waiting] + [one for one, _ in self.ready]
+
+    @property
+    def copying(self) -> list[Sequence]:
+        """Requests whose cache is on its way."""
+        return [one for one, _, _ in self._copies.values()]
+
+    def look_again(self, place: int, now_ns: int) -> None:
+        """Somebody has left a replica (prefill replicas come first): its event may end earlier, and there is room."""
+        self._watch(place)
+        self._pull(now_ns)
+
+    def stop(self) -> None:
+        """Its machines are gone."""
+        self._copies.clear()
+        self.ready.clear()
+        self._events.clear()
 
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request goes to the prefill replica with the fewest tokens to compute."""
@@ -75,10 +97,15 @@ class Disaggregated:
         if place < 0:
             one, source, target = self._copies.pop(order)
             self.copied_tokens += one.known
-            one.first_ns = now_ns
+            if one.generated == 1:
+                one.first_ns = now_ns
             self.prefill[source].give_up(one, now_ns)
             self._watch(source)
-            self.decode[target].adopt(one, now_ns)
+            if one.index in self.unwanted:
+                self.unwanted.discard(one.index)
+                self.decode[target].let_go(one)
+            else:
+                self.decode[target].adopt(one, now_ns)
             self._watch(len(self.prefill) + target)
             finished: list[Sequence] = []
         elif place < len(self.prefill):
@@ -92,22 +119,22 @@ class Disaggregated:
 
     def _taker(self, place: int) -> Callable[[Sequence], bool]:
         def take(one: Sequence) -> bool:
-            if one.output <= 1:
-                return False  # the first token is the last
-            self._ready.append((one, place))
+            if one.generated >= one.output:
+                return False  # this token is the last
+            self.ready.append((one, place))
             return True
 
         return take
 
     def _pull(self, now_ns: int) -> None:
         """Start the copies for which a decode replica has room, in the order in which prompts were done."""
-        while self._ready:
-            one, source = self._ready[0]
+        while self.ready:
+            one, source = self.ready[0]
             order = sorted(range(len(self.decode)), key=lambda at: (self.decode[at].load, at))
             target = next((at for at in order if self.decode[at].can_hold(one)), None)
             if target is None:
                 return
-            self._ready.popleft()
+            self.ready.popleft()
             self.decode[target].hold(one)
             begin = max(now_ns + self.host_ns, self._out_free[source], self._in_free[target])
             end = begin + self.copy_ns(one.known)

@@ -15,14 +15,15 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any, final
 
-from windtunnel.serving.replica.interrupted import (
-    blocks_held,
+from windtunnel.serving.disaggregated.units import (
+    Unit,
     cancel,
+    decoders_of,
+    replicas_of,
     step_ends_ns,
-    steps_done,
-    tokens_given,
     unfinished,
 )
+from windtunnel.serving.replica.interrupted import blocks_held, steps_done, tokens_given
 from windtunnel.serving.replica.replica import NEVER, Replica
 from windtunnel.serving.replica.sequence import Sequence
 
@@ -53,11 +54,14 @@ class Gauge:
 
 @final
 class Fleet:
-    """Equal replicas of one model. `make` gives a fresh one; `delay_ns` passes between a token and its client."""
+    """Equal replicas of one model, or equal pairs of prefill and decode pools. `make` gives a fresh one.
 
-    def __init__(self, make: Callable[[], Replica], count: int, router: Any, delay_ns: int = 0) -> None:
+    `delay_ns` passes between a token and its client.
+    """
+
+    def __init__(self, make: Callable[[], Unit], count: int, router: Any, delay_ns: int = 0) -> None:
         self.make = make
-        self.replicas: list[Replica | None] = [make() for _ in range(count)]
+        self.replicas: list[Unit | None] = [make() for _ in range(count)]
         self.router = router
         self.delay_ns = delay_ns
         self._live: dict[int, tuple[int, Sequence]] = {}  # request -> its replica, itself
@@ -141,10 +145,19 @@ class Fleet:
             if one is None:
                 found.append(Gauge(False, 0, 0, 0.0, 0, 0, 0))
                 continue
-            held = blocks_held(one, steps_done(one, now_ns)) / one.pool.total
-            running = len(one.decoding) + len(one.partial)
-            pool = one.pool
-            found.append(Gauge(True, running, len(one.waiting), held, one.tally.preemptions, pool.lookups, pool.hits))
+            parts = replicas_of(one)
+            held = sum(blocks_held(part, steps_done(part, now_ns)) for part in parts)
+            found.append(
+                Gauge(
+                    True,
+                    one.load - len(one.waiting),
+                    len(one.waiting),
+                    held / sum(part.pool.total for part in parts),
+                    sum(part.tally.preemptions for part in parts),
+                    sum(part.pool.lookups for part in parts),
+                    sum(part.pool.hits for part in parts),
+                )
+            )
         return found
 
     def _catch_up(self, now_ns: int) -> None:
@@ -159,10 +172,12 @@ class Fleet:
                     del self._live[ended.index]
                     tokens = ended.output - self._given.pop(ended.index)
                     self._told.append(Output(ended.index, ended.last_ns + self.delay_ns, tokens, True))
-                self._note(one, 0, at_ns)
-            done = steps_done(one, now_ns)
-            if done:
-                self._note(one, done, now_ns)
+                for part in decoders_of(one):
+                    self._note(part, steps_done(part, at_ns), at_ns)
+            for part in decoders_of(one):
+                done = steps_done(part, now_ns)
+                if done:
+                    self._note(part, done, now_ns)
         if len(self.replicas) > 1:
             self._told = deque(sorted(self._told, key=lambda told: told.at_ns))
 
@@ -170,6 +185,8 @@ class Fleet:
         for one in replica.waiting:  # those that were preempted at once are at the head
             if not one.preemptions:
                 break
+            self._tell(one, one.generated, at_ns)
+        for one in replica.handed:
             self._tell(one, one.generated, at_ns)
         for one in replica.decoding.values():
             self._tell(one, tokens_given(replica, one, done), at_ns)

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.serving.build import Engine as Priced
+from windtunnel.serving.build import Engine as PricedEngine
+from windtunnel.serving.disaggregated.pools import Pools
 from windtunnel.serving.emulator.app import application
 from windtunnel.serving.emulator.clock import Clock
 from windtunnel.serving.emulator.engine import Engine, Loss
@@ -25,6 +26,7 @@ from windtunnel.serving.workload.lengths import lengths
 from windtunnel.serving.workload.requests import Workload
 from windtunnel.units import parse_time
 
+Priced = PricedEngine | Pools
 LOOPBACK = "127.0.0.1"
 DRAWN = 65_536  # answer lengths that are drawn in advance; then they repeat
 BACKLOG = 2048

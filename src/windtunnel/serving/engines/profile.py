@@ -68,9 +68,12 @@ class Profile:
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    # FP8 experts on Blackwell: share of the time per further token beyond 512, where those that were timed are not the
+    # engine's own kernels.
+    expert_marginal_blackwell_fp8: float = 1.0
     attention_factor: float = 1.0
     prefill_factor: float = 1.0
-    quantised_prefill_factor: float = 1.0  # on top, where dense weights have fewer than 16 bits
+    quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
     expert_prefill_factor: float = 1.0
     expert_prefill_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
     prefill_attention_factor: float = 1.0
@@ -78,6 +81,7 @@ class Profile:
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
     speculative_tokens: int = 0  # drafted per step where a model has its own drafting layers and nothing else is said
     acceptance: float = 0.0
+    drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     band: float = 0.15  # log half-width of p5 to p95 of a step time
 
@@ -138,12 +142,13 @@ def _nearest(wanted: str, releases: list[str]) -> str:
     """The newest release that is not newer than `wanted`; the oldest where all are; the newest where none is named."""
     if not wanted:
         return releases[-1]
-    order = _order(wanted)
-    older = [one for one in releases if _order(one) <= order]
+    order = order_of(wanted)
+    older = [one for one in releases if order_of(one) <= order]
     return older[-1] if older else releases[0]
 
 
-def _order(release: str) -> tuple[int, ...]:
+def order_of(release: str) -> tuple[int, ...]:
+    """What releases are sorted by: the numbers of their names."""
     return tuple(int(part) for part in re.findall(r"\d+", release)[:5])
 
 

@@ -64,6 +64,9 @@ class Replica:
         self._ratio_from = 0  # step since which the expected share of output falls
         self._stall = 0  # ticks since the decoding sequences' last token
         self._gather_until = -1  # decode step at which waiting prompts are admitted in any case; -1 = none wait
+        self._polls = rules.receive_steps > 1
+        self._received = 0  # a decode step at which the engine looked for requests; multiples of the rule after it, too
+        self._seen = False  # whether it has looked at those that wait
         self._adopted: list[Sequence] = []  # prompts from elsewhere that join at the next step
         self._held = 0  # of which, and of those still on their way, blocks are held
         self._last_start = 0  # ticks: when the last step began, and the one after it was planned where plans lag
@@ -75,6 +78,8 @@ class Replica:
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request arrives."""
         self.waiting.append(one)
+        if self._polls:
+            self._seen = self._seen and len(self.waiting) > 1
         self.outstanding_tokens += one.known
         if self._mode == IDLE:
             one.queued_ns = now_ns
@@ -89,7 +94,7 @@ class Replica:
             and len(self.decoding) < self.rules.max_num_seqs
         ):
             if self.rules.gather == 1 or len(self.waiting) == self.rules.gather:
-                self._cut(now_ns << SHIFT)
+                self._cut(now_ns << SHIFT, looking=self._polls and not self._seen)
             elif len(self.waiting) == 1:
                 self._cut(now_ns << SHIFT, self.rules.gather_steps)
 
@@ -122,6 +127,21 @@ class Replica:
         self.pool.take(-(-one.known // self.rules.block_size))
         self._held += 1
 
+    def let_go(self, one: Sequence) -> None:
+        """Free the blocks of a cache that was to come here."""
+        self.pool.release(-(-one.known // self.rules.block_size), ())
+        self._held -= 1
+
+    @property
+    def handed(self) -> list[Sequence]:
+        """Sequences whose cache is here and that join at the next step."""
+        return self._adopted
+
+    def hand_back(self, one: Sequence) -> None:
+        """One of those leaves before that."""
+        self._adopted.remove(one)
+        self.let_go(one)
+
     def give_up(self, one: Sequence, now_ns: int) -> None:
         """A prompt's cache has been copied away: its blocks here are free, and the queue may go on."""
         self._give_back(one, one.blocks)
@@ -148,7 +168,8 @@ class Replica:
         batch = len(self.decoding)
         chunks: list[tuple[Sequence, int]] = []
         mixed = rules.batching == "mixed"
-        if (self.waiting or self.partial) and not (rules.gather > 1 and self._gathers(batch)):
+        unseen = self._polls and batch > 0 and self._unseen()
+        if (self.waiting or self.partial) and not (unseen or (rules.gather > 1 and self._gathers(batch))):
             preempted, kept = False, 0
             if mixed and batch:
                 preempted = self._make_room(self._due[-self._steps % rules.block_size])
@@ -162,6 +183,8 @@ class Replica:
                     budget -= n
             if not preempted and self.waiting and budget > 0:
                 self._admit(chunks, budget, kept)
+            if self._polls:
+                self._seen = bool(self.waiting)
         if chunks:
             self._begin_mixed(chunks, batch if mixed else 0)
         elif batch:
@@ -169,6 +192,10 @@ class Replica:
         else:
             self._mode = IDLE
             self.next_ns = NEVER
+
+    def _unseen(self) -> bool:
+        """Whether the engine does not know of those that wait, since it has not looked for requests yet."""
+        return not (self._seen or self.partial or (self._steps - self._received) % self.rules.receive_steps == 0)
 
     def _gathers(self, batch: int) -> bool:
         """Whether prompts are held back until every attention rank has one, or their time is up."""
@@ -280,6 +307,8 @@ class Replica:
             steps = 1
         if rules.reserve == "ratio" and self.waiting and batch < rules.max_num_seqs:
             steps = min(steps, RATIO_LOOKS)  # what admission expects of the running falls from step to step
+        if self._polls and self.waiting and self._unseen():
+            steps = min(steps, -(self._steps - self._received) % rules.receive_steps)
         if self._gather_until >= 0 and steps > self._gather_until - self._steps:
             steps = self._gather_until - self._steps
         free = self.pool.free
@@ -301,13 +330,16 @@ class Replica:
         done = _steps_until(at - self._clock + 1, first, growth)
         return self._clock + done * first + growth * (done * (done - 1) // 2)
 
-    def _cut(self, at: int, after: int = 0) -> None:
+    def _cut(self, at: int, after: int = 0, looking: bool = False) -> None:
         """Let the current run end with the step during which `at` (ticks) falls, or the one after where plans lag.
 
-        `after`: so many steps later; the wait that starts then.
+        `after`: so many steps later; the wait that starts then. `looking`: with the step after which the engine looks
+        for requests.
         """
         steps, first, growth = self._run
         done = _steps_until(at - self._clock + 1, first, growth)  # what ends at that very time is planned already
+        if looking:
+            done += -(self._steps + done - self._received) % self.rules.receive_steps
         if self.rules.lag:
             done += 1
         if after:
@@ -361,6 +393,7 @@ class Replica:
                 self._join(one)
         self.tally.tokens += tokens
         self._chunks = []
+        self._received = self._steps
         self._just_finished = len(finished)
         return finished
 

@@ -29,6 +29,7 @@ class Rules:
     lag: bool = False  # a step is planned while the one before it runs: arrivals wait for one more
     gather: int = 1  # prompts that are waited for before any is admitted beside decodes ...
     gather_steps: int = 0  # ... but no longer than so many decode steps
+    receive_steps: int = 1  # the engine looks for new requests once in so many decode steps, and after prompts
     swap_ticks_per_block: int = 0  # above zero: preempted sequences go to host memory and come back at this price
 
     @property
@@ -54,7 +55,7 @@ def rules_of(profile: Profile, deployment: Deployment, blocks: int) -> Rules:
         block_size=deployment.block_size or profile.block_size,
         watermark_blocks=int(profile.watermark * blocks),
         prefix_caching=profile.prefix_caching if caching is None else caching,
-        lag=profile.delay_steps > 0,
+        lag=profile.delay_steps > 0 and (profile.drafting_overlaps or not deployment.speculative_tokens),
         gather=ranks if profile.gather_steps else 1,
         gather_steps=profile.gather_steps,
     )

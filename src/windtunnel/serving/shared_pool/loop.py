@@ -15,8 +15,9 @@ from heapq import heappop, heappush
 from typing import Any, final
 
 from windtunnel.serving.build import Engine
-from windtunnel.serving.replica.interrupted import unfinished
-from windtunnel.serving.replica.replica import NEVER, Replica
+from windtunnel.serving.disaggregated.pools import Pools
+from windtunnel.serving.disaggregated.units import Unit, unfinished
+from windtunnel.serving.replica.replica import NEVER
 from windtunnel.serving.replica.sequence import Sequence
 from windtunnel.serving.run import ROUTERS
 from windtunnel.serving.shared_pool.scaling import Scaler
@@ -33,8 +34,8 @@ class Instance:
 
     model: int
     group: str
-    engine: Engine
-    replica: Replica
+    engine: Engine | Pools
+    replica: Unit
     born_ns: int
     ready_ns: int
     number: int
@@ -192,7 +193,7 @@ class Loop:
 
     def _used(self, group: str) -> int:
         here = (one for one in self._instances if one.group == group and one.gone_ns == NEVER)
-        return sum(one.engine.deployment.gpus for one in here)
+        return sum(one.engine.gpus for one in here)
 
     def _fill(self, first: bool = False) -> None:
         """Start what is wanted and has room: models and groups in their order."""
@@ -267,11 +268,11 @@ class Loop:
         """Those beyond `gpus`: the ones that leave already, then the last that started."""
         here = [one for one in self._instances if one.group == group and one.gone_ns == NEVER]
         here.sort(key=lambda one: (not one.leaving, -one.number))
-        used, found = sum(one.engine.deployment.gpus for one in here), []
+        used, found = sum(one.engine.gpus for one in here), []
         for one in here:
             if used <= gpus:
                 break
-            used -= one.engine.deployment.gpus
+            used -= one.engine.gpus
             found.append(one)
         return found
 

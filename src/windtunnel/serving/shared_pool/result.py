@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.serving.disaggregated.pools import Pools, sides_of
+from windtunnel.serving.disaggregated.units import replicas_of
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.replica.replica import NEVER
 from windtunnel.serving.result import ServingResult
@@ -27,7 +29,6 @@ class PoolResult:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "study": "serving, a pool",
             "models": {name: {**one.to_dict(), **self.more[name]} for name, one in self.models.items()},
             "total": dict(self.total),
             "groups": {name: dict(one) for name, one in self.groups.items()},
@@ -54,7 +55,7 @@ def run_pool(pool: Pool) -> PoolResult:
     }
     for run in runs:
         for instance in run.instances:
-            seconds = _seconds(instance.born_ns, instance.gone_ns, end_ns) * instance.engine.deployment.gpus
+            seconds = _seconds(instance.born_ns, instance.gone_ns, end_ns) * instance.engine.gpus
             found = groups[instance.group]
             found["gpu_seconds"] = (found["gpu_seconds"] or 0.0) + seconds
             hour = pool.groups[instance.group].gpu_hour
@@ -65,20 +66,28 @@ def run_pool(pool: Pool) -> PoolResult:
 
 def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> tuple[ServingResult, dict[str, Any]]:
     first = next(iter(served.engines.values()))
-    servers = [one.replica for one in run.instances] or [first.replica()]
-    found = summarise(first, served.workload, servers, stamps_of(run.sent), run.refused, served.slo)
+    units = [one.replica for one in run.instances] or [first.replica()]
+    servers = [replica for unit in units for replica in replicas_of(unit)]
+    shown = first.decode if isinstance(first, Pools) else first
+    found = summarise(shown, served.workload, servers, stamps_of(run.sent), run.refused, served.slo)
     there = [_seconds(one.born_ns, one.gone_ns, end_ns) for one in run.instances]
     seconds = sum(there) * served.gpus
     hours = [pool.groups[one.group].gpu_hour for one in run.instances]
     paid = [time * served.gpus / 3600.0 * hour for time, hour in zip(there, hours, strict=True) if hour is not None]
-    busy = sum(one.tally.busy_ticks for one in servers) / 1024e9
+    busy = sum(one.tally.busy_ticks for one in servers) / 1024e9 * len(units) / len(servers)
     most = max((serving + starting for _, serving, starting in run.counts), default=0)
     result = replace(
         found,
         gpus=most * served.gpus,
         gpu_seconds=seconds,
         utilisation=busy / sum(there) if sum(there) else 0.0,
-        spec={**found.spec, "replicas": most, "router": served.router, "groups": list(served.engines)},
+        spec={
+            **found.spec,
+            **(sides_of(first) if isinstance(first, Pools) else {}),
+            "replicas": most,
+            "router": served.router,
+            "groups": list(served.engines),
+        },
     )
     return result, {
         "replicas": [{"at_s": at * 1e-9, "serving": up, "starting": soon} for at, up, soon in run.counts],

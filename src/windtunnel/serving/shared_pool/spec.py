@@ -7,7 +7,7 @@ models:
   chat:
     model: llama-3.1-70b
     groups: [reserved, spot]        # groups in the order in which replicas are placed
-    tp: 4                           # and any other field of a deployment
+    tp: 4                           # and any other field of a deployment; or  prefill: 2xtp4, decode: 1xtp8
     replicas: 2                     # or  autoscale: {least: 1, most: 4, target: 20, every: 10s, idle: 60s}
     startup: 60s                    # from the decision to the first request
     router: least-loaded
@@ -27,9 +27,11 @@ from windtunnel.errors import SpecError
 from windtunnel.hardware.catalogue import parse_cluster
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.input_file import read_mapping
+from windtunnel.model.architecture import Model
 from windtunnel.model.catalogue import load_model
 from windtunnel.serving.build import Engine, engine_of
 from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.disaggregated.pools import Pools, pools_in_words
 from windtunnel.serving.question import made_or_read, parsed_slo
 from windtunnel.serving.run import ROUTERS
 from windtunnel.serving.workload.requests import Workload
@@ -37,9 +39,10 @@ from windtunnel.units import parse_number, parse_time
 
 POOL = ("groups", "models")
 GROUP = ("cluster", "gpu_hour", "notice", "gpus")
-MODEL = ("model", "groups", "replicas", "autoscale", "startup", "router", "slo", "workload")
+MODEL = ("model", "groups", "replicas", "autoscale", "startup", "router", "slo", "workload", "prefill", "decode")
 SCALING = ("least", "most", "target", "every", "idle")
 LOAD = ("file", "prompt", "output", "rate", "requests", "cv", "seed", "length_ratio", "concurrency", "waves")
+SIZES = ("tp", "pp", "attn_dp", "moe_ep", "moe_tp")  # of one layout, which pools of their own have each
 LAYOUT = {"dp": "attn_dp", "ep": "moe_ep"}  # the command line's words for fields of a deployment
 DEPLOYMENT = {one.name for one in dataclasses.fields(Deployment)} | set(LAYOUT)
 
@@ -68,10 +71,13 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A model: how it is deployed on each of its groups, how many replicas, and its load."""
+    """A model: how it is deployed on each of its groups, how many replicas, and its load.
+
+    With `prefill` and `decode` a replica is both pools together.
+    """
 
     name: str
-    engines: Mapping[str, Engine]  # by group, in order of preference
+    engines: Mapping[str, Engine | Pools]  # by group, in order of preference
     replicas: int
     scaling: Scaling | None
     startup_ns: int
@@ -82,7 +88,7 @@ class Served:
     @property
     def gpus(self) -> int:
         """Of one replica."""
-        return next(iter(self.engines.values())).deployment.gpus
+        return next(iter(self.engines.values())).gpus
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +135,11 @@ def _served(name: str, body: Any, groups: Mapping[str, Group], folder: Path) -> 
     layout = {LAYOUT.get(key, key): value for key, value in body.items() if key in DEPLOYMENT}
     deployment = Deployment(**layout)
     model = load_model(_needed(body, "model", where))
-    engines = {one: engine_of(model, groups[one].cluster, deployment) for one in on}
+    engines = {one: _engine(model, groups[one].cluster, deployment, body, where) for one in on}
     for one, engine in engines.items():
         if not engine.fits:
-            raise SpecError(where, deployment.words(), f"does not fit on {one}: use more GPUs per replica")
+            words = deployment.words() if isinstance(engine, Engine) else engine.words()
+            raise SpecError(where, words, f"does not fit on {one}: use more GPUs per replica")
     scaling = None if body.get("autoscale") is None else _scaling(body["autoscale"], f"{where}.autoscale")
     if scaling is not None and body.get("replicas") is not None:
         raise SpecError(f"{where}.replicas", body["replicas"], "give replicas or autoscale, not both")
@@ -142,6 +149,8 @@ def _served(name: str, body: Any, groups: Mapping[str, Group], folder: Path) -> 
     router = body.get("router", "least-loaded")
     if router not in ROUTERS:
         raise SpecError(f"{where}.router", router, f"use one of {', '.join(ROUTERS)}")
+    if router == "prefix-aware" and body.get("prefill") is not None:
+        raise SpecError(f"{where}.router", router, "looks into replicas that do both: use least-loaded or round-robin")
     slo = body.get("slo")
     return Served(
         name,
@@ -153,6 +162,19 @@ def _served(name: str, body: Any, groups: Mapping[str, Group], folder: Path) -> 
         parsed_slo(None if slo is None else str(slo)),
         _workload(_mapping(body.get("workload"), f"{where}.workload"), f"{where}.workload", folder),
     )
+
+
+def _engine(
+    model: Model, cluster: Cluster, deployment: Deployment, body: Mapping[str, Any], where: str
+) -> Engine | Pools:
+    sides = (body.get("prefill"), body.get("decode"))
+    if sides == (None, None):
+        return engine_of(model, cluster, deployment)
+    for name in SIZES:
+        if any(LAYOUT.get(key, key) == name for key in body):
+            raise SpecError(f"{where}.{name}", getattr(deployment, name), "is said by prefill and decode: leave it out")
+    words = tuple(None if side is None else str(side) for side in sides)
+    return pools_in_words(model, cluster, deployment, (words[0], words[1]), (f"{where}.prefill", f"{where}.decode"))
 
 
 def _scaling(body: Any, where: str) -> Scaling:

@@ -26,6 +26,7 @@ from windtunnel.serving.engines.profile import Profile
 
 TICKS_PER_NS = 1024
 TICKS_PER_S = TICKS_PER_NS * 10**9
+EXPERT_KNEE = 512.0  # tokens of a step, of all attention ranks
 PER_OCTAVE = 2  # nodes per doubling in tables over tokens
 
 
@@ -82,7 +83,8 @@ class StepTimes:
     ranks: int = 1  # attention ranks of the replica
     speculative: tuple[int, float] = (0, 0.0)  # tokens drafted per step, acceptance
     sums: float = 0.0  # sums over tensor-parallel ranks in one stage
-    quantised: bool = False  # whether dense weights have fewer than 16 bits
+    dense_factor: float = 1.0  # on prompts' dense kernels, beside the profile's own
+    expert_marginal: float = 1.0  # share of the experts' time per further token beyond EXPERT_KNEE
     draft_step_s: float = 0.0  # of every step that drafts: launches that no graph holds
     _decode: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
     _nodes: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict, repr=False)
@@ -155,13 +157,20 @@ class StepTimes:
         """What a mixed step's kernels take beside attention and head: of its tokens alone."""
         profile, stages = self.profile, self.prices.stages
         tokens = rank_tokens / stages
-        dense = profile.prefill_factor * (profile.quantised_prefill_factor if self.quantised else 1.0)
-        seconds = self.over("dense", tokens) * dense
+        seconds = self.over("dense", tokens) * profile.prefill_factor * self.dense_factor
         factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
-        seconds += self.over("group", all_tokens / stages) * factor
+        seconds += self._group(all_tokens / stages) * factor
         seconds += self.prices.handover(tokens)
         gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
         return stages * (seconds + gaps)
+
+    def _group(self, tokens: float) -> float:
+        """Experts at the tokens of all attention ranks."""
+        seconds = self.over("group", tokens)
+        if self.expert_marginal == 1.0 or tokens <= EXPERT_KNEE:
+            return seconds
+        knee = self.over("group", EXPERT_KNEE)
+        return knee + self.expert_marginal * (seconds - knee)
 
     def over(self, part: str, size: float) -> float:
         """`dense`, `group` or `head` at a size, straight between nodes."""
@@ -185,7 +194,7 @@ class StepTimes:
         padded, captured = profile.padded(of_rank * (1 + drafted))
         fixed = self.over("dense", padded) + self.prices.handover(padded)
         expert_factor = profile.expert_factor if ranks == 1 else profile.expert_factor_ranks
-        fixed += self.over("group", padded * ranks) * expert_factor
+        fixed += self._group(padded * ranks) * expert_factor
         fixed = stages * fixed + self.over("head", of_rank * (1 + drafted))
         layers = stages * self.layers
         fixed += layers * profile.layer_gap_s + stages * self.sums * profile.collective_gap_s
@@ -218,7 +227,8 @@ class StepTimes:
 
     def _exposed(self, host: float, gpu: float) -> float:
         """What of the host's time is seen: all of it, or, planned while the GPU runs, what is longer."""
-        return max(0.0, host - gpu) if self.profile.asynchronous else host
+        hidden = self.profile.asynchronous and (self.profile.drafting_overlaps or not self.speculative[0])
+        return max(0.0, host - gpu) if hidden else host
 
     def _prompt(self, chunk: int, past: int) -> float:
         """Prefill attention, from a table over (chunk, past) with two nodes per octave."""

@@ -1,0 +1,100 @@
+"""How the servers of measured rows were started, and which prompts they were sent, as their sources publish it.
+
+Facts read in launch scripts, no measurement. They decide how prompts are batched, and with that most of TTFT.
+
+*Campaigns* (`source` campaign/...) are deployments written by ai-dynamo/aiconfigurator's generator. Read in
+generator/rule_plugin/*.rule and generator/config/backend_templates (043c66c5, 581e4591, ff1a4aa6, 71a2b033, 00fe6de3):
+
+    TensorRT-LLM   chunked prefill off, max_num_tokens = batch (at least 512) + ISL + 1,500, no block reuse
+    SGLang         from 0.5.6 on prompts beside decodes (--enable-mixed-chunk; before, the template misspells it). Its
+                   max-prefill-tokens of ISL + 1,500 would halve the prompts of a step; the rows show none of that
+    vLLM           max-num-batched-tokens = batch (at least 512) + ISL + 1,500
+    client         eval/benchmarks/genai_perf_runner.py: as many prompts as requests. benchmark/bench_run.sh: aiperf
+                   without a number of prompts, hence 100 (ConversationDefaults.NUM) that are sent again and again
+
+Which client ran is not in the table. Sweeps (lengths that are powers of two) are taken for the first, deployments that
+the configurator recommends (thousands of tokens, its own batch) for the second. Of the engines only vLLM keeps prefixes
+there.
+
+*InferenceX* (`client` closed), benchmarks/*.sh of SemiAnalysisAI/InferenceX (1fc5d73c, 574bcd35, 0a919c5f), DeepSeek:
+
+    SGLang         chunks of 32,768 tokens (8,192 with TP 4 on B200, 16,384 in FP4); on B200 requests are looked for
+                   once in 10 decode steps, once in 30 from 16 in flight on (--scheduler-recv-interval)
+    TensorRT-LLM   chunked prefill off, max_num_tokens = concurrency + ISL + 64, at least 8,192; FP8 on B200, 1,024 in
+                   and out, 64 to 255 in flight: prompts wait 40 steps for 0.8 of that (batch_wait_*)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from windtunnel.accuracy.serving.rows import ServingRow
+from windtunnel.serving.build import Engine
+from windtunnel.serving.engines.profile import order_of
+from windtunnel.serving.replica.rules import Rules
+
+BATCH, SPARE = 512, 1500  # the generator's least batch, and tokens beside batch and prompt
+PROMPTS = 100  # aiperf's, where none are said
+REPEATED_WAVES = 50  # requests per slot of bench_run.sh
+MIXED_SINCE = "0.5.6"
+LOOKS = ((16, 30), (0, 10))  # from so many requests in flight on, decode steps between two looks
+WAIT_STEPS, WAIT_SHARE = 40, 0.8
+
+
+def launched(row: ServingRow, engine: Engine) -> Engine:
+    """An engine that serves both phases, started as the row's source publishes it."""
+    if of_configurator(row):
+        rules = _configurators(row, engine)
+    elif row.text("client") == "closed" and row.text("model_family").startswith("deepseek"):
+        rules = _inferencex(row, engine)
+    else:
+        return engine
+    return replace(engine, rules=rules)
+
+
+def of_configurator(row: ServingRow) -> bool:
+    """Whether a row is of a campaign."""
+    return row.text("source").startswith("campaign/")
+
+
+def repeats(row: ServingRow) -> bool:
+    """Whether the client sent the same prompts again and again."""
+    isl = row.whole("isl", 1)
+    return of_configurator(row) and isl & (isl - 1) != 0
+
+
+def _configurators(row: ServingRow, engine: Engine) -> Rules:
+    rules, profile, isl = engine.rules, engine.profile, row.whole("isl", 1)
+    if profile.framework == "trtllm":
+        budget = BATCH + isl + SPARE
+        return replace(_holding(rules, engine, budget), chunked=False, prefix_caching=False)
+    if profile.framework == "sglang":
+        mixed = order_of(profile.release) >= order_of(MIXED_SINCE)
+        return replace(rules, prefix_caching=False, batching="mixed" if mixed else rules.batching)
+    return _holding(rules, engine, BATCH + isl + SPARE)
+
+
+def _inferencex(row: ServingRow, engine: Engine) -> Rules:
+    rules, concurrency, isl = engine.rules, row.whole("concurrency", 1), row.whole("isl", 1)
+    blackwell = engine.cluster.gpu.generation == "blackwell"
+    four_bits = "4" in row.text("precision")
+    if engine.profile.framework == "sglang":
+        chunk = 16384 if four_bits else 8192 if blackwell and engine.deployment.tp == 4 else 32768
+        looks = next(steps for least, steps in LOOKS if concurrency >= least) if blackwell else 1
+        steps = max(1, round(looks * engine.times.tokens_per_step)) if looks > 1 else 1
+        seqs = 512 if isl == row.whole("osl", 1) == 1024 else 256
+        seqs = min(rules.max_num_seqs, seqs * engine.deployment.attn_dp)
+        return replace(_holding(rules, engine, chunk), receive_steps=steps, max_num_seqs=seqs)
+    if engine.profile.framework == "trtllm":
+        budget = max(8192, math.ceil((concurrency + isl + 64) / 64) * 64)
+        rules = replace(_holding(rules, engine, budget), chunked=False)
+        waits = blackwell and not four_bits and isl == row.whole("osl", 1) == 1024 and 64 <= concurrency < 256
+        if waits and engine.deployment.attn_dp == 1:
+            rules = replace(rules, gather=math.ceil(WAIT_SHARE * budget / isl), gather_steps=WAIT_STEPS)
+    return rules
+
+
+def _holding(rules: Rules, engine: Engine, tokens: int) -> Rules:
+    """With so many tokens in a step of one attention rank."""
+    return replace(rules, token_budget=tokens * engine.deployment.attn_dp, longest_chunk=tokens)
