@@ -111,7 +111,7 @@ class Strikes:
 
     def __init__(self, seed: int) -> None:
         self.random, self.seen, self.struck = random.Random(seed), set[int](), 0
-        self.looks = self.random.randrange(5, 40)
+        self.looks = self.random.randrange(5, 25)
 
     def __call__(self, pids: dict[str, int], members: tuple[str, ...], warm: tuple[str, ...]) -> None:
         self.seen |= set(pids.values())
@@ -123,14 +123,14 @@ class Strikes:
             chosen = [members[0]] if self.struck == 1 else [*members[:2], "server"]
             for name in chosen:
                 os.kill(pids[name], signal.SIGKILL)
-            self.looks = self.random.randrange(5, 40)
+            self.looks = self.random.randrange(5, 25)
 
 
 def job(tmp_path: Path, name: str, watching: Strikes | None, afresh: bool = False) -> tuple[object, list[str]]:
     from windtunnel.survive import launch
 
     losses = tmp_path / f"{name}.json"
-    words = [sys.executable, str(SCRIPT), "--steps", "250", "--pause", "0.02", "--losses", str(losses)]
+    words = [sys.executable, str(SCRIPT), "--steps", "120", "--pause", "0.02", "--losses", str(losses)]
     return launch(words, 3, 1, watching=watching, afresh=afresh), json.loads(losses.read_text())
 
 
@@ -147,7 +147,8 @@ def test_killed_ranks_are_replaced_and_the_losses_are_the_same_bits(tmp_path: Pa
     assert losses == expected
     replacements = told.replacements  # type: ignore[attr-defined]
     assert sum(len(one.dead) for one in replacements) == 3
-    assert all(one.downtime_s > 0 for one in replacements)  # how long: validation/resilience/kills.py
+    # A strike before the first step lengthens the start. How long they take: validation/resilience/kills.py
+    assert all(one.downtime_s is None or one.downtime_s > 0 for one in replacements)
     for pid in killer.seen:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -240,7 +240,10 @@ class _Run:
             key = f"first/{replacement.generation}"
             if not self.store.check([key]):
                 continue
-            self.waiting_first.remove((replacement, began))
+            # Views before it came to nothing: their members died while they met.
+            before = [one for one, _ in self.waiting_first if one.generation < replacement.generation]
+            replacement.dead = [name for one in (*before, replacement) for name in one.dead]
+            self.waiting_first = [pair for pair in self.waiting_first if pair[0].generation > replacement.generation]
             when = float(self.store.get(key).decode())
             if replacement.planned:
                 self._perform(self.membership.swapped())
@@ -251,8 +254,6 @@ class _Run:
                 replacement.downtime_s = when - began
             if replacement.generation:
                 self.told.replacements.append(replacement)
-            # Views before it came to nothing: their members died while they met.
-            self.waiting_first = [pair for pair in self.waiting_first if pair[0].generation > replacement.generation]
             if replacement.generation == self.membership.generation:
                 self.struck_at = None
             self._perform(self.membership.progressed())
