@@ -30,6 +30,7 @@ from windtunnel.planning.advice import WORTH, _host_holds
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.changes import UNBOUNDED
 from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan, replayed, straggling
+from windtunnel.step.scenario import Scenario
 
 MODELS = (
     "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-2-7b", "llama-2-70b", "gpt3-175b", "mistral-7b",
@@ -141,7 +142,7 @@ def judged(model: str, cluster: str, plan: dict[str, Any], slow: list[str]) -> C
     began = time.process_time()
     plain = windtunnel.predict(loaded, machine, plan, slow=slow)
     middle = time.process_time()
-    result = answered(model, cluster=cluster, flags=PlanFlags(**plan), slow=tuple(slow))
+    result = answered(model, cluster=cluster, flags=PlanFlags(**plan), scenario=Scenario(slow))
     count["predict ms"] += round(1e3 * (middle - began))
     count["advised ms"] += round(1e3 * (time.process_time() - middle))
     fits = plain.infeasible is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "validation" / "techniques"))
 from lanes import Bar, lanes_svg
 
 from windtunnel.hardware import parse_cluster

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from windtunnel.fleet.study import fleet
     from windtunnel.hardware import Cluster, parse_cluster
     from windtunnel.model import Model, load_model
-    from windtunnel.planning import plan
     from windtunnel.planning.advice import advise
+    from windtunnel.planning.plan import plan
     from windtunnel.report.comparison.compare import compare
     from windtunnel.report.notebook import notebook_html
     from windtunnel.report.prediction.html import write_html as write_report
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
     from windtunnel.serving import Deployment, ServingResult, Workload, serve
+    from windtunnel.step.scenario import Scenario
     from windtunnel.survive.question import survive
     from windtunnel.sweeps import sweep
     from windtunnel.techniques import predict_with
     from windtunnel.traces.explain import explain
-    from windtunnel.training import Plan, predict, read_plan
     from windtunnel.training.op_table import op_table
+    from windtunnel.training.plan import Plan, read_plan
+    from windtunnel.training.predict import predict
 
     __version__: str
 
@@ -59,6 +61,7 @@ _HOME = {
     "Model": ("model", "Model"),
     "Plan": ("training", "Plan"),
     "Result": ("result", "Result"),
+    "Scenario": ("step.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
     "ServingResult": ("serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),
@@ -97,6 +100,7 @@ __all__ = [
     "Model",
     "Plan",
     "Result",
+    "Scenario",
     "ScheduleError",
     "ServingResult",
     "SpecError",

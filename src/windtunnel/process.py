@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # <linux/prctl.h>
 
 
 def die_with_parent(parent: int) -> None:
@@ -23,6 +23,29 @@ def die_with_parent(parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of all descendants that lose theirs."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[bool]:
+    """Be the parent of descendants that lose theirs meanwhile; yields whether this system does that (Linux)."""
+    before = _adopts()
+    adopt_orphans()
+    try:
+        yield _adopts()
+    finally:
+        if not before:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _adopts() -> bool:
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    answer = ctypes.c_int(0)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
 
 
 @contextmanager

@@ -11,24 +11,14 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.header import SCHEMA
 
-SCHEMA = "windtunnel.result/1"
 ADVICE = ("advice", "advice_tried")  # fields beside the answer
-
-
-@lru_cache(maxsize=1)
-def product_version() -> str:
-    """Of the installed package, for what a result was made by."""
-    try:
-        return version("windtunnel")
-    except PackageNotFoundError:  # run from a source tree that nobody installed
-        return "not installed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,7 @@ from typing import Any
 EARLY = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # read when PyTorch is loaded
 
 
-def windtunnel(
-    *words: str, cwd: Path, env: dict[str, str], timeout: float = 300
-) -> subprocess.CompletedProcess[str]:
+def windtunnel(*words: str, cwd: Path, env: dict[str, str], timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """`python -m windtunnel WORDS`. Raises subprocess.TimeoutExpired."""
     assert env.get("OMP_NUM_THREADS", "1") == "1", "the server was started with one thread"
     out, err = cwd / ".stdout", cwd / ".stderr"

@@ -23,6 +23,8 @@ except BlockingIOError:
     open(os.path.join(folder, "twice"), "w").close()
     sys.exit(1)
 path = os.path.join(folder, "done")
+with open(os.path.join(folder, "slots"), "w") as file:
+    file.write(os.environ["CUDA_VISIBLE_DEVICES"])
 done = int(open(path).read()) if os.path.exists(path) else 0
 while done < steps:
     time.sleep(0.05)
@@ -107,6 +109,8 @@ def test_a_killed_scheduler_goes_on_and_nothing_runs_twice(tmp_path):
     by_name = {row["job"]: row for row in json.loads(second.stdout)["jobs"]}
     assert all(row["state"] == "completed" for row in by_name.values())
     assert by_name["one"]["starts"] == 1  # adopted, not started again
+    assert {(tmp_path / "live" / name / "slots").read_text() for name in ("one", "two")} == {"0", "1"}
+    assert (tmp_path / "live" / "three" / "slots").read_text() == "0,1"
     finished(tmp_path, rows)
 
 

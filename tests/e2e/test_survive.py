@@ -6,7 +6,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,45 +106,87 @@ def test_planned_changes_cost_a_standby_little_and_a_restart_much(capsys: pytest
     assert "--planned-every" in capsys.readouterr().err
 
 
-class Once:
-    """Kills a rank once, at a random moment after the job has begun."""
+class Strikes:
+    """Kills rank 0 once, and later two ranks at once with the fork server, while one standby is there for them."""
 
-    def __init__(self, rank: int, seed: int) -> None:
-        self.rank, self.looks, self.seen = rank, random.Random(seed).randrange(5, 60), set[int]()
-        self.killed = 0
+    def __init__(self, seed: int) -> None:
+        self.random, self.seen, self.struck = random.Random(seed), set[int](), 0
+        self.looks = self.random.randrange(5, 40)
 
     def __call__(self, pids: dict[str, int], members: tuple[str, ...], warm: tuple[str, ...]) -> None:
         self.seen |= set(pids.values())
-        if "" in members or not warm or self.killed:
+        if not all(name in pids for name in members) or not warm or self.struck == 2:
             return
         self.looks -= 1
         if self.looks < 0:
-            self.killed = pids[members[self.rank]]
-            os.kill(self.killed, signal.SIGKILL)
+            self.struck += 1
+            chosen = [members[0]] if self.struck == 1 else [*members[:2], "server"]
+            for name in chosen:
+                os.kill(pids[name], signal.SIGKILL)
+            self.looks = self.random.randrange(5, 40)
 
 
-def job(tmp_path: Path, name: str, watching: Once | None) -> tuple[object, list[str]]:
+def job(tmp_path: Path, name: str, watching: Strikes | None, afresh: bool = False) -> tuple[object, list[str]]:
     from windtunnel.survive import launch
 
     losses = tmp_path / f"{name}.json"
-    words = [sys.executable, str(SCRIPT), "--steps", "150", "--pause", "0.02", "--losses", str(losses)]
-    return launch(words, 3, 1, watching=watching), json.loads(losses.read_text())
+    words = [sys.executable, str(SCRIPT), "--steps", "250", "--pause", "0.02", "--losses", str(losses)]
+    return launch(words, 3, 1, watching=watching, afresh=afresh), json.loads(losses.read_text())
 
 
 @pytest.mark.extras
 @pytest.mark.slow
-def test_a_killed_rank_is_replaced_and_the_losses_are_the_same_bits(tmp_path: Path) -> None:
+def test_killed_ranks_are_replaced_and_the_losses_are_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     calm, expected = job(tmp_path, "calm", None)
     assert not calm.replacements  # type: ignore[attr-defined]
     assert len(set(expected)) > 100
-    killer = Once(rank=0, seed=3)
+    killer = Strikes(seed=3)
     told, losses = job(tmp_path, "killed", killer)
-    assert killer.killed
+    assert killer.struck == 2
     assert losses == expected
-    (replacement,) = told.replacements  # type: ignore[attr-defined]
-    assert replacement.downtime_s > 0  # how long: validation/resilience/kills.py
+    replacements = told.replacements  # type: ignore[attr-defined]
+    assert sum(len(one.dead) for one in replacements) == 3
+    assert all(one.downtime_s > 0 for one in replacements)  # how long: validation/resilience/kills.py
     for pid in killer.seen:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.long
+def test_processes_that_are_started_afresh_give_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    _, forked = job(tmp_path, "forked", None)
+    _, afresh = job(tmp_path, "afresh", None, afresh=True)
+    assert forked == afresh
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+def test_a_launcher_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "stays.py"
+    script.write_text(
+        f"""
+import os, subprocess, time
+from pathlib import Path
+child = subprocess.Popen(["sleep", "600"])
+path = Path({str(tmp_path)!r}) / f"{{os.getpid()}}"
+path.write_text(f"{{os.getpid()}} {{child.pid}}")
+path.rename(path.with_suffix(".pids"))
+time.sleep(600)
+"""
+    )
+    words = [sys.executable, "-m", "windtunnel.survive", "--nproc-per-node", "2", "--standby", "0", str(script)]
+    launcher = subprocess.Popen(words)
+    while len(list(tmp_path.glob("*.pids"))) < 2:
+        assert launcher.poll() is None
+        time.sleep(0.02)
+    launcher.terminate()
+    assert launcher.wait() == 128 + signal.SIGTERM
+    pids = [int(word) for path in tmp_path.glob("*.pids") for word in path.read_text().split()]
+    assert len(pids) == 4
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 

@@ -41,7 +41,7 @@ def planned(slow: list[str], **more: Any) -> Result:
 
 def captured(slow: list[str], **more: Any) -> Result:
     heavy = {"layers": 2, "micro_batches": 3, "rows": 4096, "width": 8192}
-    return predict_captured(folded_job(GRID, **heavy), cluster(), disturbances=slow, **more)
+    return predict_captured(folded_job(GRID, **heavy), cluster(), slow=slow, **more)
 
 
 WAYS = pytest.mark.parametrize("ask", [planned, captured])

@@ -145,7 +145,7 @@ def test_rings_fold_onto_themselves(data: st.DataObject, world: int, node: int) 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_every_answer_is_sound(grid: Grid) -> None:
     for slow in ([], ["gpu=1:1.4", "random=20%:1.1"], ["link=node0.nic1:0.25"]):
-        assert_sound(predict_captured(folded_job(grid, **SIZES), cluster_of(grid.world, 4), disturbances=slow))
+        assert_sound(predict_captured(folded_job(grid, **SIZES), cluster_of(grid.world, 4), slow=slow))
 
 
 @pytest.mark.parametrize("grid", GRIDS)

@@ -19,6 +19,7 @@ from windtunnel.hardware.cluster import cluster_with
 from windtunnel.model import transformer
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.nic_sharing import step_sharing
+from windtunnel.step.scenario import Scenario
 from windtunnel.training import predict, read_plan
 from windtunnel.training.disturbances.cells import cell_factors, placed
 from windtunnel.training.disturbances.op_noise import pass_factors
@@ -94,7 +95,7 @@ def others(stages, leaves):
 
 def run(parts, slow, fold=True, seed=0):
     layout, pieces, pricer, step = parts
-    asked = placed(parse_disturbances(slow, layout.cluster, seed=seed), layout)
+    asked = placed(parse_disturbances(Scenario(slow, seed=seed), layout.cluster), layout)
     shared = uneven_fabric(layout, asked.slow)
     unfolded = unfold(step, layout, pieces, pricer, *cell_factors(layout, asked.slow), shared, fold=fold)
     return unfolded, unfolded.step.replay()
@@ -161,7 +162,7 @@ def test_a_pass_moves_the_same_bytes_whatever_slows_it(name):
     slower = ["gpu=5:3"], ["link=node1.nic1:0.5"], ["link=node1.nic1:0.5", "gpu=5:3"], ["uplink=leaf1:0.1"]
     for slow in ([], *slower):
         unfolded, _ = run(parts, slow, fold=False)
-        weak = cell_factors(parts[0], parse_disturbances(slow, parts[0].cluster).slow)[1]
+        weak = cell_factors(parts[0], parse_disturbances(Scenario(slow), parts[0].cluster).slow)[1]
         share = nic_use(unfolded).reshape(-1, step.graph.n_ops)[:, passes]
         taken = unfolded.step.duration_ns.reshape(share.shape[0], -1)[:, passes]
         assert (share <= 1.0).all()
@@ -192,7 +193,7 @@ def test_a_ring_that_waits_for_a_slow_nic_or_uplink_leaves_the_rest_of_sound_nic
         unfolded, _ = run(parts, [slow], fold=False)
         reduces = np.flatnonzero((unfolded.step.graph.rendezvous >= 0) & (usual > 0.0))
         replica = unfolded.step.graph.program[reduces] // parts[0].plan.pp
-        uplinks = uneven_fabric(parts[0], parse_disturbances([slow], parts[0].cluster).slow).reduced[0]
+        uplinks = uneven_fabric(parts[0], parse_disturbances(Scenario([slow]), parts[0].cluster).slow).reduced[0]
         assert (uplinks > 1.0) == (not sick)
         expected = np.where(np.isin(replica, sick), 1.0, 1.0 / (2.0 if sick else uplinks))
         assert nic_use(unfolded)[reduces] / usual[reduces] == pytest.approx(expected, rel=1e-6)
@@ -289,7 +290,7 @@ def test_the_step_grows_with_the_factor(weak, strong):
 def test_a_lost_nic_slows_both_gpus_of_the_other_as_half_a_link_would():
     parts = lowered("1f1b")
     factors = [
-        cell_factors(parts[0], parse_disturbances(slow, parts[0].cluster).slow)[1]
+        cell_factors(parts[0], parse_disturbances(Scenario(slow), parts[0].cluster).slow)[1]
         for slow in (
             ["lost=node2.nic0"],
             ["link=node2.nic0:0.5", "link=node2.nic1:0.5"],
@@ -311,7 +312,7 @@ def sampled(parts, slow, samples=40, seed=0, **more):
     factors = np.array(pricer.training.slowdown_factors())
     sharing = step_sharing(step.graph, step.nic_share)
     calm = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors), sharing).makespan_ns
-    asked = parse_disturbances(slow, layout.cluster, samples=samples, seed=seed, **more)
+    asked = parse_disturbances(Scenario(slow, samples=samples, seed=seed, **more), layout.cluster)
     final, told = disturb(step, layout, pieces, pricer, calm, asked)
     parts = placed(asked, layout).parts
     planned = PlannedStep(step, layout, pieces, pricer, calm, partial(uneven_fabric, layout))

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from held_leases import first_overlap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.fleet.capacity.leases import Kind, first_overlap
+from windtunnel.fleet.capacity.leases import Kind
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
 from windtunnel.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown

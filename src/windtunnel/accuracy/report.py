@@ -26,7 +26,6 @@ from windtunnel.accuracy.score import (
 )
 from windtunnel.errors import InputFileError
 
-SCHEMA = "windtunnel.validation/1"
 ENDLESS = 10**12  # GPUs
 SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
 ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason")
@@ -52,9 +51,8 @@ class Report:
     ordering: tuple[Ordering, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form, versioned by `schema`."""
+        """JSON-able form."""
         return {
-            "schema": SCHEMA,
             "table": self.table,
             "level": self.level,
             "source": self.source,

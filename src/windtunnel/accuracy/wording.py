@@ -243,11 +243,25 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
         fields["compile"] = True
     if "ulysses cp" in row.notes.lower():
         fields["cp_kind"] = "ulysses"
+    # `nemotron/nemotron4-340b-synth.yaml` of that release: `optim.dtype: bf16`.
+    if "dgxc-benchmarking@v24.11" in row.url_or_file and "nemotron/README_340b" in row.url_or_file:
+        fields.setdefault("optimizer_dtype", "bf16")
     # Megatron-LM before 2023 ran collectives and sends in line with the computation.
     if row.framework.lower() == "megatron-lm" and row.date[:4].isdigit() and int(row.date[:4]) < 2023:
         for name in ("overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather"):
             fields.setdefault(name, False)
     return fields
+
+
+def recipe_unstated(row: Row) -> bool:
+    """Whether a Megatron-Bridge row leaves open if its experts run in CUDA graphs and if their exchange is overlapped.
+
+    A graph needs shapes that the host does not wait for: experts of a fixed capacity (`tokendrop`), or the dispatcher
+    of the recipes from 26.06 on. Rows that cite their recipe say it in their notes.
+    """
+    if not row.moe or "megatron-bridge" not in row.source.lower() or row.recompute.strip():
+        return False
+    return "tokendrop" in row.notes.lower() or row.date >= "2026-06"
 
 
 def release_of(row: Row) -> str | None:

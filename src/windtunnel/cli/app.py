@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
+from windtunnel.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.capture import capture
 from windtunnel.cli.compare import compare
@@ -76,11 +77,15 @@ def build() -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    before = ASKED.get()
     try:
         own, launched = script_apart(sys.argv[1:] if arguments is None else arguments, LAUNCHERS)
         words = switches_spelled_out(own)
         check_whole_numbers(words)
-        status = build()([*words, *launched], exit_on_error=False, print_error=False)
+        app, asked = build(), without_outputs(own)
+        again = [*switches_spelled_out(asked), *launched]
+        ASKED.set(CommandLine([*asked, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
+        status = app([*words, *launched], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         return _mistake(str(error))
@@ -92,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whatever is still buffered has no reader; the interpreter would complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    finally:
+        ASKED.set(before)
     return status if isinstance(status, int) else 0
 
 

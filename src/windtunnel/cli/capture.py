@@ -54,7 +54,7 @@ def capture(
     from windtunnel.capture.launch import Options
     from windtunnel.capture.launch import capture as captured
     from windtunnel.capture.processes.scheduler import ScriptError
-    from windtunnel.cli.output import counting, note, print_json, stdout
+    from windtunnel.cli.output import counting, note, print_answer, stdout
 
     size, per_node = world_size, None
     if cluster is not None:
@@ -87,7 +87,7 @@ def capture(
             note(error.details.rstrip())
         raise
     if json:
-        print_json(document)
+        print_answer("capture", document, warnings=document["notes"])
         return
     from windtunnel.report.captured import print_captured
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError
+from windtunnel.step.scenario import CALM, Scenario
 from windtunnel.training.question import changed_cluster, settings_of
 
 if TYPE_CHECKING:
@@ -33,15 +34,13 @@ def answered_captured(
     plan: Path | None,
     flags: Mapping[str, Any],
     set: Sequence[str],
-    router_load: str | None = None,
-    lengths: str | None = None,
-    slow: Sequence[str] = (),
-    **others: Any,
+    scenario: Scenario = CALM,
+    allocator: str | None = None,
 ) -> Result:
-    """The prediction; `others`: keywords of `predict_captured`. Refuses what only a plan can be asked."""
+    """The prediction. Refuses what only a plan can be asked."""
     from windtunnel.programs.predict import predict_captured
 
-    refused = {"--plan": plan, "--router-load": router_load, "--lengths": lengths}
+    refused = {"--plan": plan, "--router-load": scenario.router_load, "--lengths": scenario.lengths}
     refused |= {f"--{name.replace('_', '-')}": value for name, value in flags.items() if name not in _ALLOWED}
     for name, value in refused.items():
         if value is not None:
@@ -53,4 +52,4 @@ def answered_captured(
             raise SpecError("--set", text, "of a captured script only cluster.* can be set")
     machine: Any = changed_cluster(cluster, changes["cluster"]) if changes["cluster"] else cluster
     chosen = {name: flags[name] for name in _ALLOWED if flags.get(name) is not None}
-    return predict_captured(folder, machine, disturbances=tuple(slow), **chosen, **others)
+    return predict_captured(folder, machine, scenario=scenario, allocator=allocator, **chosen)

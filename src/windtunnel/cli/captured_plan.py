@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import SpecError
+from windtunnel.header import band_of
 
 ALLOWED = ("pp", "dp", "framework", "cuda_graphs")
 INFEASIBLE = 3  # as in predict
+
+
+def band_of_best(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The band of the best plan's step, where there is one."""
+    best = next(iter(document["plans"]), None)
+    return None if best is None else band_of("plans[0].step_time_s", best["p5_s"], best["p95_s"])
 
 
 def plan_script(
     folder: str, cluster: str, given: Mapping[str, Any], others: Mapping[str, Any], *, top: int, json: bool
 ) -> int:  # fmt: skip
     """Print the best cuts. Raises SpecError on a flag that only the plan of a named model takes."""
-    from windtunnel.cli.output import print_json, stdout, working
+    from windtunnel.cli.output import print_answer, stdout, working
     from windtunnel.planning.captured import plan_captured
 
     refused = {**others, **{f"--{name.replace('_', '-')}": given[name] for name in given if name not in ALLOWED}}
@@ -28,7 +35,7 @@ def plan_script(
     with working("planning"):
         document = plan_captured(folder, cluster, top=top, **{name: given[name] for name in ALLOWED if name in given})
     if json:
-        print_json(document)
+        print_answer("plan", document, band=band_of_best(document), warnings=document["assumed"])
     else:
         from windtunnel.report.planning.captured import print_cuts
 

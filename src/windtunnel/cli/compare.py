@@ -25,13 +25,13 @@ def compare(
     run_b
         The run to hold against it.
     """
-    from windtunnel.cli.output import print_json, stdout
+    from windtunnel.cli.output import print_answer, stdout
     from windtunnel.report.comparison.compare import compare as compared
     from windtunnel.report.comparison.console import print_comparison
     from windtunnel.report.run_folder import load
 
     comparison = compared(load(run_a, out), load(run_b, out))
     if json:
-        print_json(comparison.to_dict())
+        print_answer("compare", comparison.to_dict())
     else:
         print_comparison(comparison, stdout())

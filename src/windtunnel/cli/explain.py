@@ -41,7 +41,7 @@ def explain(
             raise SpecError("--silent", " ".join(map(str, traces)), "give one folder of ranks' logs, and nothing else")
         told(traces[0], 3.0, as_of_last_beat=True, report=report, json=json)
         return
-    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.report.explanation.console import print_explanation
     from windtunnel.traces.read import read_trace
     from windtunnel.traces.stragglers.counterfactuals import explain as explained
@@ -53,7 +53,12 @@ def explain(
 
         write_explanation(explanation, report)
     if json:
-        print_json(explanation.to_dict())
+        print_answer(
+            "explain",
+            explanation.to_dict(),
+            provenance={"trace": explanation.source},
+            warnings=explanation.notes,
+        )
     else:
         print_explanation(explanation, stdout())
     if report is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from cyclopts import App, Parameter
 from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.errors import SpecError
+from windtunnel.header import band_of
 
 if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
@@ -60,12 +62,15 @@ def run(
         str | None, Parameter(help="Without progress after each new allocation, such as 5min or 30 (seconds).")
     ] = None,
     mtbf_node: Annotated[
-        str | None, Parameter(help="Nodes fail: mean time between failures of one, such as 30d.")
+        str | None, Parameter(help="Nodes fail: mean time between failures of one, with its unit, such as 30d.")
     ] = None,
-    repair: Annotated[str, Parameter(help="Until a failed node is back (1h).")] = "1h",
+    repair: Annotated[str | None, Parameter(help="--mtbf-node: until a failed node is back (1h).")] = None,
     checkpoint_every: Annotated[
-        str, Parameter(help="Progress between checkpoints; 0: nothing is lost; never: all since the start (30min).")
-    ] = "30min",
+        str | None,
+        Parameter(
+            help="Nodes fail: progress between checkpoints; 0: nothing is lost; never: all since the start (30min)."
+        ),
+    ] = None,
     capacity: Annotated[
         Path | None, Parameter(help="Nodes come and go as in this CSV: time_s,node,gpus or time_s,nodes.")
     ] = None,
@@ -99,13 +104,20 @@ def run(
     names = [name.strip().lower() for name in policy.split(",") if name.strip()]
     if not names:
         raise SpecError("--policy", policy, "give one, such as fifo")
+    if seed < 0:
+        raise SpecError("--seed", seed, "give a whole number from 0 on")
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
     packed = cluster.lower().endswith(".csv")
     if executor != "serial" and (seeds is None or when is not None or packed or live is not None):
         raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
     if packed or live is not None:
-        for name, value in (("--mtbf-node", mtbf_node), ("--capacity", capacity)):
+        for name, value in (
+            ("--mtbf-node", mtbf_node),
+            ("--capacity", capacity),
+            ("--repair", repair),
+            ("--checkpoint-every", checkpoint_every),
+        ):
             if value is not None:
                 raise SpecError(name, str(value), "leave it out: neither pods nor jobs that really run lose nodes here")
     if live is not None and seeds is not None:
@@ -121,6 +133,8 @@ def run(
     from windtunnel.fleet.tables import Tables
     from windtunnel.units import parse_time
 
+    if serving is not None and not any(name.startswith("lyra") for name in names):
+        raise SpecError("--serving", str(serving), "it is the pool that lends servers to lyra: leave it out")
     site = parse_site(cluster, gpus_per_node)
     restart_s = None if restart is None else parse_time(restart, "--restart")
     if live is not None:
@@ -129,6 +143,7 @@ def run(
         run_live(jobs, site, names, live_folder, json, restart_s or 0.0)
         return
     failing = (mtbf_node, repair, checkpoint_every, None if capacity is None else str(capacity))
+    changes = changes_of(*failing)
     if seeds is not None and when is None:
         if jobs_out is not None or report is not None:
             raise SpecError("--seeds", seeds, "it prints bands over runs: leave out --jobs-out and --report")
@@ -152,7 +167,8 @@ def run(
         document = dict(banded[0]) if len(banded) == 1 else {}
         document.update(trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
         document["policies"] = {each["policy"]: each for each in banded}
-        _show(document, banded, json)
+        bands = banded[0]["bands"].get("jct_mean_s") if len(banded) == 1 else None
+        _show(document, banded, json, band=None if bands is None else band_of("jct_mean_s", bands[0], bands[-1]))
         return
     from windtunnel.cli.fleet_predicted import with_predictions
 
@@ -167,7 +183,7 @@ def run(
         slot_s=slot,
         pool=placement == "pool",
         restart_s=restart_s,
-        changes=changes_of(*failing),
+        changes=changes,
     )
     if any(name.startswith("lyra") for name in names):
         from windtunnel.cli.fleet_loans import loans_of
@@ -187,12 +203,13 @@ def run(
     for name in names:
         with working(f"running {name}"):
             outcomes.append(simulate(jobs, site, name, options))
-    for line in left_out(outcomes[0]):
+    warnings = [*unfit, *left_out(outcomes[0])]
+    for line in warnings[len(unfit) :]:
         note(line)
     figures = [aggregates(outcome, site.gpus) for outcome in outcomes]
     if jobs_out is not None:
         write_jobs(outcomes, jobs_out)
-    _show(_document(trace, where, cluster, site.gpus, figures, outcomes[0]), figures, json)
+    _show(_document(trace, where, cluster, site.gpus, figures, outcomes[0]), figures, json, warnings=warnings)
     if report is not None:
         from windtunnel.report.fleet.page import write_fleet_page
 
@@ -254,11 +271,18 @@ def _document(
     return document
 
 
-def _show(document: dict[str, Any], figures: list[dict[str, Any]], json: bool) -> None:
-    from windtunnel.cli.output import print_json, stdout
+def _show(
+    document: dict[str, Any],
+    figures: list[dict[str, Any]],
+    json: bool,
+    *,
+    band: dict[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
+    from windtunnel.cli.output import print_answer, stdout
 
     if json:
-        print_json(document)
+        print_answer("fleet", document, band=band, provenance={"jobs": document["trace"]}, warnings=warnings)
         return
     from windtunnel.report.fleet.console import print_fleet
 
@@ -298,7 +322,7 @@ def lint(
     trace
         CSV, Parquet, YAML or `sacct -P` text.
     """
-    from windtunnel.cli.output import print_json
+    from windtunnel.cli.output import print_answer
     from windtunnel.fleet.jobs.lint import lint_jobs
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.site import parse_site
@@ -306,7 +330,7 @@ def lint(
     site = parse_site(cluster) if cluster else None
     findings = lint_jobs(read_jobs(trace, where), site)
     if json:
-        print_json({"trace": str(trace), "findings": [finding.to_dict() for finding in findings]})
+        print_answer("fleet lint", {"trace": str(trace), "findings": [finding.to_dict() for finding in findings]})
     else:
         for finding in findings:
             print(f"{finding.severity}: {finding.text}; {finding.remedy}")

@@ -33,7 +33,7 @@ def flows(
     trace
         A text file of coflow-benchmark's layout, such as FB2010-1Hr-150-0.txt.
     """
-    from windtunnel.cli.output import note, print_json, working
+    from windtunnel.cli.output import note, print_answer, working
     from windtunnel.errors import SpecError
     from windtunnel.fleet.flows import policy_named, read_trace, run_flows
     from windtunnel.fleet.flows.study import PORT_BYTES_PER_S
@@ -48,12 +48,15 @@ def flows(
         answers = [run_flows(read, name, clock, rate) for name in names]
     if out is not None:
         _write(out, answers)
+    none = answers[0].ignored
+    ignored = [f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}"] if none else []
     if json:
-        print_json({"trace": str(trace), "ports": read.n_ports, "policies": {a.policy: a.to_dict() for a in answers}})
+        own = {"trace": str(trace), "ports": read.n_ports, "policies": {a.policy: a.to_dict() for a in answers}}
+        print_answer("fleet flows", own, provenance={"flows": str(trace)}, warnings=ignored)
     else:
         _print(answers)
-    if answers[0].ignored:
-        note(f"{len(answers[0].ignored)} coflows have no mapper and were ignored: {', '.join(answers[0].ignored[:20])}")
+    for text in ignored:
+        note(text)
     if out is not None:
         note(f"wrote {out}")
 

@@ -19,7 +19,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
     """
     import math
 
-    from windtunnel.cli.output import print_json
+    from windtunnel.cli.output import print_answer
     from windtunnel.fleet.exact.clock import NS, Clock, Running
     from windtunnel.fleet.exact.policies import NAMES, policy_of
     from windtunnel.fleet.exact.work import Rigid
@@ -83,7 +83,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
     beside = sum(simulated.values()) / max(len(simulated), 1) if simulated else None
     document = {"policy": names[0], "jct_mean_s": round(mean, 3), "simulated_jct_mean_s": beside, "jobs": rows}
     if json:
-        print_json(document)
+        print_answer("fleet --live", document)
         return
     for row in rows:
         real, beside_s = row["jct_s"] or 0.0, row["simulated_jct_s"] or 0.0

@@ -17,19 +17,29 @@ BAND = (5.0, 50.0, 95.0)  # percentiles
 ONE = "windtunnel.cli.fleet_seeds:one_seed"
 
 
-def changes_of(mtbf: str | None, repair: str, checkpoint_every: str, capacity: str | None) -> Changes | None:
+def changes_of(
+    mtbf: str | None, repair: str | None, checkpoint_every: str | None, capacity: str | None
+) -> Changes | None:
     """What happens to nodes, or None. Raises SpecError."""
+    if repair is not None and mtbf is None:
+        raise SpecError("--repair", repair, "it is for nodes that fail by --mtbf-node: give that too, or leave it out")
     if mtbf is None and capacity is None:
+        if checkpoint_every is not None:
+            remedy = "it is for nodes that fail: give --mtbf-node or --capacity too, or leave it out"
+            raise SpecError("--checkpoint-every", checkpoint_every, remedy)
         return None
     from windtunnel.fleet.capacity.changes import Changes
     from windtunnel.units import parse_time
 
     if mtbf is not None and capacity is not None:
         raise SpecError("--capacity", capacity, "give this or --mtbf-node: a trace holds failures too")
+    if mtbf is not None and mtbf.strip()[-1:].isdigit():
+        raise SpecError("--mtbf-node", mtbf, f"say the unit: {mtbf.strip()}d, {mtbf.strip()}h or {mtbf.strip()}s")
+    every = "30min" if checkpoint_every is None else checkpoint_every
     return Changes(
         None if mtbf is None else parse_time(mtbf, "--mtbf-node"),
-        parse_time(repair, "--repair"),
-        float("inf") if checkpoint_every == "never" else parse_time(checkpoint_every, "--checkpoint-every"),
+        parse_time("1h" if repair is None else repair, "--repair"),
+        float("inf") if every == "never" else parse_time(every, "--checkpoint-every"),
         None if capacity is None else Path(capacity),
     )
 

@@ -21,7 +21,7 @@ def answer_when(
     json: bool,
 ) -> None:
     """Print the answer of each policy. JSON: `when` by policy. Raises UserError."""
-    from windtunnel.cli.output import print_json, stdout, working
+    from windtunnel.cli.output import print_answer, stdout, working
     from windtunnel.fleet.when import DRAWS, when
     from windtunnel.report.fleet.when_console import print_when
 
@@ -31,7 +31,8 @@ def answer_when(
             answer = when(jobs, site, name, options, job, draws=DRAWS if draws is None else draws, spread=spread)
         answers.append(answer.to_dict())
     if json:
-        print_json({"trace": jobs.source, "cluster": site.text, "when": {each["policy"]: each for each in answers}})
+        own = {"trace": jobs.source, "cluster": site.text, "when": {each["policy"]: each for each in answers}}
+        print_answer("fleet --when", own)
         return
     for answer_ in answers:
         print_when(answer_, stdout())

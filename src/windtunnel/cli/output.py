@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from windtunnel.cli.asked import ASKED
+from windtunnel.header import header
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +32,21 @@ def _columns() -> int | None:
 
     columns = os.environ.get("COLUMNS", "")
     return max(40, int(columns)) if columns.isascii() and columns.isdigit() and len(columns) < 5 else None
+
+
+def print_answer(
+    study: str,
+    own: Mapping[str, Any],
+    *,
+    band: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
+    """The answer of a study as one JSON document: the header that all have, and its own part, whose fields win."""
+    asked = ASKED.get()
+    reproduce = None if asked is None else asked.command
+    spec = {} if asked is None or "spec" in own else asked.spec()
+    print_json(header(study, spec, reproduce, band=band, provenance=provenance, warnings=warnings) | dict(own))
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -83,7 +83,8 @@ def plan(
         others |= {"--pareto": pareto or None, "--objective": None if objective == "time" else objective}
         others |= {"--tried": tried, "--within": None if within == WITHIN else within}
         return plan_script(model, cluster, flags.given(), others, top=top, json=json)
-    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.captured_plan import band_of_best
+    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.planning import plan as find
     from windtunnel.training.question import Question
@@ -126,7 +127,7 @@ def plan(
         write_plans_html(document, report, title=f"{model} on {cluster}")
         note(f"wrote {report}")
     if json:
-        print_json(document)
+        print_answer("plan", document, band=band_of_best(document), warnings=asked.notes)
     else:
         from windtunnel.report.planning.console import print_plans
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.step.scenario import CALM, Scenario
 
 if TYPE_CHECKING:
     from windtunnel.result import Result
@@ -126,14 +127,9 @@ def predict(
             plan=plan,
             flags=flags,
             set=set,
-            slow=slow,
-            router_load=router_load,
-            lengths=lengths,
             technique=technique,
             allocator=allocator,
-            jitter=jitter,
-            samples=samples,
-            seed=seed,
+            scenario=Scenario(slow, jitter, router_load, lengths, samples, seed),
         )
     if json and advice:
         with working("trying changes of the plan"):
@@ -280,12 +276,11 @@ def answered_at_first(
     set: Sequence[str] = (),
     technique: Sequence[str] = (),
     allocator: str | None = None,
-    **others: Any,
+    scenario: Scenario = CALM,
 ) -> tuple[Result, Callable[[], Result]]:
     """The answer to `predict`, and what makes of it the answer with the changes that were predicted to help.
 
-    `others`: keywords of `training.predict`. A captured script gets no advice: what would have to change there is its
-    code.
+    A captured script gets no advice: what would have to change there is its code.
     """
     from windtunnel.cli.captured import answered_captured, is_captured_word
     from windtunnel.hardware.mixed import parse_mixed
@@ -296,8 +291,9 @@ def answered_at_first(
             from windtunnel.errors import SpecError
 
             raise SpecError("--technique", technique[0], "techniques rewrite the step of a plan: name a model instead")
-        asked: dict[str, Any] = {"plan": plan, "flags": flags.given(), "set": set, "allocator": allocator}
-        captured = answered_captured(model, cluster=cluster, **asked, **others)
+        captured = answered_captured(
+            model, cluster=cluster, plan=plan, flags=flags.given(), set=set, scenario=scenario, allocator=allocator
+        )
         return captured, lambda: captured
     if allocator is not None:
         from windtunnel.errors import SpecError
@@ -307,8 +303,7 @@ def answered_at_first(
         )
     mixed = parse_mixed(cluster)
     if mixed is not None:
-        disturbed = others.get("samples") or others.get("jitter") not in (None, "0", 0.0)
-        if technique or set or disturbed or any(others.get(name) for name in ("slow", "router_load", "lengths")):
+        if technique or set or scenario.samples or scenario.disturbs:
             from windtunnel.errors import SpecError
 
             why = "of several types of GPU: leave out techniques, --set, disturbances, routers and lengths"
@@ -321,18 +316,18 @@ def answered_at_first(
     question = Question.asked(model, cluster, plan, flags.given(), set)
 
     if not technique:
-        result, with_them = question.answer(**others), None
+        result, with_them = question.answer(scenario), None
     else:
         from windtunnel.techniques import predict_with
 
         def with_them(asked: Question) -> Result:
-            return asked.as_named(predict_with(asked.model, asked.cluster, asked.plan, technique, **others))
+            return asked.as_named(predict_with(asked.model, asked.cluster, asked.plan, technique, scenario=scenario))
 
         result = with_them(question)
 
     def advised() -> Result:
         from windtunnel.planning import advice
 
-        return advice.advised(result, question, others, with_them)
+        return advice.advised(result, question, scenario, with_them)
 
     return result, advised

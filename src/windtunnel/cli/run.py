@@ -73,7 +73,7 @@ def run(
     with all its members, and leaves data of the right size and scale. The launch line changes in its first word:
     windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.
     """
-    from windtunnel.cli.output import note, print_json, stdout
+    from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.emulate.run import emulate_ranks
     from windtunnel.errors import UserError
     from windtunnel.report.emulation_console import report_lines, report_lines_of_several
@@ -94,9 +94,10 @@ def run(
         if asked.ranks:
             steps = [one.step_s for one in outcomes.values() if one.step_s is not None]
             slowest = {"median_step_s": max(steps, default=None)}
-            print_json({"ranks": {str(number): one for number, one in of_rank.items()}, **shared, **slowest})
+            own = {"ranks": {str(number): one for number, one in of_rank.items()}, **shared, **slowest}
+            print_answer("run", own)
         else:
-            print_json({**of_rank[asked.rank], **shared})
+            print_answer("run", {**of_rank[asked.rank], **shared})
     elif asked.tape is not None and asked.tape[0] == "record":
         kept = outcome.facts["tape"]
         note(f"wrote {asked.tape[1]}: {kept['communications']:,} communications, {kept['bytes']:,} bytes")
@@ -225,7 +226,7 @@ def _predicted(asked: Emulation) -> float | None:
     from windtunnel.programs.predict import predict_captured
 
     words = [f"gpu={rank}:{factor:g}" for rank, factor in asked.slow.items()]
-    return predict_captured(asked.captured, asked.cluster, disturbances=words).step_time_s
+    return predict_captured(asked.captured, asked.cluster, slow=words).step_time_s
 
 
 def _failed(asked: Emulation, outcome: Outcome, rank: int) -> int:

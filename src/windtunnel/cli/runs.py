@@ -39,7 +39,7 @@ def runs(
     words
         Runs that have each of these in what the list shows or in their tags.
     """
-    from windtunnel.cli.output import note, print_json, stdout
+    from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.report.run_list import RunList
 
     listed = RunList(out)
@@ -62,7 +62,7 @@ def runs(
         listed.tag(name, text)
     found, tags = listed.matching(" ".join(words), tagged or ""), listed.tags()
     if json:
-        print_json({"runs": [_document(run, tags.get(run.name, ())) for run in found]})
+        print_answer("runs", {"runs": [_document(run, tags.get(run.name, ())) for run in found]})
         return
     from windtunnel.report.runs_console import print_runs
 

@@ -93,8 +93,9 @@ def serve(
         For --search alpaserve and muxserve several, each with
         its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
-    from windtunnel.cli.output import note, print_json, working
+    from windtunnel.cli.output import note, print_answer, working
     from windtunnel.errors import UserError
+    from windtunnel.header import band_of
     from windtunnel.serving import Deployment
     from windtunnel.serving.question import ask, made_or_read, parsed_slo
 
@@ -180,7 +181,13 @@ def serve(
         write_trace(result.timeline, trace)
         note(f"wrote {trace}")
     if json:
-        print_json(result.to_dict())
+        low_high = result.tpot_band_s
+        print_answer(
+            "serve",
+            result.to_dict(),
+            band=None if low_high is None else band_of("tpot_s.mean", *low_high),
+            provenance={"step times": list(result.sources)},
+        )
     else:
         from windtunnel.cli.output import stdout
         from windtunnel.report.serving.console import print_serving

@@ -7,7 +7,7 @@ from pathlib import Path
 
 def answer_pool(path: Path, page: Path | None, json: bool) -> None:
     """Run the pool and print it."""
-    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.serving.shared_pool.result import serve_pool
 
     with working("serving"):
@@ -18,7 +18,7 @@ def answer_pool(path: Path, page: Path | None, json: bool) -> None:
         write_pool_page(found, path.name, page)
         note(f"wrote {page}")
     if json:
-        print_json(found)
+        print_answer("serve pool", found)
     else:
         from windtunnel.report.serving.pool_console import print_pool
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 def answer_real(requests: int | None, rate: float | None, cv: float, seed: int, json: bool) -> None:
     """Run it and print it."""
-    from windtunnel.cli.output import print_json, stdout, working
+    from windtunnel.cli.output import print_answer, stdout, working
     from windtunnel.serving.real.compare import REQUESTS, compare
 
     with working("serving for real"):
         found = compare(requests=REQUESTS if requests is None else requests, rate=rate, cv=cv, seed=seed).to_dict()
     if json:
-        print_json(found)
+        print_answer("serve --real", found)
     else:
         from windtunnel.report.serving.real import print_real
 

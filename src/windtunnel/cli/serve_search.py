@@ -24,7 +24,7 @@ def answer_search(
     if search != "distserve":
         _answer_several(search, model, cluster, deployment, workload, slo, rate, json)
         return
-    from windtunnel.cli.output import print_json, stdout
+    from windtunnel.cli.output import print_answer, stdout
     from windtunnel.hardware import parse_cluster
     from windtunnel.model import load_model
     from windtunnel.serving.goodput import rate_of
@@ -34,7 +34,7 @@ def answer_search(
     question = Question(load_model(model), parse_cluster(cluster), deployment, workload, slo, attain, wanted)
     found = search_distserve(question)
     if json:
-        print_json(found.to_dict())
+        print_answer(f"serve --search {search}", found.to_dict())
         return
     console = stdout()
     for phase, layout, count in (
@@ -69,7 +69,7 @@ def _answer_several(
     rate: float | None,
     json: bool,
 ) -> None:
-    from windtunnel.cli.output import print_json, stdout
+    from windtunnel.cli.output import print_answer, stdout
     from windtunnel.errors import SpecError
     from windtunnel.hardware import parse_cluster
     from windtunnel.model import load_model
@@ -84,7 +84,7 @@ def _answer_several(
     asked = Several(tuple(load_model(name) for name in names), rates, parse_cluster(cluster), deployment, workload, slo)
     found = search_alpaserve(asked) if search == "alpaserve" else search_muxserve(asked)
     if json:
-        print_json(found.to_dict())
+        print_answer(f"serve --search {search}", found.to_dict())
         return
     console = stdout()
     for group in found.groups:

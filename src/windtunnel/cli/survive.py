@@ -91,7 +91,7 @@ def survive(
         Name or config.json of a model, as in predict; with --spot a model of the tables, e.g. bert. Without one, step
         time and state are assumed.
     """
-    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.output import note, print_answer, stdout, working
 
     names = [name.strip() for name in policy.split(",") if name.strip()]
     if spot is not None:
@@ -108,6 +108,7 @@ def survive(
         raise SpecError("--decisions-out", str(decisions_out), "decisions by the minute need --spot TRACE.csv")
     if spot_gpu_hour is not None:
         raise SpecError("--spot-gpu-hour", spot_gpu_hour, "a spot price needs --spot TRACE.csv; use --gpu-hour")
+    from windtunnel.header import band_of
     from windtunnel.resilience import survive as survived
     from windtunnel.survive.question import DEFAULT_POLICIES, asked_of
 
@@ -143,7 +144,12 @@ def survive(
         write_survival(answer, report)
         note(f"wrote {report}")
     if json:
-        print_json(answer.to_dict())
+        print_answer(
+            "survive",
+            answer.to_dict(),
+            band=band_of("ettr", answer.entries[0].ettr_p5, answer.entries[0].ettr_p95),
+            provenance={"failures": asked.process.source},
+        )
     else:
         from windtunnel.report.survival.console import print_survival
 

@@ -22,7 +22,7 @@ def answered_spot(
     json: bool,
 ) -> None:
     """Ask, print and write. Raises UserError on the first mistake."""
-    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.report.files import write_atomically
     from windtunnel.report.survival.spot_console import print_spot
     from windtunnel.resilience.spot import survive_spot
@@ -39,6 +39,6 @@ def answered_spot(
         write_atomically(decisions_out, answer.decisions_csv().encode())
         note(f"wrote {decisions_out}")
     if json:
-        print_json(answer.to_dict())
+        print_answer("survive --spot", answer.to_dict(), provenance={"machines": str(trace)})
     else:
         print_spot(answer, stdout())

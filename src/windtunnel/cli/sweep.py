@@ -27,14 +27,14 @@ def sweep(
     study
         A study in YAML (docs/planning.md), or with --show a table that a sweep wrote.
     """
-    from windtunnel.cli.output import counting, note, print_json, stdout
+    from windtunnel.cli.output import counting, note, print_answer, stdout
 
     if show is not None or study.suffix == ".parquet":
         from windtunnel.sweeps.show import best_at_each
 
         rows = best_at_each(study, show or "time_vs_gpus")
         if json:
-            print_json({"rows": rows})
+            print_answer("sweep --show", {"rows": rows})
         else:
             from windtunnel.report.planning.sweep_console import print_rows
 
@@ -45,14 +45,15 @@ def sweep(
     with counting("points") as report:
         outcome = run(study, out=out, jobs=jobs, executor=executor, progress=report)
     if json:
-        print_json(
+        print_answer(
+            "sweep",
             {
                 "path": str(outcome.path),
                 "points": outcome.points,
                 "ran": outcome.ran,
                 "by_status": dict(outcome.by_status),
                 "best": None if outcome.best is None else dict(outcome.best),
-            }
+            },
         )
         return
     counts = ", ".join(f"{count:,} {status}" for status, count in outcome.by_status.items())

@@ -20,7 +20,7 @@ def techniques(
     name
         One technique alone.
     """
-    from windtunnel.cli.output import print_json, stdout
+    from windtunnel.cli.output import print_answer, stdout
     from windtunnel.techniques.named import named, told
 
     listed = told()
@@ -28,7 +28,7 @@ def techniques(
         one = named(name).name
         listed = [entry for entry in listed if entry["name"] == one]
     if json:
-        print_json({"techniques": listed})
+        print_answer("techniques", {"techniques": listed})
         return
     from windtunnel.report.techniques import print_techniques
 

@@ -37,7 +37,7 @@ def validate(
 
     from windtunnel.accuracy import run_validation
     from windtunnel.accuracy.serving import is_serving_table
-    from windtunnel.cli.output import counting, note, print_json, stdout
+    from windtunnel.cli.output import counting, note, print_answer, stdout
     from windtunnel.errors import SpecError
 
     if workers is not None and not 1 <= workers <= 1024:
@@ -57,7 +57,7 @@ def validate(
         words = ["windtunnel validate", *map(str, tables), *([f"--level {level}"] if level else []), f"--page {page}"]
         write_page(report, page, " ".join(words))
     if json:
-        print_json(report.to_dict())
+        print_answer("validate", report.to_dict(), provenance={"measured": report.table})
     else:
         from windtunnel.report.accuracy.console import render_report
         from windtunnel.report.printing import print_trimmed
@@ -82,7 +82,7 @@ def _serving(
     """The same for measured deployments of served models."""
     from windtunnel.accuracy.serving import run_serving_validation
     from windtunnel.accuracy.serving.console import print_report, write_page
-    from windtunnel.cli.output import counting, note, print_json, stdout
+    from windtunnel.cli.output import counting, note, print_answer, stdout
     from windtunnel.errors import SpecError
 
     for name, value in (("--level", level), ("--source", source), ("--anchor", None if anchor == "none" else anchor)):
@@ -95,7 +95,7 @@ def _serving(
     if page is not None:
         write_page(report, page, " ".join(["windtunnel validate", *(table.name for table in tables)]))
     if json:
-        print_json(report.to_dict())
+        print_answer("validate", report.to_dict(), provenance={"measured": report.source})
     else:
         print_report(report, stdout(piped_width=160))
     for written in (rows, page):

@@ -43,7 +43,7 @@ def told(folder: Path, patience_s: float, *, report: Path | None, json: bool, as
     """Read the logs and say who is to blame, now or, for a job that is over, as of its last beat."""
     import time
 
-    from windtunnel.cli.output import note, print_json, stdout
+    from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.report.survival.watching import print_verdict, write_verdict
     from windtunnel.survive.watch.log import read_logs
     from windtunnel.survive.watch.verdict import verdict
@@ -55,6 +55,6 @@ def told(folder: Path, patience_s: float, *, report: Path | None, json: bool, as
         write_verdict(found, report)
         note(f"wrote {report}")
     if json:
-        print_json(found.to_dict())
+        print_answer("watch", found.to_dict(), provenance={"logs": str(folder)})
     else:
         print_verdict(found, stdout())

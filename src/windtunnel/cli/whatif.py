@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +13,11 @@ from cyclopts import App, CycloptsError, Parameter
 from windtunnel.cli.plan_flags import switches_spelled_out
 from windtunnel.cli.predict import answered, predict
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.step.scenario import CALM, NAMES, Scenario
 
 if TYPE_CHECKING:
     from windtunnel.result import Result
 
-DISTURBING = ("slow", "jitter", "samples", "router_load", "lengths")  # parameters of `predict` that `slow.none` drops
 CAPTURED_HASH = "@"
 BESIDE_SLOW = ("jitter", "router load", "lengths")  # disturbances with a flag of their own, as results name them
 
@@ -46,7 +47,7 @@ def whatif(
     run
         A run folder, its result.json, or the first digits of its hash.
     """
-    from windtunnel.cli.output import note, print_json, stdout, working
+    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.report.comparison.compare import compare
     from windtunnel.report.comparison.console import print_comparison
     from windtunnel.report.run_folder import load
@@ -58,14 +59,13 @@ def whatif(
     with working("predicting"):
         after = ask_again(before, *set, slow=slow, run=run)
     comparison = compare(before, after)
-    made_by = before.spec.get("version")
-    if made_by != after.spec["version"]:
-        note(
-            f"{run} was made by version {made_by or 'unknown'}, this is {after.spec['version']}:"
-            " not all that differs is the change"
-        )
+    made_by, now = before.spec.get("version"), after.spec["version"]
+    older = f"{run} was made by version {made_by or 'unknown'}, this is {now}: not all that differs is the change"
+    warnings = [older] if made_by != now else []
+    for text in warnings:
+        note(text)
     if json:
-        print_json(comparison.to_dict())
+        print_answer("whatif", comparison.to_dict(), warnings=warnings)
     else:
         print_comparison(comparison, stdout())
     if save:
@@ -87,7 +87,7 @@ def ask_again(result: Result, *changes: str, slow: Sequence[str] = (), run: str 
 
 
 def arguments_of(result: Result, run: str) -> dict[str, Any]:
-    """The arguments of `predict` that gave a result.
+    """The arguments of `answered` that gave a result.
 
     Raises InputFileError where its command cannot be read, or names files that are not there.
     """
@@ -103,6 +103,7 @@ def arguments_of(result: Result, run: str) -> dict[str, Any]:
         problem = "does not say by which `windtunnel predict` it was made"
         raise InputFileError(run, problem, "predict it again") from None
     arguments = dict(bound.arguments)
+    arguments["scenario"] = Scenario(**{name: arguments.pop(name) for name in NAMES if name in arguments})
     for path in _files(arguments):
         if not path.exists():
             problem = f"was predicted from {path}, which is not in {Path.cwd()}"
@@ -113,35 +114,31 @@ def arguments_of(result: Result, run: str) -> dict[str, Any]:
 
 def changed(arguments: Mapping[str, Any], settings: Sequence[str], slow: Sequence[str]) -> dict[str, Any]:
     """`arguments` with what `--set` and `--slow` say. Raises SpecError for a `slow.` that means nothing here."""
-    arguments = dict(arguments)
-    kept = list(arguments.get("slow", ()))
+    scenario: Scenario = arguments["scenario"]
     for text in settings:
         key, _, value = (part.strip() for part in text.partition("="))
         if key == "slow.none" and not value:
-            for name in DISTURBING:
-                arguments.pop(name, None)
-            kept = []
+            scenario = Scenario(seed=scenario.seed)
         elif key == "slow.without":
-            _mend(value, arguments, kept)
+            scenario = _mended(scenario, value)
         elif key.startswith("slow"):
             raise SpecError("--set", text, "use slow.none, slow.without=ONE, or add with --slow")
-    arguments["slow"] = (*kept, *slow)
     others = tuple(text for text in settings if not text.startswith("slow."))
-    arguments["set"] = (*arguments.get("set", ()), *others)
-    return arguments
+    scenario = replace(scenario, slow=(*scenario.slow, *slow))
+    return {**arguments, "scenario": scenario, "set": (*arguments.get("set", ()), *others)}
 
 
-def _mend(value: str, arguments: dict[str, Any], kept: list[str]) -> None:
-    """Take out one disturbance, named as it was asked for or as results print it."""
+def _mended(scenario: Scenario, value: str) -> Scenario:
+    """Without one disturbance, which is named as it was asked for or as results print it."""
     other = next((name for name in BESIDE_SLOW if value.replace("-", " ").replace("_", " ").startswith(name)), "")
-    parameter = other.replace(" ", "_")
-    if value in kept:
-        kept.remove(value)
-    elif parameter in arguments:
-        del arguments[parameter]
-    else:
-        known = ", ".join([*kept, *(name for name in BESIDE_SLOW if name.replace(" ", "_") in arguments)])
-        raise SpecError("--set slow.without", value, f"give one of {known}" if known else "the run has no disturbance")
+    there = {name: name.replace(" ", "_") for name in BESIDE_SLOW if getattr(scenario, name.replace(" ", "_"))}
+    if value in scenario.slow:
+        at = scenario.slow.index(value)
+        return replace(scenario, slow=(*scenario.slow[:at], *scenario.slow[at + 1 :]))
+    if other in there:
+        return replace(scenario, **{there[other]: getattr(CALM, there[other])})
+    known = ", ".join([*scenario.slow, *there])
+    raise SpecError("--set slow.without", value, f"give one of {known}" if known else "the run has no disturbance")
 
 
 def _files(arguments: Mapping[str, Any]) -> list[Path]:
@@ -153,6 +150,7 @@ def _files(arguments: Mapping[str, Any]) -> list[Path]:
     at = folder if folder and not Path(model).exists() else model
     named = [at] if at.startswith((".", "/")) or at.endswith(".json") else []
     named += [machine] if machine.lower().endswith((".yaml", ".yml", ".json")) else []
-    named += [text for text in (arguments.get("router_load"),) if text and not text.startswith("zipf:")]
-    named += [text for text in (arguments.get("lengths"),) if text]
+    scenario = arguments["scenario"]
+    texts = [str(given) for given in (scenario.router_load, scenario.lengths) if given]
+    named += [text for text in texts if not text.startswith("zipf:")]
     return [Path(name) for name in named]

@@ -52,6 +52,9 @@ class TrainingCosts:
 
     sustained: Sustained
     launch_s: Mapping[str, float]  # one kernel from Python, by framework: modules, hooks and autograd included
+    # Of a kernel in the backward pass over one in the forward pass, by framework: where backward passes are nodes of
+    # autograd's engine, in C++, and not modules or functions in Python. A recomputed forward pass is a forward pass.
+    backward_launch: Mapping[str, float]
     collective_launch_s: Mapping[str, float]  # one collective through torch.distributed, by framework
     # Host work between two steps that nothing overlaps (logging, schedules, barriers), by framework; it grows with the
     # depth of the barriers, so it is given per doubling of the number of GPUs.
@@ -138,6 +141,7 @@ def training_costs(generation: str) -> TrainingCosts:
         sustained=Sustained(**known[generation if generation in known else others[generation]]),
         measured=generation in known or others[generation] != "default",
         launch_s=data["host"]["launch_s"],
+        backward_launch=_by_framework(data["host"]["backward_launch"], data["host"]["launch_s"]),
         collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         exchange_s=data["host"]["exchange_s"],

@@ -40,7 +40,7 @@ LYRA = ("lyra-none", "lyra-loan", "lyra-elastic", "lyra")
 CLOCKS = ("exact", "adaptdl", "elasticflow")
 ADAPTDL = ("tiresias", "optimus", "pollux")
 ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
-TRACED = ("tiresias", "gittins", "srtf", "themis")  # of the exact clock: run the durations of the trace
+TRACED = ("tiresias", "gittins", "srtf", "themis", "themis-auction")  # in the exact clock: run traced durations
 UNSTARTED = "was cancelled before it started"
 NS = 1e9
 Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds of an iteration
@@ -68,16 +68,15 @@ def policies_of(clock: str) -> tuple[str, ...]:
         return ADAPTDL
     if clock == "elasticflow":
         return ELASTICFLOW
-    from windtunnel.fleet.exact.policies import NAMES, TYPED
-
-    return (*queues.NAMES, "current", *NAMES, *TYPED, "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
+    own = ("current", "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
+    return (*changing(), *own)
 
 
 def changing() -> tuple[str, ...]:
     """Names of policies that run where nodes come and go."""
-    from windtunnel.fleet.exact.policies import NAMES, TYPED
+    from windtunnel.fleet.exact.policies import DIVIDED, NAMES, TYPED
 
-    return (*queues.NAMES, *NAMES, *TYPED)
+    return (*queues.NAMES, *NAMES, *DIVIDED, *TYPED)
 
 
 def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -94,12 +93,27 @@ def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
         raise SpecError(
             "--policy", policy, f"with nodes that fail give, in the clock exact, one of {', '.join(changing())}"
         )
+    _heeded(policy, options)
     keep, why = _possible(jobs, site, policy, options)
     kept = jobs.take(keep) if len(keep) < len(jobs) else jobs
     blank = _blank(jobs, policy, options.clock, keep, why)
     if not len(keep):
         return blank
     return _as_it_ended(_put(blank, keep, _run(kept, site, policy, options)))
+
+
+def _heeded(policy: str, options: Options) -> None:
+    """Raises SpecError for what this policy would leave out in silence."""
+    slots = options.clock == "elasticflow" or policy in ("edf", "elasticflow", "gandiva")
+    if options.slot_s is not None:
+        if not slots:
+            raise SpecError("--slot", options.slot_s, f"leave it out: {policy} has no slots here")
+        if not 0 < options.slot_s < math.inf:
+            raise SpecError("--slot", options.slot_s, "give seconds above 0")
+    none = slots or options.clock == "adaptdl" or policy in ("current", *HYBRID, *OVERSUBSCRIBED)
+    if options.restart_s is not None and none:
+        remedy = f"leave it out: {policy} in the clock {options.clock} has its own, or none"
+        raise SpecError("--restart", options.restart_s, remedy)
 
 
 def _run(kept: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -237,6 +251,7 @@ def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
         from windtunnel.fleet.exact.run import alone_s
 
         duration = alone_s(jobs, site, options)
+    duration = duration + (options.restart_s or 0.0)  # each job starts once
     submit_ns = np.rint(jobs.submit_s * NS).astype(np.int64)
     duration_ns = np.rint(duration * NS).astype(np.int64)
     start, placed = queues.run_queue(

@@ -165,6 +165,8 @@ def _check(options: Options, policy: str, draws: int, spread: float) -> None:
     known = (*queues.NAMES, *NAMES)
     if policy not in known:
         raise SpecError("--policy", policy, f"--when answers for {', '.join(known)}")
+    if options.restart_s is not None and policy in queues.NAMES:
+        raise SpecError("--restart", options.restart_s, "leave it out: bands of a queue are of run times without it")
     if draws < 1:
         raise SpecError("--seeds", draws, "give at least 1")
     if not 0 <= spread < 10:

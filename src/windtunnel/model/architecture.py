@@ -37,6 +37,7 @@ class Attention:
     `qk_norm`: "per_head" has a weight vector of head size for queries and one for keys (Qwen 3), "full" one of all
     heads together, "l2" normalises without weights (Llama 4). `window`: how many keys a query sees, its own included;
     with `chunked` it sees those of its own chunk only (Llama 4). `sinks`: one learned logit per head (gpt-oss).
+    `output_gate`: a matrix of its own gates the output (MiniMax-01's linear attention).
     """
 
     kind: AttentionKind = "gqa"
@@ -51,6 +52,7 @@ class Attention:
     window: int | None = None
     chunked: bool = False
     sinks: bool = False
+    output_gate: bool = False
     causal: bool = True
     q_lora_rank: int | None = None
     kv_lora_rank: int | None = None
@@ -59,7 +61,7 @@ class Attention:
 
     def matmul_parameters(self, hidden_size: int) -> int:
         """Weights of the projection matrices, without biases and norms."""
-        output = self.heads * self.value_head_dim * hidden_size
+        output = self.heads * self.value_head_dim * hidden_size * (1 + self.output_gate)
         if self.kind == "gqa":
             keys_values = self.kv_heads * (self.head_dim + self.value_head_dim)
             return hidden_size * (self.heads * self.head_dim + keys_values) + output

@@ -28,7 +28,8 @@ def attention_operations(attention: Attention, model: Model, shard: Shard) -> li
         ops.append(linear("kv_up", "mla_up_proj", t, heads * (nope + dv), rank, shard, side="column"))
         kv_heads = heads
     else:
-        ops.append(linear("qkv", "attention", t, heads * d + kv_heads * (d + dv), h, shard, side="column"))
+        width = heads * d + kv_heads * (d + dv) + heads * dv * attention.output_gate
+        ops.append(linear("qkv", "attention", t, width, h, shard, side="column"))
     query_key = t * (heads + kv_heads) * d
     passes = 0.0
     if attention.position == "rope":

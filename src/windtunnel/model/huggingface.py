@@ -36,6 +36,7 @@ READERS: Mapping[str, Callable[[Fields], Model]] = MappingProxyType(
         "llama": rotary.llama,
         "llama4": rotary.llama4,
         "llama4_text": rotary.llama4_text,
+        "minimax": recent.minimax,
         "mistral": rotary.mistral,
         "mixtral": rotary.mixtral,
         "mpt": gpt.mpt,

@@ -32,6 +32,7 @@ from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
 from windtunnel.planning.oracle import Layout, Plan, Question, laid_out, memory_bytes, read_plan, replayed, straggling
 from windtunnel.result import Advice, Result
+from windtunnel.step.scenario import Scenario
 
 WORTH = 0.005  # of the step
 TOLD = {PLAN: 6, NUMBERS: 3, OTHERS: 1}
@@ -42,8 +43,6 @@ ASKED_AGAIN = 6  # with disturbances
 TOGETHER = 20  # changes that save most memory, tried in pairs; and pairs, tried with a third
 DOUBLINGS = 6
 HOST_SHARE = 0.9  # of a host's memory: the rest is the system's, the data loaders' and the page cache's
-
-DISTURBING = ("slow", "router_load", "lengths")  # keywords of `predict` with which a step is another
 
 Again = Callable[[Cluster, Plan], Result]
 
@@ -72,19 +71,18 @@ def advise(
 
 
 def advised(
-    result: Result, asked: Question, others: Mapping[str, Any], with_them: Callable[[Question], Result] | None = None
+    result: Result, asked: Question, scenario: Scenario, with_them: Callable[[Question], Result] | None = None
 ) -> Result:
     """The answer to a question, with its advice.
 
-    `others`: keywords of `predict` that it was asked with; `with_them`: how it was answered, if not by `predict`.
+    `scenario`: what it was asked under; `with_them`: how it was answered, if not by `predict`.
     """
 
     def again(cluster: Cluster, plan: Plan) -> Result:
         other = replace(asked, cluster=cluster, plan=plan)
-        return with_them(other) if with_them else other.answer(**others)
+        return with_them(other) if with_them else other.answer(scenario)
 
-    plain = with_them is None and not any(others.get(name) for name in DISTURBING)
-    plain = plain and str(others.get("jitter") or "0") in ("0", "0.0")
+    plain = with_them is None and not scenario.disturbs
     found, tried = _advice(laid_out(asked.model, asked.cluster, asked.plan), result, None if plain else again)
     return replace(result, advice=found, advice_tried=tried)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from windtunnel.planning.choices import Choice
 
-SCHEMA = "windtunnel.plans/1"
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -82,7 +80,6 @@ class Plans:
     sensitivity: tuple[tuple[str, str], ...] = ()  # price that is 10 % off, and what then wins
     launch: Mapping[str, str] = field(default_factory=dict)  # file or command -> text, of the first plan
     techniques: Mapping[str, Any] | None = None  # where they were asked for: how many were tried, and why some not
-    schema: str = SCHEMA
 
     def __getitem__(self, index: int) -> Planned:
         return self.plans[index]
@@ -98,7 +95,6 @@ class Plans:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         return {
-            "schema": self.schema,
             "status": self.status,
             "objective": self.objective,
             "plans": [one.to_dict() for one in self.plans],

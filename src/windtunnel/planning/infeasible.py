@@ -21,11 +21,11 @@ WITHIN_S = 5.0
 DOUBLINGS = 6
 
 
-def nearest(answer: Answer) -> tuple[Miss, ...]:
+def nearest(answer: Answer, memory: Callable[[Layout], int]) -> tuple[Miss, ...]:
     """The plans that miss by least, measured exactly: of those that were only bounded the nearest are measured now."""
     exact = []
     for missed in answer.missed[:NEAREST_TRIED]:
-        needed = missed.needed_bytes if missed.exact else memory_bytes(missed.layout)
+        needed = missed.needed_bytes if missed.exact else memory(missed.layout)
         exact.append((needed, missed.layout))
     exact.sort(key=lambda pair: pair[0])
     return tuple(

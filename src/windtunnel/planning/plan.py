@@ -107,6 +107,7 @@ def plan(
     trouble = Trouble(tuple(slow), mtbf_s)
     answers: list[tuple[Cluster, Answer]] = []
     searches: dict[int, tuple[Search, Answer]] = {}
+    measured: dict[int, Callable[[Layout], int]] = {}  # how memory was, by answer
     refusal: UserError | None = None
     for number, one in enumerate(tried_on):
         by_stage = mixed is not None and number == len(sizes)
@@ -123,6 +124,7 @@ def plan(
             refusal = first_refusal(space) or refusal
             continue
         answers.append((one, answer))
+        measured[id(answer)] = search.memory
         known = searches.get(one.n_gpus)
         if known is None or _best_ns(answer) < _best_ns(known[1]):
             searches[one.n_gpus] = (search, answer)
@@ -183,7 +185,7 @@ def plan(
     if not ranked:
         result = replace(
             result,
-            nearest=nearest(main),
+            nearest=nearest(main, measured[id(main)]),
             remedies=()
             if mixed is not None
             else remedies(model, cluster, given, main, lambda c, layout: _planned(model, c, layout, words, None, None)),
@@ -244,7 +246,7 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
     answers = []
     for _ in range(HEADROOM_STEPS):
         capacity = int(answer.found[0].replay.peak_bytes * 0.95)
-        again = Search(search.space, search.bounds, search.objective, capacity, search.told)
+        again = replace(search, capacity_bytes=capacity)
         answer = again.run(1, None if left is None else left / HEADROOM_STEPS)
         if not answer.found:
             break

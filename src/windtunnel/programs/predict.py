@@ -1,6 +1,6 @@
 """Predict a captured script: price its programs, fold its ranks, replay the step, and read off a `Result`.
 
-    result = predict_captured("captured/", "h200:8192", disturbances=["gpu=77:1.2"])
+    result = predict_captured("captured/", "h200:8192", slow=["gpu=77:1.2"])
 
 The captured folder holds what a few ranks executed and which rank runs which of it; everything that can be asked of a
 planned job can be asked of it: report, trace, comparison, disturbances.
@@ -13,14 +13,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from windtunnel.cost.device_memory import outside_of_allocator
-from windtunnel.errors import InputFileError, ScheduleError, UserError
+from windtunnel.errors import InputFileError, ScheduleError, SpecError, UserError
 from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
 from windtunnel.hardware import Cluster, parse_cluster
+from windtunnel.header import product_version
 from windtunnel.programs.compiler.fused_program import fused
 from windtunnel.programs.disturbances.disturbed import disturb, disturbed_job
 from windtunnel.programs.disturbances.pace import placed_on
@@ -42,10 +43,11 @@ from windtunnel.programs.lowering.stages import class_names
 from windtunnel.programs.memory import CapturedMemory, memory_of_program
 from windtunnel.programs.program import RankProgram
 from windtunnel.programs.rank_classes.agreement import deadlock
-from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.disturbances.disturbed_step import Replayed
 from windtunnel.step.result_of import read, result_of
+from windtunnel.step.scenario import CALM, Parts, Scenario
 
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
@@ -56,27 +58,28 @@ def predict_captured(
     job: CapturedJob | str | Path,
     cluster: Cluster | str | Path,
     *,
-    disturbances: Sequence[str] = (),
-    jitter: float | str = 0.0,
-    samples: int = 0,
-    seed: int = 0,
+    scenario: Scenario = CALM,
     framework: str = "pytorch",
     cuda_graphs: bool = False,
     allocator: str | None = None,
+    **parts: Unpack[Parts],
 ) -> Result:
     """How long one step of a captured script takes on a cluster, where the time goes, and whether it fits.
 
     `job`: a captured folder or what was read from it. `cluster`: `h100-sxm:8192`, a YAML file or a Cluster; as many
-    GPUs as the script was captured for. `disturbances`: as `--slow` takes them; `jitter`, `samples`, `seed` as in
-    `training.predict`. `framework`: whose launch costs hold; `cuda_graphs`: the host replays graphs instead.
-    `allocator`: PyTorch's settings of its allocator, as PYTORCH_ALLOC_CONF takes them; None: those that the script was
-    captured with. Raises UserError on what cannot be; a job that runs out of memory is a Result whose status is
-    "infeasible".
+    GPUs as the script was captured for. `scenario` or its parts as keywords: as `training.predict` takes them, but for
+    `router_load` and `lengths`, which the script has in it. `framework`: whose launch costs hold; `cuda_graphs`: the
+    host replays graphs instead. `allocator`: PyTorch's settings of its allocator, as PYTORCH_ALLOC_CONF takes them;
+    None: those that the script was captured with. Raises UserError on what cannot be; a job that runs out of memory is
+    a Result whose status is "infeasible".
     """
-    named = cluster
+    named, scenario = cluster, replace(scenario, **parts)
+    for name in ("router_load", "lengths"):
+        if getattr(scenario, name) is not None:
+            raise SpecError(name, str(getattr(scenario, name)), "leave it out: the captured script has its own")
     job = job if isinstance(job, CapturedJob) else load(job)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
-    asked = parse_disturbances(disturbances, cluster, jitter=jitter, samples=samples, seed=seed)
+    asked = parse_disturbances(scenario, cluster)
     priced = price_captured(job, cluster, framework=framework, cuda_graphs=cuda_graphs)
     asked = placed_on(priced, asked)
     step = disturbed_job(priced, asked.parts)

@@ -96,7 +96,6 @@ class ServingResult:
 
         band = self.tpot_band_s
         return {
-            "study": "serving",
             "spec": dict(self.spec),
             "feasible": self.feasible,
             "reason": self.reason,

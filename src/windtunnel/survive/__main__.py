@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+from windtunnel.process import terminated_is_an_end
 
 
 def main(words: list[str] | None = None) -> int:
@@ -17,20 +20,38 @@ def main(words: list[str] | None = None) -> int:
         "--patience", type=float, default=10.0, help="seconds without a beat until a rank is killed (10)"
     )
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a collective may take (300)")
+    parser.add_argument("--afresh", action="store_true", help="start each process by itself: no forks")
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="what is imported once for all processes, such as transformers",
+    )
     parser.add_argument("--report-json", type=Path, help="write what happened here")
     parser.add_argument("script", type=Path, help="a script that calls windtunnel.survive.train")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     asked = parser.parse_args(words)
     if not asked.script.is_file():
         parser.error(f"{asked.script}: there is no such script")
-    try:
-        import torch.distributed  # noqa: F401
-    except ImportError:
+    if find_spec("torch") is None:  # it is imported later, while the fork server does so
         parser.error("torch is not installed: pip install 'windtunnel[torch]'")
     from windtunnel.survive.live.launcher import launch
 
     command = [sys.executable, str(asked.script), *asked.arguments]
-    told = launch(command, asked.nproc_per_node, asked.standby, patience_s=asked.patience, timeout_s=asked.timeout)
+    try:
+        with terminated_is_an_end():
+            told = launch(
+                command,
+                asked.nproc_per_node,
+                asked.standby,
+                patience_s=asked.patience,
+                timeout_s=asked.timeout,
+                afresh=asked.afresh,
+                preload=asked.preload,
+            )
+    except KeyboardInterrupt:
+        return 130
     if asked.report_json is not None:
         asked.report_json.write_text(json.dumps(told.to_dict(), indent=1) + "\n")
     for one in told.replacements:

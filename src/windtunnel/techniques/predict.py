@@ -12,12 +12,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.result import Result, TechniqueGain
+from windtunnel.step.scenario import CALM, Parts, Scenario
 from windtunnel.techniques.answer import answered
 from windtunnel.techniques.collective_partitioning import price as partitioning
 from windtunnel.techniques.flat import FlatStep, lower_flat
@@ -39,7 +40,7 @@ class _Work:
     model: Model
     cluster: Cluster
     plan: Plan
-    others: dict[str, Any]  # of `predict`
+    scenario: Scenario
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -51,42 +52,43 @@ class _Work:
 
     def predicted(self) -> Result:
         """Of model and plan as they are now."""
-        return predict(self.model, self.cluster, self.plan, **self.others)
+        return predict(self.model, self.cluster, self.plan, scenario=self.scenario)
 
     def lowered(self) -> FlatStep:
         """The flat step of model and plan as they are now."""
-        return lower_flat(
-            self.model, self.cluster, self.plan, router_load=self.others.get("router_load"),
-            seed=self.others.get("seed", 0),
-        )  # fmt: skip
+        return lower_flat(self.model, self.cluster, self.plan, self.scenario)
 
 
 def predict_with(
     model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any],
-    techniques: Sequence[str], **others: Any,
+    techniques: Sequence[str], *, scenario: Scenario = CALM, **parts: Unpack[Parts],
 ) -> Result:  # fmt: skip
     """The step with `techniques` (`NAME[:key=value,...]` each), and what they gain (`Result.technique`).
 
-    `others`: keywords of `training.predict`. Raises UserError on a technique, parameter or pair that cannot be.
+    `scenario` or its parts: as `training.predict` takes them. Raises UserError on a technique, parameter or pair that
+    cannot be.
     """
     found, _ = explained(
         model if isinstance(model, Model) else load_model(model),
         cluster if isinstance(cluster, Cluster) else parse_cluster(cluster),
         read_plan(plan),
         techniques,
-        **others,
+        replace(scenario, **parts),
     )
     return found
 
 
 def gains(
-    model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any], **others: Any
+    model: Model | str | Path,
+    cluster: Cluster | str | Path,
+    plan: Plan | str | Path | Mapping[str, Any],
+    scenario: Scenario = CALM,
 ) -> dict[str, TechniqueGain | str]:
     """What each technique brings to a plan, with its defaults; where it does not apply, the reason."""
     found: dict[str, TechniqueGain | str] = {}
     for one in TECHNIQUES:
         try:
-            gain = predict_with(model, cluster, plan, [one.name], **others).technique
+            gain = predict_with(model, cluster, plan, [one.name], scenario=scenario).technique
         except UserError as error:
             found[one.name] = str(error)
             continue
@@ -96,7 +98,7 @@ def gains(
 
 
 def explained(
-    model: Model, cluster: Cluster, plan: Plan, techniques: Sequence[str], **others: Any
+    model: Model, cluster: Cluster, plan: Plan, techniques: Sequence[str], scenario: Scenario = CALM
 ) -> tuple[Result, tuple[Drawn, Drawn] | None]:
     """As `predict_with`, with the timelines without and with the techniques where one rank's tasks are rewritten."""
     chosen = [asked(text) for text in techniques]
@@ -109,7 +111,7 @@ def explained(
     for one, parameters in chosen:
         if one.name == "megascale":
             plan = megascale.without(plan, parameters.chosen())
-    work = _Work(model, cluster, plan, dict(others))
+    work = _Work(model, cluster, plan, scenario)
     first = work.predicted()
     for one, parameters in chosen:
         _plan_level(work, one, parameters, first)

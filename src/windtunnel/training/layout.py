@@ -247,7 +247,7 @@ def _pure(plan: Plan) -> dict[str, object]:
     for name in ("gradient_dtype", "optimizer_dtype"):
         if name in plan.model_fields_set and getattr(plan, name) != width:
             raise LayoutError(
-                f"{name} {getattr(plan, field)} with framework pytorch in {plan.precision}: all state has one format",
+                f"{name} {getattr(plan, name)} with framework pytorch in {plan.precision}: all state has one format",
                 f"leave {name} out, or use another framework",
             )
     return {name: width for name in ("gradient_dtype", "optimizer_dtype") if getattr(plan, name) != width}

@@ -32,7 +32,7 @@ from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import TRAITS, check, schedule
 
 Predict = Callable[[Model, Cluster, Plan], Result]
-ByStage = Callable[[Model, MixedCluster, Plan], tuple[Result, int]]  # and the type whose memory is fullest
+ByStage = Callable[[Model, MixedCluster, Plan], tuple[Result, int]]  # and the type whose memory is told
 
 
 @dataclass(frozen=True, eq=False)

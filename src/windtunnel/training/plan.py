@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from windtunnel import input_file
 from windtunnel.errors import SpecError, UnknownNameError, remedy_of
+from windtunnel.input_file import read_mapping as mapping_of
 
 Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
@@ -149,7 +149,7 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
     """A YAML file of plan fields. Raises InputFileError."""
-    return input_file.read_mapping(path, "a plan is lines of `field: value`, see docs/plan.md")
+    return mapping_of(path, "a plan is lines of `field: value`, see docs/plan.md")
 
 
 def _spec_error(error: ValidationError, where: str | None) -> SpecError | UnknownNameError:

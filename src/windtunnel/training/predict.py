@@ -7,10 +7,10 @@ to the step; each rank class has its own in `Result.stages`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,12 @@ from windtunnel.engine import Timeline, exposed
 from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
+from windtunnel.header import product_version
 from windtunnel.model import Model, load_model
-from windtunnel.result import Disturbed, Infeasible, Result, StageMemory, product_version
+from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.result_of import BUBBLE, ClassTime, Kernels, Work, read, result_of, roofline_warning, sum_to
+from windtunnel.step.scenario import CALM, Parts, Scenario
 from windtunnel.training.disturbances.planned import disturb
 from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
@@ -56,26 +58,23 @@ def predict(
     cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
     plan: Plan | str | Path | Mapping[str, Any],
     *,
-    slow: Sequence[str] = (),
-    jitter: float | str = 0.0,
-    samples: int = 0,
-    seed: int = 0,
-    router_load: str | Path | None = None,
-    lengths: str | Path | None = None,
+    scenario: Scenario = CALM,
+    **parts: Unpack[Parts],
 ) -> Result:
     """How long one optimizer step takes, where the time goes, and whether it fits.
 
     `model`: a catalogue name, a Hugging Face `config.json` (path or mapping) or a Model; `cluster`: `h100-sxm:8192`, a
     YAML file or a Cluster, or several types of GPU (`hardware/mixed.py`); `plan`: a YAML file, a mapping or a Plan.
-    `slow`: disturbances such as `gpu=1037:1.15` or
-    `link=node12.nic3:0.5` (docs/disturb.md); `jitter`: relative standard deviation of a pass, sampled `samples` times.
-    `router_load`: popularity of experts, `zipf:0.5` or a CSV file; `lengths`: a CSV histogram of the documents that
-    sequences are packed from. Raises UserError on a spec that cannot be; a job that does not fit in memory is a Result
-    whose status is "infeasible".
+    `scenario`: what disturbs the step, or its parts as keywords: `slow`, disturbances such as `gpu=1037:1.15` or
+    `link=node12.nic3:0.5` (docs/disturb.md); `jitter`, relative standard deviation of a pass, sampled `samples` times
+    from `seed`; `router_load`, popularity of experts, `zipf:0.5` or a CSV file; `lengths`, a CSV histogram of the
+    documents that sequences are packed from. Raises UserError on a spec that cannot be; a job that does not fit in
+    memory is a Result whose status is "infeasible".
     """
+    scenario = replace(scenario, **parts)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
-        if slow or jitter or samples or router_load is not None or lengths is not None:
+        if scenario.disturbs or scenario.samples:
             raise SpecError("cluster", mixed.name, "of several types: disturbances, routers and lengths need one type")
         model = model if isinstance(model, Model) else load_model(model)
         return of_all_types(model, mixed, read_plan(plan), predict, _by_stage)
@@ -83,7 +82,8 @@ def predict(
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
     layout = resolve(model, cluster, read_plan(plan))
-    asked = parse_disturbances(slow, cluster, jitter=jitter, samples=samples, seed=seed)
+    asked = parse_disturbances(scenario, cluster)
+    router, lengths, seed = scenario.router_load, scenario.lengths, scenario.seed
     pricer = Pricer(layout)
     documents = None if lengths is None else read_lengths(lengths)
     if documents is not None:
@@ -92,8 +92,8 @@ def predict(
     check(chosen)
     even = base = simulate(layout, pieces_of(layout), chosen, pricer)
     uneven = None
-    if router_load is not None:
-        loads = parse_router_load(str(router_load), model, seed=seed)
+    if router is not None:
+        loads = parse_router_load(str(router), model, seed=seed)
         uneven = routed(loads, layout, lambda pieces: simulate(layout, pieces, chosen, pricer), seed)
         base = uneven.simulated
 
@@ -114,8 +114,8 @@ def predict(
     # A job runs out of memory in the worst step of a trace, not in its median one.
     steps = (base,) if uneven is None else uneven.steps
     memory = fullest(memory_of(layout, one.pieces, one.step, one.timeline.end_ns) for one in steps)
-    extra = [f" --router-load {shlex.quote(str(router_load))}"] if router_load is not None else []
-    extra += [f" --lengths {shlex.quote(str(lengths))}"] if lengths is not None else []
+    files = {"--router-load": router, "--lengths": lengths}
+    extra = [f" {flag} {shlex.quote(str(given))}" for flag, given in files.items() if given is not None]
     words = asked.flags()
     if seed and extra and "--seed" not in words:
         words += f" --seed {seed}"
@@ -128,13 +128,18 @@ def predict(
 
 
 def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, int]:
-    """A pipeline whose stages lie on several types, told as on the type whose memory is fullest; and that type."""
+    """A pipeline whose stages lie on several types; and the type whose memory it is told against.
+
+    That of the stage that lacks most of what it needs; where all fit, that of the stage that needs most.
+    """
     job = staged(model, cluster, plan)
     memory = job.memory()
-    fullness = {
-        one.stage: one.device_bytes / job.layout_of(one.stage).cluster.gpu.usable_memory_bytes for one in memory
-    }
-    shown = job.type_of[max(fullness, key=lambda stage: fullness[stage])]
+
+    def worth_telling(one: StageMemory) -> tuple[float, bool, int]:
+        share = one.device_bytes / job.layout_of(one.stage).cluster.gpu.usable_memory_bytes
+        return max(1.0, share), one.gives_back, one.device_bytes
+
+    shown = job.type_of[max(memory, key=worth_telling).stage]
     own = tuple(one for one in memory if job.type_of[one.stage] == shown)
     layout, simulated = job.layouts[shown], job.simulated
     command = reproduce(layout)

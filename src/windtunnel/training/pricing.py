@@ -129,9 +129,12 @@ class Pricer:
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:
             self.launch_s = host.compiled_launch_s
+        by_engine = not (plan.cuda_graphs or plan.compile or calibration is not None)
+        self.backward_launch_s = self.launch_s * (host.backward_launch[plan.framework] if by_engine else 1.0)
         self.unmeasured_launch_s = 0.0
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
+            self.backward_launch_s = 0.0
 
     def like(self, layout: Layout, *, same_ops: bool) -> Pricer:
         """Prices of another layout of the same cluster, framework and formats: what is known of kernels is shared.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
+from windtunnel.step.scenario import CALM, Scenario
 from windtunnel.training.launch.native import ARGUMENTS, is_native, read_native
 
 if TYPE_CHECKING:
@@ -93,14 +94,11 @@ class Question:
         )
         return cls(built, machine, settled, shlex.join(words), notes)
 
-    def answer(self, **disturbances: Any) -> Result:
-        """Predict, and name model and cluster in `reproduce` as they were named here.
-
-        `disturbances`: keywords of `training.predict`.
-        """
+    def answer(self, scenario: Scenario = CALM) -> Result:
+        """Predict, and name model and cluster in `reproduce` as they were named here."""
         from windtunnel.training import predict
 
-        return self.as_named(predict(self.model, self.cluster, self.plan, **disturbances))
+        return self.as_named(predict(self.model, self.cluster, self.plan, scenario=scenario))
 
     def as_named(self, result: Result) -> Result:
         """A result whose `reproduce` names model and cluster as they were named here."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.result import Result
+from windtunnel.step.scenario import NAMES, Scenario
 
 if TYPE_CHECKING:
     from windtunnel.training.question import Question
@@ -138,8 +139,7 @@ class Asked:
     cluster: str
     plan: Mapping[str, Any]
     sets: tuple[str, ...]
-    slow: tuple[str, ...]
-    others: Mapping[str, Any]  # keywords of `predict`: router_load, jitter, samples
+    scenario: Scenario
     plan_file: Path | None = None  # a plan in YAML or a framework's own, whose fields `plan` overrides
 
     def answer(self, advice: bool = False) -> Result:
@@ -147,9 +147,8 @@ class Asked:
         from windtunnel.planning.advice import advised
 
         asked = self._question()
-        others = {"slow": self.slow, **self.others}
-        result = asked.answer(**others)
-        return advised(result, asked, others) if advice else result
+        result = asked.answer(self.scenario)
+        return advised(result, asked, self.scenario) if advice else result
 
     def _question(self) -> Question:
         from windtunnel.training.question import Question
@@ -165,8 +164,8 @@ class Asked:
     def as_python(self) -> str:
         """The question as a call of the library."""
         arguments = [repr(self.model), repr(self.cluster), repr(self.settled())]
-        arguments += [f"slow={list(self.slow)!r}"] if self.slow else []
-        arguments += [f"{name}={value!r}" for name, value in self.others.items()]
+        given = {name: getattr(self.scenario, name) for name in NAMES} | {"slow": list(self.scenario.slow)}
+        arguments += [f"{name}={value!r}" for name, value in given.items() if value]
         return f"import windtunnel\n\nresult = windtunnel.predict({', '.join(arguments)})\n"
 
     def as_yaml(self) -> str:
@@ -196,13 +195,11 @@ def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
             file_or_name("slow", line, uploads)
     sets = [f"cluster.nic={values['nic'].strip()}"] if values.get("nic", "").strip() else []
     sets += [line.strip() for line in values.get("set", "").splitlines() if line.strip()]
-    others: dict[str, Any] = {}
-    router = values.get("router_load", "").strip()
-    if router:
-        others["router_load"] = router if router.startswith("zipf:") else file_or_name("router_load", router, uploads)
-    if values.get("jitter", "").strip():
-        others["jitter"] = values["jitter"].strip()
-    return Asked(model, cluster, plan_of(values), tuple(sets), slow, others, plan_file)
+    router = values.get("router_load", "").strip() or None
+    if router and not router.startswith("zipf:"):
+        router = file_or_name("router_load", router, uploads)
+    scenario = Scenario(slow, values.get("jitter", "").strip() or 0.0, router)
+    return Asked(model, cluster, plan_of(values), tuple(sets), scenario, plan_file)
 
 
 def is_stated(name: str) -> bool:

@@ -119,7 +119,7 @@ class Page:
             if name in settled:
                 words += [f"--{name.replace('_', '-')}", shown(settled[name])]
         words += [word for text in asked.sets for word in ("--set", text)]
-        words += [word for text in asked.slow for word in ("--slow", Path(text).name)]
+        words += [word for text in asked.scenario.slow for word in ("--slow", Path(text).name)]
         return self.jobs.start("plan", shlex.join(words))
 
     # Vary

@@ -130,6 +130,30 @@ def test_expert_degrees_that_nobody_states_are_swept(case: Any) -> None:
     assert {plan.ep for plan in found.plans} == {1, 8}
 
 
+@pytest.mark.parametrize(
+    ("changes", "plans"),
+    [
+        ({"date": "2026-08", "recompute": ""}, 4),
+        ({"date": "2025-09", "recompute": "", "notes": "tokendrop; synthetic balanced routing"}, 4),
+        ({"date": "2026-02", "recompute": ""}, 1),  # recipes of that time had graphs around the experts at most
+        ({"date": "2026-08"}, 1),  # the recipe is cited
+    ],
+)
+def test_a_recipe_that_is_not_cited_may_have_run_in_graphs(case: Any, changes: dict[str, Any], plans: int) -> None:
+    bridge = {"source": "NVIDIA Megatron-Bridge performance summary", "framework": "Megatron-Bridge/Megatron-Core"}
+    experts = {"model_family": "mixtral", "experts": 8, "topk": 2, "ep": 8, "tp": 1, "dp": 16, "sp": 0}
+    found = case(**bridge, **experts, **changes)
+    assert len({(plan.cuda_graphs, plan.overlap_ep) for plan in found.plans}) == plans
+
+
+def test_moments_are_in_the_format_of_the_cited_recipe(case: Any) -> None:
+    def cited(page: str) -> str:
+        return f"github:NVIDIA/dgxc-benchmarking@v24.11.1:nemotron/{page}.md#L52"
+
+    assert case(url_or_file=cited("README_340b")).plan.optimizer_dtype == "bf16"
+    assert case(url_or_file=cited("README_15b")).plan.optimizer_dtype == "fp32"
+
+
 def test_what_no_rule_knows_is_answered_and_said(case: Any) -> None:
     assert "framework 'Fleetwood' not known, taken as megatron" in case(framework="Fleetwood").assumptions
     found = case(model_family="perceptron", model="Perceptron-1")

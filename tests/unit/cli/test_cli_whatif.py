@@ -78,7 +78,7 @@ def test_jitter_is_mended_by_the_name_that_results_print(
 
 def test_what_is_added_is_added_last(run: str, slow: Result) -> None:
     arguments = changed(arguments_of(slow, run), ["slow.without=gpu=3:1.3"], ["gpu=1:2"])
-    assert arguments["slow"] == (SLOW[1], "gpu=1:2")
+    assert arguments["scenario"].slow == (SLOW[1], "gpu=1:2")
 
 
 def test_cluster_plan_and_model_can_be_changed_at_once(

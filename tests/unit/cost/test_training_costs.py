@@ -42,8 +42,10 @@ def test_no_constant_leaves_what_is_physically_plausible(generation: str) -> Non
     assert min(sustained.dispatch, sustained.dispatch_across, sustained.grouped) >= 1.0  # never faster than the wire
     assert 0.0 < costs.graph_launch_s < min(costs.launch_s.values())
     assert all(
-        costs.launch_s[name] <= call < 1e-3 for name, call in costs.collective_launch_s.items()
-    )  # a chain of such
+        costs.launch_s[name] * costs.backward_launch[name] <= call < 1e-3
+        for name, call in costs.collective_launch_s.items()
+    )  # a launch and more, without the modules around it
+    assert all(0.3 <= share <= 1.0 for share in costs.backward_launch.values())
     assert 0.0 <= costs.jitter < 0.05
     assert all(0.0 < sigma <= 1.0 for sigma in costs.uncertainty.values())
 

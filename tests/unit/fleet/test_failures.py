@@ -201,6 +201,26 @@ def test_what_a_run_cannot_do_with_failures_is_refused(tmp_path, capsys):
         *([*start, "--capacity", "c.csv"] for start in (live, packed)),
         [*live, "--seeds", "3"],
         [*plain, "--executor", "processes"],
+        [*plain, "--repair", "2h"],
+        [*plain, "--capacity", "c.csv", "--repair", "2h"],
+        [*plain, "--checkpoint-every", "banana"],
+        [*plain, "--mtbf-node", "2"],
+        [*plain, "--mtbf-node", "6h", "--repair", "soon"],
+        [*live, "--repair", "2h"],
+        [*packed, "--checkpoint-every", "5min"],
     ):
         assert main(words) == 2
         assert "windtunnel: error: --" in capsys.readouterr().err
+
+
+def test_where_no_job_ends_what_was_down_is_told(tmp_path, capsys):
+    """A node that is lost before its job's first checkpoint, each time: 8 of 16 GPUs are down for good from 1 h on."""
+    jobs, lost = tmp_path / "jobs.csv", tmp_path / "lost.csv"
+    jobs.write_text("job,submit_s,gpus,duration_s\na,0,16,90000\n")
+    lost.write_text("time_s,node,gpus\n3600,1,0\n7200,1,0\n")
+    words = ["fleet", str(jobs), "--cluster", "gpu:2x8", "--policy", "fifo", "--capacity", str(lost), "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unfinished_jobs"] == 1
+    assert found["down_gpu_hours"] == 8.0
+    assert found["capacity_gpu_hours"] == 24.0

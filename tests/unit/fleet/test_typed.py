@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from windtunnel.cli.app import main
 from windtunnel.errors import SpecError
+from windtunnel.fleet.adaptdl.application import Application, Validation
+from windtunnel.fleet.adaptdl.work import ChosenBatch
 from windtunnel.fleet.exact.clock import NS, Clock, Running
+from windtunnel.fleet.exact.work import Epochs
 from windtunnel.fleet.policies.gavel import Gavel
 from windtunnel.fleet.policies.sia import Sia
 from windtunnel.fleet.site import parse_site
@@ -166,3 +169,19 @@ def test_a_job_that_fits_on_no_kind_is_left_out_and_named(tmp_path, capsys):
         assert set(found["left_out"]) == out
         assert found["impossible_jobs"] == len(out)
         assert found["completed_jobs"] == 3 - len(out)
+
+
+def test_sia_goes_by_goodput_where_jobs_learn_it():
+    """One kind, applications that learn: wider rounds only by twice what was ever tried, until wider gains nothing."""
+    counts = np.array([400.0, 800.0])
+    runs = {batch: Validation(counts, counts, np.ones(2), np.zeros(2)) for batch in (8, 64)}
+    steps = {(n,): np.array([[1, 0.2, 0.0], [64, 6.5, 0.0]]) for n in range(1, 5)}  # 0.1 s and 0.1 s a sample
+    app = Application("app", steps, np.zeros((0, 3)), np.zeros((0, 2)), runs, 2, 1, 64)
+    job = Running(0, 0, 1, Epochs(ChosenBatch(app), 0.0, "t4", 4))
+    log = []
+    Clock([job], [4], Sia(("t4",), 4), log=log).run()
+    widths = [sum(step.decision.gpus.values()) for step in log]
+    assert widths[:3] == [1, 2, 4]
+    assert job.end_ns is not None
+    alone_s = 800 / (1 / 0.3)  # on 4 GPUs, 2 samples each
+    assert job.end_ns / NS == pytest.approx(alone_s + 120 - 60 * (1 / 0.9 + 1 / 0.5) * 0.3, rel=0.1)

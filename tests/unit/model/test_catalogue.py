@@ -67,6 +67,7 @@ ROUNDED = {
     "gemma-3-4b": (0.675e9 + 3.209e9, 0.01e9),  # arXiv 2503.19786 table 1: embedding and the rest
     "gemma-3-12b": (1.012e9 + 10.759e9, 0.01e9),
     "gemma-3-27b": (1.416e9 + 25.600e9, 0.01e9),
+    "minimax-01": (456e9, 0.5e9),  # arXiv 2501.08313: 456B, of which 45.9B meet a token
     "nemotron-4-15b": (12.5e9 + 3.2e9, 0.1e9),  # arXiv 2402.16819: 12.5B non-embedding and 3.2B embedding
     "nemotron-4-340b": (331.6e9 + 9.4e9, 0.1e9),  # arXiv 2406.11704: 331.6B non-embedding and 9.4B embedding
 }
@@ -118,6 +119,7 @@ def test_deepseek_v3_checkpoint_tensor_by_tensor() -> None:
         ("kimi-k2", 32.9, 0.4),  # arXiv 2507.20534: 32.6B
         ("glm-4.5", 32 + 1.55, 0.5),  # arXiv 2508.06471: 32B without embedding and output matrix
         ("glm-4.5-air", 12 + 1.24, 0.5),  # 12B
+        ("minimax-01", 45.9 + 2.46, 0.05),  # arXiv 2501.08313: 45.9B without embedding and output matrix
         ("llama-4-scout", 17.2, 0.05),  # model card: 17B
         ("llama-4-maverick", 17.2, 0.05),  # model card: 17B
     ],

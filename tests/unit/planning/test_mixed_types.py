@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_plan import every_plan
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.model import load_model
 from windtunnel.planning import plan
-from windtunnel.planning.exhaustive import every_plan
 from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.search import Search
 from windtunnel.planning.space import Space

@@ -210,29 +210,29 @@ def test_another_number_of_gpus_is_refused() -> None:
 )
 def test_disturbances_without_a_place_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        predict_captured(folded_job(GRID), cluster(8, 4), disturbances=words)
+        predict_captured(folded_job(GRID), cluster(8, 4), slow=words)
 
 
 def test_a_stage_needs_a_pipeline() -> None:
     with pytest.raises(SpecError, match="sends no messages"):
-        predict_captured(folded_job(Grid(1, 4, 2)), cluster(), disturbances=["stage=0:1.2"])
+        predict_captured(folded_job(Grid(1, 4, 2)), cluster(), slow=["stage=0:1.2"])
 
 
 def test_too_many_samples_are_refused() -> None:
     with pytest.raises(UserError, match="ask for at most"):
-        predict_captured(folded_job(GRID), cluster(), disturbances=["noise=2%"], samples=1_000_000)
+        predict_captured(folded_job(GRID), cluster(), slow=["noise=2%"], samples=1_000_000)
 
 
 @pytest.mark.parametrize("words", [["link=node0.nic1:0.25"], ["lost=node1.nic0"]])
 def test_slow_links_cost_only_what_crosses_nodes(words: list[str]) -> None:
     heavy = {"layers": 2, "micro_batches": 2, "rows": 4096, "width": 8192}
-    apart = predict_captured(folded_job(GRID, **heavy), cluster(8, 2), disturbances=words)
+    apart = predict_captured(folded_job(GRID, **heavy), cluster(8, 2), slow=words)
     assert apart.disturbed is not None
     assert apart.disturbed.blame[0].alone_ns > 0
 
 
 def test_slow_links_of_one_domain_cost_nothing() -> None:
-    found = predict_captured(folded_job(GRID), cluster(), disturbances=["link=node0.nic1:0.25"])
+    found = predict_captured(folded_job(GRID), cluster(), slow=["link=node0.nic1:0.25"])
     assert found.disturbed is not None
     assert found.disturbed.blame[0].alone_ns == 0
 
@@ -240,7 +240,7 @@ def test_slow_links_of_one_domain_cost_nothing() -> None:
 def test_thermal_and_random_and_stage_slow_the_step() -> None:
     heavy = {"layers": 2, "micro_batches": 2, "rows": 8192, "width": 8192}
     for words in (["thermal=3:1.5:300s"], ["random=25%:1.5"], ["stage=1:1.3"]):
-        found = predict_captured(folded_job(GRID, **heavy), cluster(), disturbances=words)
+        found = predict_captured(folded_job(GRID, **heavy), cluster(), slow=words)
         assert found.disturbed is not None
         blame = found.disturbed.blame[0]
         assert blame.alone_ns == blame.without_ns > 0
@@ -249,15 +249,15 @@ def test_thermal_and_random_and_stage_slow_the_step() -> None:
 def test_samples_are_the_same_however_many_and_spread_by_chance() -> None:
     heavy = {"layers": 1, "micro_batches": 2, "rows": 8192, "width": 8192}
     job = folded_job(GRID, **heavy)
-    found = predict_captured(job, cluster(), disturbances=["noise=10%"], samples=20)
-    again = predict_captured(job, cluster(), disturbances=["noise=10%"], samples=20)
+    found = predict_captured(job, cluster(), slow=["noise=10%"], samples=20)
+    again = predict_captured(job, cluster(), slow=["noise=10%"], samples=20)
     assert found.to_json() == again.to_json()
     assert found.disturbed is not None
     assert found.disturbed.samples is not None
     assert found.disturbed.samples.p5_ns < found.disturbed.samples.p95_ns
     # Everybody waits for the slowest, so that noise makes the median longer than the calm step.
     assert found.disturbed.samples.p50_ns > found.disturbed.undisturbed_step_time_ns
-    warming = predict_captured(job, cluster(), disturbances=["thermal=0:1.5:1ms"], samples=16)
+    warming = predict_captured(job, cluster(), slow=["thermal=0:1.5:1ms"], samples=16)
     assert warming.disturbed is not None
     assert warming.disturbed.samples is not None
     assert warming.disturbed.samples.p5_ns < warming.disturbed.samples.p95_ns
@@ -265,7 +265,7 @@ def test_samples_are_the_same_however_many_and_spread_by_chance() -> None:
 
 def test_a_result_is_whole_and_comes_back_from_json() -> None:
     job = folded_job(GRID)
-    found = predict_captured(job, "h100-sxm:8", disturbances=["gpu=3:1.3"])
+    found = predict_captured(job, "h100-sxm:8", slow=["gpu=3:1.3"])
     assert Result.from_dict(json.loads(found.to_json())) == found
     assert found.reproduce == "windtunnel predict captured@0123456789ab --cluster h100-sxm:8 --slow gpu=3:1.3"
     assert found.spec["captured"]["content_hash"] == "0123456789ab"

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError
+from windtunnel.report.comparison.compare import compare
 from windtunnel.report.prediction.document import DocumentError, from_bytes, json_schema, to_bytes, to_document
 from windtunnel.report.run_folder import load, save
+from windtunnel.report.run_list import RunList
 from windtunnel.result import Result
 
 NAMES = ["result", "faster", "infeasible", "bare", "hostile"]
@@ -60,8 +62,11 @@ def test_what_is_wrong_is_said(result: Result) -> None:
         "is cut off": whole[: len(whole) // 2],
         "is not JSON": b"hello",
         "no `schema`": b'{"a": 1}',
-        "newer than": _changed(result, schema="windtunnel.result/2"),
+        "newer than": _changed(result, schema="windtunnel.result/3"),
         "is not a windtunnel result": _changed(result, schema="other.thing/1"),
+        "is not a windtunnel result (schema 'windtunnel.result/x')": _changed(result, schema="windtunnel.result/x"),
+        "reads 1 to": _changed(result, schema="windtunnel.result/0"),
+        "is an answer of `windtunnel plan`, no prediction": _changed(result, study="plan"),
         "step_time_ns": _changed(result, step_time_ns="long"),
         "stages": _changed(result, stages=[{"stage": 0}]),
         "edited or damaged": _changed(result, step_time_ns=result.step_time_ns - 1),
@@ -123,6 +128,33 @@ def test_a_place_that_cannot_be_written_is_said_and_nothing_left(result: Result,
     with pytest.raises(InputFileError, match="cannot be written"):
         save(result, tmp_path)
     assert [file.name for file in (tmp_path / result.content_hash).iterdir() if file.name.startswith(".")] == []
+
+
+SCHEMA_1 = Path(__file__).parent / "schema_1" / "dbe1544e4373"
+
+
+def test_a_run_folder_of_schema_1_is_read_and_stays_one(result: Result, tmp_path: Path) -> None:
+    old = load(SCHEMA_1)
+    assert old.schema == "windtunnel.result/1"
+    assert load(save(old, tmp_path)) == old
+    assert not {"study", "version", "band"} & set(to_document(old))
+    assert old.disturbed is not None
+    assert old.disturbed.samples is not None
+    assert compare(old, result).step_ns == result.step_time_ns - old.step_time_ns
+    (listed,) = RunList(SCHEMA_1.parent).all()
+    assert (listed.name, listed.problem, listed.step_time_s) == (SCHEMA_1.name, "", old.step_time_s)
+
+
+def test_the_header_says_what_the_result_says(result: Result) -> None:
+    document = to_document(result)
+    head = {name: document[name] for name in ("schema", "study", "spec", "reproduce", "warnings", "provenance")}
+    assert head == {**{name: getattr(result, name) for name in head if name != "study"}, "study": "predict"} | {
+        "warnings": result.warnings
+    }
+    assert document["version"] == result.spec["version"]
+    low, high = document["band"]["p5"], document["band"]["p95"]
+    assert (low, high) == (result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
+    assert low <= document[document["band"]["of"]] <= high
 
 
 def test_schema_covers_the_document(result: Result) -> None:

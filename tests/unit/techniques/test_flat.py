@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
+from windtunnel.model.families import transformer
 from windtunnel.techniques.flat import Lane, Task, cut, lower_flat, play
 from windtunnel.techniques.flat.play import SHARED
 from windtunnel.training import predict, read_plan
@@ -92,3 +93,17 @@ def test_the_flat_step_is_as_long_as_the_predicted_one(model, cluster, plan) -> 
     settled, machine, built = read_plan(plan), parse_cluster(cluster), load_model(model)
     predicted = predict(built, machine, settled).step_time_s
     assert 0.90 * predicted < lower_flat(built, machine, settled).seconds() < 1.03 * predicted
+
+
+def test_gradients_are_reduced_in_the_plans_buckets_and_experts_of_one_rank_fill_none() -> None:
+    """Eight layers of 1.05M parameters that all ranks share, experts (2.10M a layer) that each rank has alone."""
+    built = transformer(
+        hidden=512, layers=8, heads=8, vocab=204, ffn=2048, experts=4, topk=2, family="gpt", gated=False
+    )  # fmt: skip
+    machine, counts = parse_cluster("a100-80gb:4"), []
+    for bucket in (None, 4_000_000, 1_000_000):
+        plan = {"global_batch": 4, "seq_len": 128, "ep": 4, "zero_stage": 0, "bucket_parameters": bucket}
+        step = lower_flat(built, machine, read_plan(plan))
+        counts.append(sum(task.role == "reduce" for task in step.one))
+        assert sum(task.bytes_total for task in step.one if task.role == "reduce") < 2 * 11e6
+    assert counts == [1, 3, 9]  # the table of positions comes last, in one of its own

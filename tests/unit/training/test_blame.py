@@ -13,6 +13,7 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import transformer
 from windtunnel.step.disturbances.attribution import thinned
 from windtunnel.step.disturbances.disturbances import parse_disturbances
+from windtunnel.step.scenario import Scenario
 from windtunnel.training import read_plan
 from windtunnel.training.disturbances.attribution import path_of, who_waits
 from windtunnel.training.disturbances.cells import cell_factors
@@ -53,7 +54,7 @@ def lowered(name: str):
 
 def replayed(name: str, *slow: str, fold: bool = True):
     layout, pieces, pricer, step = lowered(name)
-    asked = parse_disturbances(slow, layout.cluster).slow
+    asked = parse_disturbances(Scenario(slow), layout.cluster).slow
     unfolded = unfold(step, layout, pieces, pricer, *cell_factors(layout, asked), fold=fold)
     factors = np.array(pricer.training.slowdown_factors())
     timeline = replay(unfolded.step.graph, unfolded.step.duration_ns, Slowdown(unfolded.step.interference, factors))

@@ -10,12 +10,13 @@ import pytest
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.step.disturbances.disturbances import SAMPLES, parse_disturbances
+from windtunnel.step.scenario import Scenario
 
 CLUSTER = parse_cluster("h100-sxm:64")
 
 
 def one(text, cluster=CLUSTER, **more):
-    (found,) = parse_disturbances([text], cluster, **more).slow
+    (found,) = parse_disturbances(Scenario([text], **more), cluster).slow
     return found
 
 
@@ -41,20 +42,20 @@ def test_what_each_form_comes_to():
 def test_what_is_random_is_drawn_by_the_seed():
     assert one("random=10%:1.2", seed=1) == one("random=10%:1.2", seed=1)
     assert one("random=10%:1.2", seed=1).gpus != one("random=10%:1.2", seed=2).gpus
-    first, second = parse_disturbances(["random=10%:1.2", "random=10%:1.2"], CLUSTER).slow
+    first, second = parse_disturbances(Scenario(["random=10%:1.2", "random=10%:1.2"]), CLUSTER).slow
     assert first.gpus == one("random=10%:1.2").gpus
     assert first.gpus != second.gpus
 
 
 def test_only_what_is_random_is_sampled_unless_asked_for():
-    assert not parse_disturbances(["gpu=5:1.15"], CLUSTER, samples=100).sampled
-    assert not parse_disturbances(["thermal=5:1.15:60"], CLUSTER).sampled
-    assert parse_disturbances(["thermal=5:1.15:60"], CLUSTER, samples=7).samples == 7
+    assert not parse_disturbances(Scenario(["gpu=5:1.15"], samples=100), CLUSTER).sampled
+    assert not parse_disturbances(Scenario(["thermal=5:1.15:60"]), CLUSTER).sampled
+    assert parse_disturbances(Scenario(["thermal=5:1.15:60"], samples=7), CLUSTER).samples == 7
     for asked in ({"slow": ["pause=1%:1s"]}, {"slow": ["noise=1%"]}, {"slow": [], "jitter": "1%"}):
-        found = parse_disturbances(cluster=CLUSTER, **asked)
+        found = parse_disturbances(Scenario(**asked), CLUSTER)
         assert found.sampled
         assert found.samples == SAMPLES
-    assert parse_disturbances(["pause=1%:1s"], CLUSTER, samples=9).samples == 9
+    assert parse_disturbances(Scenario(["pause=1%:1s"], samples=9), CLUSTER).samples == 9
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.02])
@@ -65,17 +66,17 @@ def test_words_ask_for_the_same_again(jitter, samples):
         "uplink=leaf2:0.25", "pause=0.5%:200 ms", "noise=2%",
     ]  # fmt: skip
     for part in (slow, slow[:3], slow[3:4]):
-        asked = parse_disturbances(part, CLUSTER, jitter=jitter, samples=samples, seed=3)
+        asked = parse_disturbances(Scenario(part, jitter, samples=samples, seed=3), CLUSTER)
         words = shlex.split(asked.flags())
         flags = list(zip(words[::2], words[1::2], strict=True))
         rest = dict(flags)
-        again = parse_disturbances(
+        again = Scenario(
             [value for flag, value in flags if flag == "--slow"],
-            CLUSTER,
-            jitter=rest.get("--jitter", 0.0),
+            rest.get("--jitter", 0.0),
             samples=int(rest.get("--samples", 0)),
             seed=int(rest["--seed"]),
         )
+        again = parse_disturbances(again, CLUSTER)
         assert again.slow == asked.slow
         assert again.jitter == asked.jitter
         assert again.sampled == asked.sampled
@@ -85,8 +86,8 @@ def test_words_ask_for_the_same_again(jitter, samples):
 def test_a_file_is_a_list_of_words(tmp_path):
     path = tmp_path / "trouble.yaml"
     path.write_text("# a bad day\n- gpu=5:1.15\n- pause=0.5%:200ms\n")
-    both = parse_disturbances([str(path), "lost=node1.nic4"], CLUSTER)
-    assert both == parse_disturbances(["gpu=5:1.15", "pause=0.5%:200ms", "lost=node1.nic4"], CLUSTER)
+    both = parse_disturbances(Scenario([str(path), "lost=node1.nic4"]), CLUSTER)
+    assert both == parse_disturbances(Scenario(["gpu=5:1.15", "pause=0.5%:200ms", "lost=node1.nic4"]), CLUSTER)
     assert "yaml" not in both.flags()
 
 
@@ -107,7 +108,7 @@ def test_a_bad_file_names_file_and_entry(tmp_path, content, entry):
     path = tmp_path / "trouble.yaml"
     path.write_text(content)
     with pytest.raises(UserError, match=entry) as caught:
-        parse_disturbances([str(path)], CLUSTER)
+        parse_disturbances(Scenario([str(path)]), CLUSTER)
     assert "trouble.yaml" in str(caught.value)
 
 
@@ -115,7 +116,7 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     for name in ("missing.yaml", "binary.yaml"):
         with pytest.raises(InputFileError, match=name):
-            parse_disturbances([str(tmp_path / name)], CLUSTER)
+            parse_disturbances(Scenario([str(tmp_path / name)]), CLUSTER)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_missing_or_binary_file_is_named(tmp_path):
 )  # fmt: skip
 def test_a_bad_word_is_named_with_a_remedy(text):
     with pytest.raises(SpecError) as caught:
-        parse_disturbances([text], CLUSTER)
+        parse_disturbances(Scenario([text]), CLUSTER)
     assert caught.value.field == "slow"
     assert caught.value.value == text
     assert len(caught.value.remedy) > 10
@@ -146,15 +147,15 @@ def test_a_node_cannot_lose_all_its_nics():
     with pytest.raises(SpecError, match="cut off"):
         one("lost=node0.nic0", parse_cluster("h100-sxm:1"))
     everything = [f"lost=node1.nic{nic}" for nic in range(8)]
-    parse_disturbances(everything[:7], CLUSTER)
+    parse_disturbances(Scenario(everything[:7]), CLUSTER)
     with pytest.raises(SpecError, match="cut off"):
-        parse_disturbances(everything, CLUSTER)
+        parse_disturbances(Scenario(everything), CLUSTER)
 
 
 @pytest.mark.parametrize("more", [{"samples": -1}, {"samples": 10**7}, {"seed": -1}, {"jitter": "x"}, {"jitter": 2}])
 def test_bad_numbers_are_named(more):
     with pytest.raises(SpecError, match=next(iter(more))):
-        parse_disturbances(["gpu=1:1.2"], CLUSTER, **more)
+        parse_disturbances(Scenario(["gpu=1:1.2"], **more), CLUSTER)
 
 
 def test_all_gpus_can_be_drawn():

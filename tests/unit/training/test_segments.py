@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from windtunnel.graph import OpKind
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.model import load_model
 from windtunnel.training import read_plan
@@ -59,6 +60,22 @@ def test_a_backward_pass_runs_them_in_reverse_with_two_gemms_each() -> None:
         < found.index("qkv backward input")
     )
     assert found[-1] == "embedding backward"
+
+
+def test_nodes_of_autograd_are_launched_faster_than_modules_but_recomputation_runs_modules_again() -> None:
+    def host_s(phase: Phase, framework: str, **plan: Any) -> dict[str, float]:
+        segment = pass_of(phase, launch=True, framework=framework, zero_stage=0, **plan)
+        graph = segment.graph
+        names = [graph.labels[graph.label[op]] for op in range(graph.n_ops) if graph.kind[op] == OpKind.HOST]
+        times = (segment.end_ns - segment.start_ns)[graph.kind == OpKind.HOST] / 1e9
+        return dict(zip(names, times.tolist(), strict=True))
+
+    forward = host_s(Phase.FORWARD, "megatron-deepspeed")
+    backward = host_s(Phase.BACKWARD, "megatron-deepspeed", recompute="full")
+    assert backward["qkv backward input"] < forward["qkv"]
+    assert backward["recompute qkv"] == forward["qkv"]
+    forward, backward = host_s(Phase.FORWARD, "torchtitan"), host_s(Phase.BACKWARD, "torchtitan")
+    assert backward["qkv backward input"] == forward["qkv"]
 
 
 def test_halves_of_a_split_backward_hold_the_same_kernels() -> None:

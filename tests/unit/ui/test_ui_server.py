@@ -18,6 +18,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from windtunnel.report.run_list import RunList
+from windtunnel.step.scenario import Scenario
 from windtunnel.ui.form import asked_of, field_for, file_or_name, plan_fields, plan_of
 from windtunnel.ui.guard import FORM_BYTES_MOST
 from windtunnel.ui.jobs import JobList
@@ -309,7 +310,7 @@ def test_names_of_files_and_words(tmp_path: Path) -> None:
     asked = asked_of({**QUESTION, "nic": "800 Gb/s", "router_load": "zipf:0.5"}, tmp_path)
     assert asked.cluster == "h100-sxm:8"
     assert asked.sets == ("cluster.nic=800 Gb/s",)
-    assert asked.others == {"router_load": "zipf:0.5"}
+    assert asked.scenario == Scenario(router_load="zipf:0.5")
     scope: dict[str, Any] = {}
     exec(asked_of(QUESTION, tmp_path).as_python(), scope)
     assert scope["result"].n_gpus == 8

@@ -79,7 +79,6 @@ class ServingReport:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "study": "serving accuracy",
             "table": self.source,
             "rows": len(self.rows),
             "repeats_left_out": sum(1 for row in self.rows if row.text("duplicate_of")),

@@ -22,6 +22,8 @@ SMOOTH = 1e-8  # square of the error below which it is round: at nought the root
 LONGEST = 1.0  # step of any parameter: beyond a factor of e, times that vanish have no slope left to come back on
 FLOOR = 1e-8
 ROUNDING = 1e-8  # under which a ceiling ignores the rest
+MOST_KEPT = 4096  # samples per GPU up to which the power of their time is kept
+SURELY = 1 + 1e-12  # more than what rounding does to a goodput
 
 
 @njit(cache=True)
@@ -186,9 +188,12 @@ def best_batches(
 
     `speed`: f64[7] as `fleet/adaptdl/goodput.py` orders it. `limits`: initial batch, largest, smallest and largest per
     GPU. Batches in geometric steps that round to the same split are tried once. Of equals the first is taken.
+    An iteration takes at least the longer of computing and network: a batch that is no better even then is not tried.
     """
     initial, largest, smallest_local, largest_local = limits
     c = speed[6]
+    keeps = largest_local <= MOST_KEPT
+    power = np.full(int(largest_local) + 1 if keeps else 1, -1.0)
     for entry in range(len(gpus)):
         n = float(gpus[entry])
         beyond = max(n - 2.0, 1e-8)
@@ -214,10 +219,18 @@ def best_batches(
             found = 0.0
             if smallest_local <= samples <= largest_local:
                 compute = speed[0] + speed[1] * samples
-                iteration = times * compute + (compute**c + network_c) ** (1 / c)
                 batch = n * samples * (times + 1)
                 scale = batch / initial
-                found = batch / iteration * ((var + sqr) / (var / scale + sqr) / scale)
+                worth = (var + sqr) / (var / scale + sqr) / scale
+                if batch / (times * compute + max(compute, network)) * worth * SURELY <= top:
+                    continue
+                compute_c = power[int(samples)] if keeps else -1.0
+                if compute_c < 0:
+                    compute_c = compute**c
+                    if keeps:
+                        power[int(samples)] = compute_c
+                iteration = times * compute + (compute_c + network_c) ** (1 / c)
+                found = batch / iteration * worth
             if found > top:
                 top, top_atomic, top_accumulations = found, samples, times
         goodput[entry], atomic[entry], accumulations[entry] = top, top_atomic, top_accumulations

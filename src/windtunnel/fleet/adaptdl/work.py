@@ -73,6 +73,10 @@ class ChosenBatch:
         self.speed: Speed | None = None
         self.gradient = (0.0, 0.0)
         self.split = (0, 0)
+        # The last answer of each method and what it followed from: most ticks change nothing.
+        self._split_of: Any = None
+        self._rated: tuple[Any, float] = (None, 0.0)
+        self._goodput: tuple[Any, Array] | None = None
         self._table: tuple[Any, Array] | None = None
         self.limits = Limits(app.initial_batch, app.largest_batch, app.smallest_local, app.largest_local)
 
@@ -87,6 +91,10 @@ class ChosenBatch:
     def before(self, placement: Placement, epoch: int) -> None:
         """Choose the batch for a placement."""
         gpus = sum(placement)
+        known = (len(placement) > 1, gpus, self.speed, self.gradient)
+        if known == self._split_of:
+            return
+        self._split_of = known
         fixed = OWN_BATCH.get(self.app.name)
         if fixed is None and self.speed is None:
             fixed = max(self.app.initial_batch, self.app.smallest_local * gpus)
@@ -102,6 +110,9 @@ class ChosenBatch:
 
     def rate(self, placement: Placement, epoch: int) -> float:
         """Progress per second; what it shows is learned at once."""
+        known = (placement, self.split, epoch)
+        if known == self._rated[0]:
+            return self._rated[1]
         atomic, accumulations = self.split
         gpus = sum(placement)
         self.gradient = self.app.gradient(gpus * atomic * (accumulations + 1), epoch)
@@ -109,7 +120,8 @@ class ChosenBatch:
         if key not in self.seen:
             self.seen[key] = self.app.step_times_s(placement, atomic)
             self.speed = fit(self.seen)
-        return self.app.goodput(placement, atomic, accumulations, epoch)
+        self._rated = known, self.app.goodput(placement, atomic, accumulations, epoch)
+        return self._rated[1]
 
     def after(self, placement: Placement, epoch: int) -> None:
         """Choose the batch again, with what was learned."""
@@ -117,17 +129,27 @@ class ChosenBatch:
 
     def speedups(self, most: int, reference: int) -> Array:
         """[on several nodes, GPUs]: goodput on 0 to `most` GPUs over that on `reference` GPUs of one node."""
-        table = np.zeros((2, most + 1))
         if self.speed is None:
-            table[:] = np.arange(most + 1) / reference
-            return table
+            return np.tile(np.arange(most + 1) / reference, (2, 1))
         key = (most, reference, self.speed, self.gradient)
         if self._table is None or self._table[0] != key:
-            gpus = np.arange(1, most + 1)
-            both = np.concatenate([gpus, gpus[1:], [reference]])
-            across = np.concatenate([np.zeros(most, bool), np.ones(most - 1, bool), [False]])
-            goodput, _, _ = best(self.speed, self.gradient, self.limits, across, both)
-            table[0, 1:] = goodput[:most] / goodput[-1]
-            table[1, 2:] = goodput[most : 2 * most - 1] / goodput[-1]
-            self._table = (key, table)
+            goodput = self._goodputs(most, self.speed)
+            if reference <= most:
+                alone = goodput[0, reference]
+            else:
+                one_node, count = np.array([False]), np.array([reference])
+                alone = best(self.speed, self.gradient, self.limits, one_node, count)[0][0]
+            self._table = (key, goodput / alone)
         return self._table[1]
+
+    def _goodputs(self, most: int, speed: Speed) -> Array:
+        """[on several nodes, GPUs]: goodput on 0 to `most` GPUs."""
+        key = (most, speed, self.gradient)
+        if self._goodput is None or self._goodput[0] != key:
+            gpus = np.arange(1, most + 1)
+            across = np.concatenate([np.zeros(most, bool), np.ones(most - 1, bool)])
+            found, _, _ = best(speed, self.gradient, self.limits, across, np.concatenate([gpus, gpus[1:]]))
+            table = np.zeros((2, most + 1))
+            table[0, 1:], table[1, 2:] = found[:most], found[most:]
+            self._goodput = (key, table)
+        return self._goodput[1]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from windtunnel.fleet.elasticflow.node_sets import NodeSets, place_all
+from windtunnel.fleet.elasticflow.node_sets import gangs
 from windtunnel.fleet.elasticflow.state import EfJob, Event, Events, advance, overhead_s
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(
     gpus = nodes * gpus_per_node
     known, row = _known(jobs), {job: at for at, job in enumerate(jobs)}
     cluster = _Cluster(gpus, slot_s, together, known, row, _Room(min(len(jobs), 64), gpus))
-    sets = NodeSets(nodes, gpus_per_node)
+    ran: set[tuple[int, int]] = set()  # first GPU and GPUs of gangs that have run
     events = Events(jobs)
     elapsed_s: float = 0
     decisions = 0
@@ -83,15 +83,14 @@ def run(
         now_s = event.time_s
         advance(cluster.runnable, elapsed_s, now_s, events)
         events.remove(event)
-        _end(cluster, sets, event)
-        _admit(cluster, sets, event, now_s)
-        ordered = _settle(cluster, events, now_s)
+        _end(cluster, event)
+        ordered = _admit(cluster, event, now_s)
+        _settle(cluster, events)
         _start(cluster, events, now_s)
         _spare(cluster, events, ordered, now_s)
         change_s = _next_change_s(cluster)
         cluster.runnable.sort(key=lambda job: -job.gpus)
-        place_all(sets, cluster.runnable)
-        sets.note_gangs()
+        _place(cluster.runnable, nodes, gpus_per_node, ran)
         if math.isfinite(change_s) and (not events.list or change_s < events.list[0].time_s):
             events.note(change_s)
         if not events.list:
@@ -99,7 +98,7 @@ def run(
         restart = decisions > 0 and decisions % slot_s == 0
         decisions += 1
         if restart:
-            sets.cache.clear()
+            ran.clear()
         for job in cluster.runnable:
             job.overhead_s = 0
             if job.gpus > 0 and overheads:
@@ -110,13 +109,24 @@ def run(
         elapsed_s = int(events.merge(now_s, slot_s) - now_s)
 
 
-def _end(cluster: _Cluster, sets: NodeSets, event: Event) -> None:
+def _place(jobs: list[EfJob], nodes: int, gpus_per_node: int, ran: set[tuple[int, int]]) -> None:
+    """Place those that hold GPUs, and note whether a gang of their size has run on these before."""
+    for job in jobs:
+        job.placed = job.gpus > 0
+    for at, first in gangs(tuple(job.gpus for job in jobs), nodes, gpus_per_node):
+        job = jobs[at]
+        gang = (first, job.gpus)
+        job.in_cache = gang in ran
+        ran.add(gang)
+
+
+def _end(cluster: _Cluster, event: Event) -> None:
     for job in event.ends:
-        if job.node_set is None or job not in cluster.running:
+        if not job.placed or job not in cluster.running:
             continue
+        job.placed = False
         cluster.running.remove(job)
         cluster.runnable.remove(job)
-        sets.release(job)
         job.state = "completed"
         job.scored_late = job.real_end_s is None or job.real_end_s > job.deadline_s
 
@@ -148,28 +158,31 @@ def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs,
     return ordered, bool(in_time)
 
 
-def _admit(cluster: _Cluster, sets: NodeSets, event: Event, now_s: float) -> None:
+def _admit(cluster: _Cluster, event: Event, now_s: float) -> Jobs:
+    """Accept or reject those that arrive, and plan all that were accepted; `room` holds the plans."""
     for job in cluster.runnable:
         job.old_end_s = job.end_s
-        if job.node_set is not None:
-            sets.release(job)
     newcomers = [event.starts] if cluster.together else [[job] for job in event.starts]
+    planned: Jobs | None = None
     for group in newcomers:
         if not group:
             continue
         for job in group:
             job.old_end_s = job.end_s
-        if not _plan_all(cluster, [*cluster.runnable, *group], now_s)[1]:
-            for job in group:
-                job.state = "rejected"
-                job.end_s, job.real_end_s = 0, None
-        else:
-            cluster.runnable.extend(group)
+        asked = [*cluster.runnable, *group]
+        planned, in_time = _plan_all(cluster, asked, now_s)
+        if in_time:
+            cluster.runnable = asked
+            continue
+        planned = None
+        for job in group:
+            job.state = "rejected"
+            job.end_s, job.real_end_s = 0, None
+    return _plan_all(cluster, cluster.runnable, now_s)[0] if planned is None else planned
 
 
-def _settle(cluster: _Cluster, events: Events, now_s: float) -> Jobs:
-    """Plan those that were accepted, and move their ends."""
-    ordered, _ = _plan_all(cluster, cluster.runnable, now_s)
+def _settle(cluster: _Cluster, events: Events) -> None:
+    """Move the ends of those that were accepted to where the plans have them."""
     ends, gpus = cluster.room.end.tolist(), cluster.room.kept[1][:, 0].tolist()
     for row, job in enumerate(cluster.runnable):
         job.end_s, job.real_end_s = ends[row]
@@ -178,7 +191,6 @@ def _settle(cluster: _Cluster, events: Events, now_s: float) -> Jobs:
         job.restarts += job in cluster.running and job.gpus not in (0, before)
         events.move_end(job)
         job.old_end_s = job.end_s
-    return ordered
 
 
 def _start(cluster: _Cluster, events: Events, now_s: float) -> None:

@@ -63,8 +63,8 @@ def ef_jobs(jobs: Jobs, gpu: str, tables: Tables | None, policy: str) -> list[Ef
 
 
 def _plain(value: float) -> float:
-    """Whole numbers as int, as the published clock has them."""
-    return int(value) if value == int(value) else float(value) if not math.isnan(value) else value
+    """Whole numbers as int, as the published clock has them; what is not said stays NaN."""
+    return int(value) if math.isfinite(value) and value == int(value) else float(value)
 
 
 def _rates(jobs: Jobs, index: int, gpu: str, tables: Tables | None) -> dict[int, float]:

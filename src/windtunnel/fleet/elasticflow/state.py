@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from windtunnel.errors import UserError
 
@@ -42,7 +41,7 @@ class EfJob:
     gpu_seconds: float = 0.0
     state: str = "waiting"
     scored_late: bool = False
-    node_set: Any = None
+    placed: bool = False
     in_cache: bool = False
     executed_s: float = 0
 
@@ -108,16 +107,21 @@ class Events:
 
     def move_end(self, job: EfJob) -> None:
         """The job's planned end was `old_end_s` and is `end_s`."""
-        if job.old_end_s == job.end_s:
+        before_s, end_s = job.old_end_s, job.end_s
+        if before_s == end_s:
             return
-        event = self.at(job.old_end_s) if job.old_end_s is not None else None
+        event = None if before_s is None else self.by_time.get(before_s)
         if event is not None:
             if job in event.ends:
                 event.ends.remove(job)
             if not event.ends and not event.starts:
                 self.remove(event)
         job.old_end_s = None
-        self.add_end(job)
+        event = self.by_time.get(end_s)
+        if event is None:
+            self._add(Event(end_s, [], [job]))
+        elif job not in event.ends:
+            event.ends.append(job)
 
     def merge(self, now_s: float, slot_s: float) -> float:
         """Merge what happens within a slot from now into its end; returns the time of the next event."""

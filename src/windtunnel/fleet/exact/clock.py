@@ -109,6 +109,7 @@ class Clock:
         self.whole_gpus = sum(nodes)
         self.changed_ns = min((job.submit_ns for job in self.jobs), default=0)
         self.node_losses = 0
+        self.now_ns = self.changed_ns  # up to which it has run
         for job in self.jobs:
             self.queue.push(job.submit_ns, (ARRIVE, job), ARRIVE)
         self.changes: Iterator[NodeChange] = iter(changes)  # by time; may have no end
@@ -119,9 +120,11 @@ class Clock:
         """Until all jobs are done, rejected, or nothing more happens."""
         while self.left and (next_ns := self.queue.next_ns()) is not None:
             if until_ns is not None and next_ns > until_ns:
+                self.now_ns = until_ns
                 for job in self.active.values():
                     self._book(job, until_ns)
                 return
+            self.now_ns = next_ns
             decide = False
             while self.queue.next_ns() == next_ns:
                 now_ns, (kind, what), ticket = self.queue.pop()

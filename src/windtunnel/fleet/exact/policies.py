@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.fleet.decision import Decision, Policy, Snapshot
+from windtunnel.fleet.policies.auction import Auction
 from windtunnel.fleet.policies.gittins import Gittins
 from windtunnel.fleet.policies.optimus import Optimus
 from windtunnel.fleet.policies.pollux import Pollux
@@ -16,6 +17,7 @@ from windtunnel.fleet.policies.waiting import Waiting
 from windtunnel.fleet.site import Site
 
 NAMES = ("tiresias", "gittins", "srtf", "themis", "optimus", "pollux")
+DIVIDED = ("themis-auction",)  # that give traced jobs fewer GPUs than they ask for
 TYPED = ("gavel", "sia")  # that choose between kinds of GPU
 ROUND_S = 60.0
 LEASE_S = 1200.0  # of Themis: 20 minutes in its paper
@@ -41,6 +43,8 @@ def policy_of(name: str, seed: int) -> Policy:
         return Rounds(Optimus())
     if name == "pollux":
         return Rounds(Pollux(seed=seed))
+    if name == "themis-auction":
+        return Auction(seed=seed)
     if name == "themis":
         return Rounds(Themis(), LEASE_S)
     plain: dict[str, Policy] = {"tiresias": Tiresias(), "gittins": Gittins(), "srtf": Srtf()}

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from windtunnel.errors import UserError
 from windtunnel.fleet.adaptdl.jobs import works
 from windtunnel.fleet.exact.clock import NS, Clock, Running
-from windtunnel.fleet.exact.policies import MODELLED, TYPED, policy_of, queue_of
-from windtunnel.fleet.exact.work import Epochs, Rigid, Scaling, Work
+from windtunnel.fleet.exact.policies import DIVIDED, MODELLED, TYPED, policy_of, queue_of
+from windtunnel.fleet.exact.work import Divisible, Epochs, Rigid, Scaling, Work
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
 from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
-from windtunnel.fleet.typed.run import typed_policy, typed_works
+from windtunnel.fleet.typed.run import learns, typed_policy, typed_works
 
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 
@@ -46,10 +46,13 @@ def _end_s(jobs: Jobs, site: Site) -> float:
 
 
 def _losses(clock: Clock) -> dict[str, Any]:
-    """What failures cost, in GPU-hours; capacity from the first submission to the last end."""
+    """What failures cost, in GPU-hours; capacity from the first submission to the last end.
+
+    Where no job ended: to the end of the run.
+    """
     hour = 3600 * NS
     begin_ns = min(job.submit_ns for job in clock.jobs)
-    end_ns = max((job.end_ns for job in clock.jobs if job.end_ns is not None), default=begin_ns)
+    end_ns = max((job.end_ns for job in clock.jobs if job.end_ns is not None), default=clock.now_ns)
     down = clock.down_until(end_ns)
     lost = sum(job.lost_gpu_ns for job in clock.jobs)
     recovery = sum(job.recovery_gpu_ns for job in clock.jobs)
@@ -68,7 +71,7 @@ def _losses(clock: Clock) -> dict[str, Any]:
 def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
     """The clock before anything has happened. Raises UserError for jobs that say too little."""
     work: list[Any]
-    if policy in TYPED:
+    if policy in TYPED and not learns(jobs, site, policy, options):
         work = list(typed_works(jobs, site, policy, options))
     else:
         work = list(exact_works(jobs, site, policy, options))
@@ -104,12 +107,14 @@ def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]
     restart_s = options.restart_s
     made: list[Any]
     if (
-        options.tables is not None
+        policy not in DIVIDED
+        and options.tables is not None
         and (options.tables.folder / "pollux_placements.csv").is_file()
         and _measured(jobs, options)
     ):
-        made = works(jobs, site, policy, options.tables)
-        return [Epochs(work, RESTART_S if restart_s is None else restart_s) for work in made]
+        made = works(jobs, site, "pollux" if policy == "sia" else policy, options.tables)
+        seconds = RESTART_S if restart_s is None else restart_s
+        return [Epochs(work, seconds, site.gpu, site.per_node) for work in made]
     if policy in MODELLED:
         return [_scaling(jobs, index, site, policy, options, restart_s or 0.0) for index in range(len(jobs))]
     unsaid = np.flatnonzero(np.isnan(jobs.duration_s))
@@ -117,6 +122,9 @@ def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]
         raise UserError(
             f"{jobs.where(int(unsaid[0]))}: duration_s is missing: add it, or give --tables that hold {policy}'s"
         )
+    if policy in DIVIDED:
+        each = zip(jobs.duration_s.tolist(), jobs.gpus.tolist(), strict=True)
+        return [Divisible(duration, gpus, restart_s or 0.0) for duration, gpus in each]
     return [Rigid(float(duration), restart_s or 0.0) for duration in jobs.duration_s]
 
 

@@ -49,6 +49,24 @@ class Rigid:
 
 
 @dataclass(frozen=True)
+class Divisible:
+    """Its traced duration on the GPUs that it asks for, and in proportion on fewer; units are seconds on all."""
+
+    duration_s: float
+    gpus: int
+    restart_s: float = 0.0
+    phases: int = 1
+
+    def phase_end(self, phase: int) -> float:
+        """The duration."""
+        return self.duration_s
+
+    def rate(self, placement: Placement, phase: int) -> float:
+        """By the number of GPUs."""
+        return sum(placement) / self.gpus
+
+
+@dataclass(frozen=True)
 class Scaling:
     """Iterations at a measured or predicted rate for each number of GPUs."""
 
@@ -87,10 +105,12 @@ def by_levels(rates: Mapping[int, float]) -> Callable[[int], float]:
 
 @dataclass(frozen=True)
 class Epochs:
-    """An application of AdaptDL's tables, epoch by epoch; `inner` knows its speed."""
+    """An application of AdaptDL's tables, epoch by epoch; `inner` knows its speed, on nodes of `per_node` of a kind."""
 
     inner: Any
     restart_s: float
+    kind: str = ""
+    per_node: int = 1
 
     @property
     def phases(self) -> int:
@@ -125,3 +145,10 @@ class Epochs:
     def speedups(self, most: int, reference: int) -> Any:
         """As Pollux asks."""
         return self.inner.speedups(most, reference)
+
+    @property
+    def rates(self) -> dict[str, dict[int, float]]:
+        """As Sia asks: goodput over that of one GPU, by GPUs on as few nodes as they fill, as learned so far."""
+        most = self.most_gpus
+        table = self.inner.speedups(most, 1)
+        return {self.kind: {gpus: float(table[int(gpus > self.per_node), gpus]) for gpus in range(1, most + 1)}}

@@ -10,6 +10,7 @@ twice.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class LiveJob:
     command: str
     duration_s: float | None = None
     placement: Placement = EMPTY
+    slots: tuple[int, ...] = ()  # of this machine, numbered through all nodes
     attempt: int = 0
     pid: int = 0
     born: int = 0
@@ -91,6 +93,7 @@ class Scheduler:
             if entry["what"] == "start":
                 job.attempt = entry["attempt"]
                 job.placement = tuple((node, count) for node, count in entry["placement"])
+                job.slots = tuple(entry.get("slots", ()))
                 job.since_s = entry["at"]
                 job.start_s = entry["at"] if job.start_s is None else job.start_s
             elif entry["what"] in ("stop", "death", "end", "failed"):
@@ -158,15 +161,17 @@ class Scheduler:
 
     def _start(self, journal: Journal, job: LiveJob, placement: Placement) -> None:
         job.attempt += 1
+        job.slots = free_slots(self.nodes, placement, [other.slots for other in self.jobs if other.placement])
         job.placement = placement
         job.since_s = self._now()
         job.start_s = job.since_s if job.start_s is None else job.start_s
         cells = [list(cell) for cell in placement]
-        journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, placement=cells)
+        told = {"placement": cells, "slots": list(job.slots)}
+        journal.write(what="start", job=job.name, attempt=job.attempt, at=job.since_s, **told)
         environment = {
             "WINDTUNNEL_GPUS": str(job.gpus),
             "WINDTUNNEL_ATTEMPT": str(job.attempt),
-            "CUDA_VISIBLE_DEVICES": ",".join(str(node) for node, count in placement for _ in range(count)),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.slots)),
         }
         job.pid = process.launch(self.folder / job.name, job.attempt, job.command, environment)
         job.born = process.birth_of(job.pid) or -1
@@ -185,3 +190,13 @@ class Scheduler:
             restarts=max(job.attempt - 1, 0),
             remaining_s=left_s,
         )
+
+
+def free_slots(nodes: Sequence[int], placement: Placement, taken: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The lowest slots of a placement's nodes that none of `taken` holds; node 0 has slots 0, 1, ..., then node 1."""
+    held = {slot for slots in taken for slot in slots}
+    result: list[int] = []
+    for node, count in placement:
+        first = sum(nodes[:node])
+        result += [slot for slot in range(first, first + nodes[node]) if slot not in held][:count]
+    return tuple(result)

@@ -19,7 +19,7 @@ import numpy as np
 
 from windtunnel.fleet.decision import Decision, Snapshot
 from windtunnel.fleet.typed.programs import shares
-from windtunnel.fleet.typed.work import capacity_of, placed
+from windtunnel.fleet.typed.work import capacity_of, decision
 
 ROUND_S = 360.0
 
@@ -55,9 +55,7 @@ class Gavel:
             if index not in chosen and gpus <= free[kind]:
                 chosen[index] = (kind, gpus)
                 free[kind] -= gpus
-        placement = placed(snapshot, chosen, self.kinds, self.per_node)
-        gpus_of = {index: sum(count for _, count in cells) for index, cells in placement.items()}
-        return Decision(gpus_of, placement, memory=(snapshot.now_s, had))
+        return decision(snapshot, chosen, self.kinds, self.per_node, memory=(snapshot.now_s, had))
 
     def _booked(
         self, snapshot: Snapshot, had: Mapping[int, Mapping[str, float]], lasted_s: float

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError
-from windtunnel.fleet.decision import EMPTY, Decision, JobView, Placement, Snapshot
+from windtunnel.fleet.decision import Decision, JobView, Placement, Snapshot
 
 RESTART_S = 30.0
 States = NDArray[np.uint64]  # packed, [state, job, word]
@@ -70,9 +70,7 @@ class Pollux:
         share = len(nodes) / snapshot.capacity
         limits = some_of(len(jobs)), self.population, self.generations, self.patience
         states, best = search(start, base, speedup, factor, most, nodes, share, *limits, seed)
-        found = unpack(states[best], len(nodes))
-        chosen = {job.index: _placement(found[row]) for row, job in enumerate(jobs)}
-        placement = {index: cells for index, cells in chosen.items() if cells}
+        placement = _placements(unpack(states[best], len(nodes)), jobs)
         return Decision(
             gpus={index: sum(count for _, count in cells) for index, cells in placement.items()},
             placement=placement,
@@ -83,13 +81,18 @@ class Pollux:
 def _carried(memory: Memory, jobs: list[JobView]) -> States:
     """The last front for today's jobs: rows of jobs that left go, rows of new ones are empty."""
     row_of = {index: row for row, index in enumerate(memory.jobs)}
+    rows = [(row, row_of[job.index]) for row, job in enumerate(jobs) if job.index in row_of]
     states: States = np.zeros((len(memory.states), len(jobs), memory.states.shape[2]), np.uint64)
-    for row, job in enumerate(jobs):
-        if job.index in row_of:
-            states[:, row] = memory.states[:, row_of[job.index]]
+    if rows:
+        now, before = zip(*rows, strict=True)
+        states[:, now] = memory.states[:, before]
     return states
 
 
-def _placement(cells: Any) -> Placement:
-    on = np.flatnonzero(cells)
-    return tuple((int(node), int(cells[node])) for node in on) if len(on) else EMPTY
+def _placements(cells: Any, jobs: list[JobView]) -> dict[int, Placement]:
+    """Of the jobs that hold GPUs in `cells`, [job, node]."""
+    rows, nodes = np.nonzero(cells)
+    held: dict[int, list[tuple[int, int]]] = {}
+    for row, node, count in zip(rows.tolist(), nodes.tolist(), cells[rows, nodes].tolist(), strict=True):
+        held.setdefault(jobs[row].index, []).append((node, count))
+    return {index: tuple(on) for index, on in held.items()}

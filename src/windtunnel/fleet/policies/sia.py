@@ -5,7 +5,9 @@ A = speed / the job's least; columns other than the one it holds count A x r, r 
 time of a restart. Minimised: the sum of A^-0.5, rounded to two decimals, over chosen columns + 1.1 for each job with
 none, within the GPUs of each kind. Jobs that hold nothing are not held back by r: they have nothing to restart.
 Source: S. Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023,
-and its artifact (siasosp23/artifacts), as rules. Speed is throughput at the job's batch: its tables hold no goodput.
+and its artifact (siasosp23/artifacts), as rules. Speed is goodput where jobs learn theirs (applications of AdaptDL's
+tables, on one kind of GPU: the batch is chosen too, and at most twice as many GPUs as were ever tried are columns),
+and throughput at the job's batch on several kinds, whose tables hold no goodput.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 
 from windtunnel.fleet.decision import Decision, JobView, Snapshot
 from windtunnel.fleet.typed.programs import choices
-from windtunnel.fleet.typed.work import capacity_of, placed
+from windtunnel.fleet.typed.work import capacity_of, decision
 
 ROUND_S = 60.0
 POWER = -0.5
@@ -40,21 +42,22 @@ class Sia:
         chosen = {
             job.index: mine[at] for job, mine, at in zip(snapshot.jobs, columns, found, strict=True) if at is not None
         }
-        placement = placed(snapshot, chosen, self.kinds, self.per_node)
-        return Decision({index: gpus for index, (_, gpus) in chosen.items()}, placement)
+        return decision(snapshot, chosen, self.kinds, self.per_node)
 
     def _columns(self, job: JobView, capacity: dict[str, int]) -> list[tuple[str, int]]:
+        rates = job.work.rates
         return [
             (kind, gpus)
             for kind, most in capacity.items()
-            for gpus, rate in job.work.rates.get(kind, {}).items()
+            for gpus, rate in rates.get(kind, {}).items()
             if rate > 0 and gpus <= most and shaped(gpus, self.per_node)
         ]
 
     def _costs(self, job: JobView, columns: list[tuple[str, int]], now_s: float) -> list[float]:
         if not columns:
             return []
-        speed = [job.work.rates[kind][gpus] for kind, gpus in columns]
+        rates = job.work.rates
+        speed = [rates[kind][gpus] for kind, gpus in columns]
         held = (self.kinds[job.placement[0][0]], job.held) if job.placement else None
         age, restart_s = now_s - job.submit_s, job.work.restart_s
         factor = 1.0

@@ -1,8 +1,8 @@
 """Themis: finish-time fairness. GPUs go to the jobs that are furthest behind their share.
 
 rho = (time in the system so far + time still needed on its GPUs) / time alone on 1/N of the cluster, N jobs now. Each
-round the jobs with the largest rho run first; ties by submission. (The paper auctions to the worst 1 - f of the jobs
-with f = 0.8; with truthful bids and gangs that cannot be split the auction is this order.)
+round the jobs with the largest rho run first; ties by submission. The paper's auction, which needs jobs that can run
+on fewer GPUs than they ask for, is `policies/auction.py`.
 Source: K. Mahajan et al., "Themis", NSDI 2020.
 """
 

@@ -19,12 +19,20 @@ def typed_policy(name: str, site: Site) -> Policy:
     return Gavel(site.node_kinds, site.per_node) if name == "gavel" else Sia(site.node_kinds, site.per_node)
 
 
+def learns(jobs: Jobs, site: Site, policy: str, options: Any) -> bool:
+    """Whether Sia goes by goodput that jobs learn: nodes of one kind, and AdaptDL's tables hold every application."""
+    if policy != "sia" or site.kinds or options.tables is None:
+        return False
+    there = (options.tables.folder / "pollux_placements.csv").is_file()
+    return there and set(jobs.model) <= set(options.tables.applications)
+
+
 def fits_nowhere(jobs: Jobs, site: Site, policy: str, options: Any) -> dict[int, str]:
     """Jobs that were measured, but on no number of GPUs of a kind that the policy would give here, and why.
 
     They would wait for ever. What was measured nowhere is a mistake in the tables: `typed_works`.
     """
-    if options.tables is None:
+    if options.tables is None or learns(jobs, site, policy, options):
         return {}
     why = {}
     gpus_of = {kind: site.node_kinds.count(kind) * site.per_node for kind in site.node_kinds}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from windtunnel.fleet.decision import Placement, Snapshot
+from windtunnel.fleet.decision import Decision, Placement, Snapshot
 from windtunnel.fleet.policies.waiting import gang
 
 SPREAD = "_unconsolidated"  # in the name of a kind: workers on more nodes than they need, as Gavel's tables call it
@@ -44,10 +45,14 @@ def capacity_of(snapshot: Snapshot, kinds: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def placed(
-    snapshot: Snapshot, chosen: Mapping[int, tuple[str, int]], kinds: Sequence[str], per_node: int
-) -> dict[int, Placement]:
-    """Nodes for (kind, GPUs) of each job: who keeps both keeps its nodes; the others by falling size, then in order.
+def decision(
+    snapshot: Snapshot,
+    chosen: Mapping[int, tuple[str, int]],
+    kinds: Sequence[str],
+    per_node: int,
+    memory: Any = None,
+) -> Decision:
+    """(kind, GPUs) of each job on nodes: who keeps both keeps its nodes; the others by falling size, then in order.
 
     Where a gang finds no whole nodes it is spread over what is free of its kind; `chosen` must fit as counts.
     """
@@ -69,4 +74,4 @@ def placed(
         result[index] = found
         for node, count in found:
             free[node] -= count
-    return result
+    return Decision({index: gpus for index, (_, gpus) in chosen.items()}, result, memory=memory)

@@ -1,4 +1,4 @@
-"""Config readers of Kimi K2, GLM-4.5, Gemma 2 and 3 and Phi-3 and -4: rotary models of 2024 and 2025.
+"""Config readers of GLM-4.5, Gemma 2 and 3, MiniMax-01, Phi-3 and -4: rotary models of 2024 and 2025.
 
 Defaults are those of the reference implementations in Hugging Face transformers (4.57).
 """
@@ -9,9 +9,11 @@ from dataclasses import replace
 
 from windtunnel.model.architecture import FeedForward, Layer, Model, QkNorm
 from windtunnel.model.config_fields import Fields
-from windtunnel.model.limits import HEADS_MAX, LAYERS_MAX
+from windtunnel.model.limits import HEADS_MAX, LAYERS_MAX, TOKENS_MAX
 from windtunnel.model.readers import rotary
 from windtunnel.model.readers.rotary import FULL, GATED, SLIDING
+
+LINEAR = "linear_attention"
 
 
 def glm4_moe(f: Fields) -> Model:
@@ -56,6 +58,26 @@ def gemma3_text(f: Fields) -> Model:
     every = f.count("sliding_window_pattern", f.count("_sliding_window_pattern", 6, most=LAYERS_MAX), most=LAYERS_MAX)
     f.ignore("rope_local_base_freq", "use_bidirectional_attention")
     return _gemma(f, "gemma3", "per_head", f.count("sliding_window", 4096), every)
+
+
+def minimax(f: Fields) -> Model:
+    """MiniMax-01 (arXiv 2501.08313): experts in every layer, linear attention in most, softmax attention in the others.
+
+    Lightning attention works block by block: scores inside a block of b tokens, (b + 1) / 2 keys on average, and a
+    running sum of keys by values of d x d per head, read and added to by every token: 4 d^2 FLOPs, as d more keys. That
+    is taken as attention inside chunks of b + 2 d tokens, which has the same FLOPs. A gate on its output has a matrix.
+    """
+    whole, n = rotary.whole_of(f), rotary.depth_of(f)
+    softmax = rotary.attention_of(f, head_required=True)
+    block = f.count("block_size", 256, most=TOKENS_MAX)
+    chunk = block + 2 * softmax.head_dim
+    linear = replace(softmax, kv_heads=softmax.heads, window=chunk, chunked=True, position="none", output_gate=True)
+    kinds = f.words("layer_types", n, (FULL, LINEAR)) or tuple(LINEAR if (i + 1) % 2 else FULL for i in range(n))
+    mixture = rotary.experts_of(f, "num_local_experts", "intermediate_size")
+    of_kind = {kind: Layer(attention=one, feed_forward=mixture) for kind, one in ((FULL, softmax), (LINEAR, linear))}
+    f.ignore(*(f"{kind}_attn_{part}_factor" for kind in ("linear", "full") for part in ("alpha", "beta")))
+    f.ignore("mlp_alpha_factor", "mlp_beta_factor")
+    return Model(family="minimax", layers=tuple(of_kind[kind] for kind in kinds), **whole)
 
 
 def phi3(f: Fields) -> Model:

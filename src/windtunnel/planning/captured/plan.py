@@ -36,7 +36,6 @@ from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.pricing import OpPricer, op_pricer
 from windtunnel.programs.predict import between_steps_s, load
 
-SCHEMA = "windtunnel.captured-plans/1"
 ASSUMED = (
     "micro-batches have the size that was captured; the step has as many as before",
     "ranks follow GPUs, the replicas of a stage side by side; sends between stages block",
@@ -91,7 +90,6 @@ def plan_captured(
     words += f" --framework {framework}" if framework != "pytorch" else ""
     words += " --cuda-graphs" if cuda_graphs else ""
     return {
-        "schema": SCHEMA,
         "status": "ok" if fitting else "infeasible",
         "units": [unit.name for unit in script.units],
         "plans": [_told(cut, script, words, capacity) for cut in fitting[:top]],

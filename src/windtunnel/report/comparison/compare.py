@@ -14,14 +14,14 @@ from typing import Any
 
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
-from windtunnel.report.prediction.asked import DISTURBING, disturbing
+from windtunnel.report.prediction.asked import disturbing
 from windtunnel.report.prediction.categories import label_of
 from windtunnel.report.prediction.memory_parts import memory_parts
 from windtunnel.report.prediction.spec_words import difference_words, flatten, title
 from windtunnel.result import Result
+from windtunnel.step.scenario import NAMES
 from windtunnel.units import format_bytes
 
-COMPARE_SCHEMA = "windtunnel.compare/1"
 _ABSENT = None
 _LINK_NAMES = ("cluster.scale_up.name", "cluster.scale_out.name")
 _COUNTED = ("active_parameters", "parameters")  # of the model: they follow from its shape
@@ -70,7 +70,6 @@ class Comparison:
     memory_causes_bytes: Mapping[str, int]
     spec: tuple[Difference, ...]
     explanation: str
-    schema: str = COMPARE_SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, for `--json`."""
@@ -146,8 +145,8 @@ def _follows(field: str, differing: set[str]) -> bool:
 
 def _order(pair: Difference) -> tuple[int, str]:
     last = pair.field.rpartition(".")[2]
-    if pair.field in DISTURBING:
-        return 0, f"{DISTURBING.index(pair.field)}"
+    if pair.field in NAMES:
+        return 0, f"{NAMES.index(pair.field)}"
     if pair.field.startswith("plan."):
         return 1, pair.field
     if last in ("name", "n_gpus"):
@@ -162,7 +161,7 @@ def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple
         said.append(_time_words(a, step, causes))
         overlapping = a.step_time_p5_ns <= b.step_time_p95_ns and b.step_time_p5_ns <= a.step_time_p95_ns
         # Where only disturbances differ both are wrong by the same: their order is certain, whatever the bands.
-        if step and overlapping and not (spec and all(pair.field in DISTURBING for pair in spec)):
+        if step and overlapping and not (spec and all(pair.field in NAMES for pair in spec)):
             said.append("The p5–p95 bands overlap, so the order of the two is not certain.")
         if a.tokens_per_step != b.tokens_per_step or a.n_gpus != b.n_gpus:
             said.append("Steps or clusters differ in size: compare tokens/s/GPU rather than step times.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-DISTURBING = ("slow", "jitter", "router_load", "lengths", "samples", "seed")  # parameters of `predict`
+from windtunnel.step.scenario import NAMES
 
 
 def disturbing(command: str) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def disturbing(command: str) -> dict[str, Any]:
     for i, word in enumerate(words):
         flag, equals, value = word.partition("=")
         name = flag[2:].replace("-", "_")
-        if not flag.startswith("--") or name not in DISTURBING:
+        if not flag.startswith("--") or name not in NAMES:
             continue
         text = value if equals else words[i + 1] if i + 1 < len(words) else ""
         if name == "slow":

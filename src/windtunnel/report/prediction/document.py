@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.result import ADVICE, SCHEMA, Result
+from windtunnel.header import SCHEMA, band_of, header
+from windtunnel.result import ADVICE, Result
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 TRAINING_RUN = "training_run"  # beside the answer in `--json --tokens`
-OPS = "ops"  # and in `--json --ops json`
+BESIDE = (TRAINING_RUN, "ops", "launch")  # and in `--ops json`, in `--launch-flags`
+STUDY = "predict"
+HEADER = ("study", "version", "band")  # of the header: its other fields are the result's own. From schema 2 on
 FLOPS = ("flops_per_rank", "executed_flops_per_rank")
 DERIVED = ("content_hash", "step_time_s", "peak_memory_bytes", *FLOPS)
 
@@ -32,14 +35,20 @@ class DocumentError(ValueError):
 
 
 def to_document(result: Result) -> dict[str, Any]:
-    """What `--json` prints, and, without advice, what `result.json` holds."""
+    """What `--json` prints, and, without advice, what `result.json` holds. A result of schema 1 stays one."""
     return {
+        **(_header(result) if result.schema == SCHEMA else {}),
         **result.to_dict(),
         "content_hash": result.content_hash,
         "step_time_s": result.step_time_s,
         "peak_memory_bytes": result.peak_memory.device_bytes if result.memory else 0,
         **{name: getattr(result, name) for name in FLOPS},
     }
+
+
+def _header(result: Result) -> dict[str, Any]:
+    band = band_of("step_time_s", result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
+    return header(STUDY, result.spec, result.reproduce, version=result.spec.get("version"), band=band)
 
 
 def to_bytes(document: Mapping[str, Any]) -> bytes:
@@ -63,8 +72,11 @@ def from_bytes(data: bytes) -> Result:
     if not isinstance(parsed, dict) or not isinstance(parsed.get("schema"), str):
         raise DocumentError("is not a windtunnel result (no `schema`)", "give the result.json of a run folder")
     _check_schema(parsed["schema"])
+    if parsed.get("study", STUDY) != STUDY:
+        problem = f"is an answer of `windtunnel {str(parsed['study'])[:40]}`, no prediction"
+        raise DocumentError(problem, "give the result.json of a run folder")
     promised = parsed.get("content_hash")
-    body = {key: value for key, value in parsed.items() if key not in (*DERIVED, TRAINING_RUN, OPS)}
+    body = {key: value for key, value in parsed.items() if key not in (*HEADER, *DERIVED, *BESIDE)}
     try:
         text = _canonical({key: value for key, value in body.items() if key not in ADVICE})
         whole_text = _canonical(body) if any(body.get(key) for key in ADVICE) else text
@@ -98,12 +110,18 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["schema"] = {"const": SCHEMA}
     schema["properties"]["status"] = {"enum": ["ok", "infeasible"]}
     schema["properties"] |= {
+        "study": {"const": STUDY},
+        "version": {"type": "string"},
+        "band": {
+            "type": "object",
+            "properties": {"of": {"const": "step_time_s"}, "p5": {"type": "number"}, "p95": {"type": "number"}},
+        },
         "content_hash": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
         "step_time_s": {"type": "number"},
         "peak_memory_bytes": {"type": "integer"},
         **{name: {"type": "number"} for name in FLOPS},
     }
-    schema["required"] = sorted({*schema["required"], "schema", *DERIVED})
+    schema["required"] = sorted({*schema["required"], "schema", *HEADER, *DERIVED})
     return schema
 
 
@@ -125,5 +143,5 @@ def _check_schema(found: str) -> None:
         raise DocumentError(
             f"has schema {found_version[:9]}, newer than the {version} that this release reads", "upgrade windtunnel"
         )
-    if found_version != version:
-        raise DocumentError(f"has schema {found_version}, this release reads {version}", "predict again to renew it")
+    if int(found_version) < 1:
+        raise DocumentError(f"has schema {found_version}, this release reads 1 to {version}", "predict again")

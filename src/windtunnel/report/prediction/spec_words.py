@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from windtunnel.report.figures import plain
-from windtunnel.report.prediction.asked import DISTURBING
 from windtunnel.result import Result
+from windtunnel.step.scenario import NAMES
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time
 
 _LAYOUT = ("tp", "pp", "virtual_stages", "cp", "ep", "dp")
@@ -64,7 +64,7 @@ def difference_words(field: str, a: Any, b: Any) -> tuple[str, str]:
         in_units = _UNITS[measured[1]]
         if a is None or b is None or in_units(a) != in_units(b):  # else the difference is below what units show
             name, write = plain(field.replace(measured[1], "", 1)), in_units
-    absent = "none" if field in DISTURBING else "-"
+    absent = "none" if field in NAMES else "-"
     before, after = (absent if value in (None, []) else _short(write(value)) for value in (a, b))
     return name, f"{before} → {after}"
 

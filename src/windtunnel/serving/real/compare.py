@@ -77,7 +77,6 @@ class Compared:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "study": "serving, real",
             "device": self.device,
             "rate_per_s": self.rate_per_s,
             "requests": self.requests,

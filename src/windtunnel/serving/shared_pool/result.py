@@ -29,7 +29,6 @@ class PoolResult:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "study": "serving, a pool",
             "models": {name: {**one.to_dict(), **self.more[name]} for name, one in self.models.items()},
             "total": dict(self.total),
             "groups": {name: dict(one) for name, one in self.groups.items()},

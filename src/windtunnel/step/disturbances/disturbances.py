@@ -7,12 +7,13 @@ nodes takes twice as long. How fast the lost NIC was no longer matters, so losin
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster
-from windtunnel.step.disturbances.parse import Slow, read_slow, share_of, takers
+from windtunnel.step.disturbances.parse import Slow, read_slow, takers
+from windtunnel.step.scenario import Scenario, share_of
 
 SAMPLES = 200  # where something random is asked for without saying how many
 
@@ -56,22 +57,21 @@ class Disturbances:
         return "".join(flags)
 
 
-def parse_disturbances(
-    slow: Sequence[str], cluster: Cluster, *, jitter: str | float = 0.0, samples: int = 0, seed: int = 0
-) -> Disturbances:
-    """Disturbances from the words of the command line, or from files of them.
+def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
+    """The disturbances of a scenario, from its words or from files of them.
 
     Raises SpecError on what names no GPU, link or sensible amount, InputFileError on a file that cannot be read as a
     list of such words.
     """
+    samples, seed = scenario.samples, scenario.seed
     if not 0 <= samples <= 1_000_000:
         raise SpecError("samples", samples, "give a number from 0 to 1,000,000")
     if not 0 <= seed < 2**63:
         raise SpecError("seed", seed, "give a number from 0 to 2^63 - 1")
-    noise = share_of("jitter", jitter)
+    noise = share_of("jitter", scenario.jitter)
     if noise > 1.0:
-        raise SpecError("jitter", jitter, "give a relative standard deviation of at most 100 %")
-    found = Disturbances(read_slow(slow, cluster, seed), noise, samples, seed)
+        raise SpecError("jitter", scenario.jitter, "give a relative standard deviation of at most 100 %")
+    found = Disturbances(read_slow(scenario.slow, cluster, seed), noise, samples, seed)
     return replace(found, samples=SAMPLES) if found.sampled and not samples else found
 
 

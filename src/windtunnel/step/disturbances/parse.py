@@ -12,6 +12,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.hardware import Cluster
 from windtunnel.input_file import read_yaml
+from windtunnel.step.scenario import share_of
 from windtunnel.units import parse_time
 
 FORMS = {
@@ -80,18 +81,6 @@ def read_slow(texts: Sequence[str], cluster: Cluster, seed: int) -> tuple[Slow, 
         if len(gone) >= nics:
             raise SpecError("slow", last.text, f"node {node} would be cut off: leave it one of its {nics} NICs")
     return tuple(found)
-
-
-def share_of(field: str, value: str | float) -> float:
-    """A share, given as 0.02 or 2%. Raises SpecError on what is no number from 0 up."""
-    text = str(value).strip()
-    try:
-        number = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-    except ValueError:
-        raise SpecError(field, value, "give a number such as 0.02 or 2%") from None
-    if not 0.0 <= number < 1e6:
-        raise SpecError(field, value, "give a number such as 0.02 or 2%")
-    return number
 
 
 def _entries(path: Path) -> list[str]:

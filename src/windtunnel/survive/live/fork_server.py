@@ -2,15 +2,17 @@
 
 Starting Python, PyTorch and what an optimizer imports takes seconds of CPU. A replacement for which no standby is
 warm waits for just that, and so does the start of a job, once for each rank. So one process imports all of it, once,
-and does nothing else: no computation, no group, no thread of Python, so that a fork of it is as good as a fresh
-process. A fork runs the script as `__main__`, from its own folder, with random numbers of its own, and ends as Python
-ends.
+and does nothing else: no computation (no pool of threads of OpenMP's or PyTorch's is up), no group, no thread of
+Python, no CUDA context, so that a fork of it is as good as a fresh process. A fork runs the script as `__main__`, from
+its own folder, with random numbers of its own, and ends as Python ends.
 
-    requests   {"command": [script, arguments ...], "environment": {...}}, or {"pid": ..., "signal": ...}
-    answers    {"pid": ...} for a fork; {"pid": ..., "status": ...} once it has ended (-9: by signal 9, as Popen has it)
+A fork is the launcher's child, not the server's: its parent in between ends at once, and the launcher adopts it. So
+the launcher sees how it ended, it dies with the launcher, and it lives on when the server dies; then another server
+is started. A request is a message on a socket: variables for the environment, and the descriptor of a pipe. The fork
+writes its pid into the pipe once it is on its own. A pipe that ends without one says that there is no such process,
+whoever died at whatever moment.
 
-The server alone sends signals, since it alone knows which of its children are not reaped yet. It goes with the
-launcher, and its forks with it.
+Forks of a process that has not touched CUDA may use it; that path has not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -18,23 +20,32 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import runpy
-import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from windtunnel.process import die_with_parent
 
 MODULE = "windtunnel.survive.live.fork_server"
 # `torch._dynamo` is what an optimizer of torch imports when it is made.
-IMPORTED = ("torch", "torch.distributed", "torch._dynamo", "windtunnel.survive.live.train")
+IMPORTED = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch._dynamo",
+    "windtunnel.emulate.tape.tape",
+    "windtunnel.survive.live.train",
+)
+POLL_S = 0.002
+MESSAGE_BYTES = 1 << 16
 
 
 def runs_script(command: Sequence[str]) -> bool:
@@ -45,181 +56,187 @@ def runs_script(command: Sequence[str]) -> bool:
 class Forked:
     """One fork, with those methods of `subprocess.Popen` that a launcher needs."""
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, answer: int) -> None:
+        os.set_blocking(answer, False)
+        self.pid: int | None = None  # until the fork has told it
         self.returncode: int | None = None
-        self._server = server
+        self.asked_s = time.monotonic()
+        self._answer = answer
 
     def poll(self) -> int | None:
-        """Its exit status; None while it runs."""
-        self._server.listen(block=False)
+        """Its exit status; None while it runs or is to come. One that never came counts as killed."""
+        if self.pid is None and self.returncode is None:
+            self._hear()
+        if self.pid is not None and self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
+
+    def _hear(self) -> None:
+        try:
+            told = os.read(self._answer, 32)
+        except BlockingIOError:
+            return
+        if told:
+            self.pid = int(told)
+        else:
+            self.returncode = -signal.SIGKILL
+        os.close(self._answer)
 
     def wait(self) -> int:
         """Its exit status, once it has ended."""
-        while self.returncode is None:
-            self._server.listen(block=True)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-        if self.poll() is None:
-            self._server.ask({"pid": self.pid, "signal": int(number)})
+        while (status := self.poll()) is None:
+            time.sleep(POLL_S)
+        return status
 
     def kill(self) -> None:
-        """Kill it."""
-        self.send_signal(signal.SIGKILL)
+        """Kill it, if it runs."""
+        if self.poll() is None and self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class ForkServer:
-    """The launcher's end of one server process, which begins with the first script that is asked for."""
+    """The launcher's end of the server for one script; another server is started where one has died.
 
-    def __init__(self, imported: Sequence[str] = IMPORTED) -> None:
-        self._imported = imported
-        self._process: subprocess.Popen[bytes] | None = None
-        self._requests = self._answers = -1
-        self._heard = b""
-        self._forked: dict[int, Forked] = {}
-        self._new: list[Forked] = []
+    The caller adopts orphans (`process.adopting_orphans`). A server that has imported everything and answers no
+    request for `patience_s` is killed.
+    """
 
-    def start(self, script: Sequence[str], environment: Mapping[str, str]) -> Forked:
-        """A process that runs `script` (its path, then its arguments) in this environment.
-
-        Raises RuntimeError where the server ended instead.
-        """
-        if self._process is None:
-            self._begin()
-        self.ask({"command": list(script), "environment": dict(environment)})
-        while not self._new:
-            if self._process is None:
-                raise RuntimeError("the process that forks the job's processes has ended")
-            self.listen(block=True)
-        return self._new.pop()
-
-    def ask(self, request: Mapping[str, Any]) -> None:
-        """Hand a request to the server, if there is one."""
-        with suppress(BrokenPipeError, OSError):
-            os.write(self._requests, json.dumps(request).encode() + b"\n")
-
-    def listen(self, *, block: bool) -> None:
-        """Take in what the server has said."""
-        while self._process is not None:
-            if not block and not select.select([self._answers], [], [], 0)[0]:
-                return
-            block = False
-            data = os.read(self._answers, 1 << 16)
-            if not data:
-                self._lost()
-                return
-            *lines, self._heard = (self._heard + data).split(b"\n")
-            for line in lines:
-                told = json.loads(line)
-                if "status" in told:
-                    self._forked.pop(told["pid"]).returncode = told["status"]
-                else:
-                    self._new.append(Forked(self, told["pid"]))
-                    self._forked[told["pid"]] = self._new[-1]
-
-    def close(self) -> None:
-        """End the server; its forks have ended before, or go with it."""
-        if self._process is None:
-            return
-        process = self._process
-        os.close(self._requests)
-        process.wait()
-        self.listen(block=True)
-        if self._process is not None:
-            self._lost()
+    def __init__(self, script: Sequence[str], imported: Sequence[str] = IMPORTED, patience_s: float = 10.0) -> None:
+        self._script, self._imported, self._patience_s = list(script), list(imported), patience_s
+        self._asked: list[Forked] = []
+        self._begin()
 
     def _begin(self) -> None:
-        (theirs_in, self._requests), (self._answers, theirs_out) = os.pipe(), os.pipe()
-        words = [sys.executable, "-P", "-m", MODULE, *map(str, (theirs_in, theirs_out, os.getpid())), *self._imported]
-        self._process = subprocess.Popen(words, pass_fds=(theirs_in, theirs_out))
-        os.close(theirs_in)
-        os.close(theirs_out)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = {"socket": theirs.fileno(), "launcher": os.getpid()}
+        words = json.dumps({**settings, "script": self._script, "imported": self._imported})
+        self._ready_s: float | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE, words],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+        theirs.close()
 
-    def _lost(self) -> None:
-        """The server is gone, and with it all that it forked."""
-        process, self._process = self._process, None
-        with suppress(OSError):
-            os.close(self._requests)
-        os.close(self._answers)
-        if process is not None:
-            process.wait()
-        for one in self._forked.values():
-            one.returncode = -signal.SIGKILL
-        self._forked, self._new, self._heard = {}, [], b""
+    @property
+    def pid(self) -> int:
+        """Of the server that is there now."""
+        return self._process.pid
 
+    def start(self, environment: Mapping[str, str]) -> Forked:
+        """A process that runs the script with these variables beside the launcher's. Returns before it is there."""
+        if (self._process.poll() or 0) < 0:  # one that failed by an error of its own would fail again: `look` tells
+            self._again()
+        read, write = os.pipe()
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead: the pipe ends
+            socket.send_fds(self._socket, [json.dumps(dict(environment)).encode()], [write])
+        os.close(write)
+        self._asked.append(Forked(read))
+        return self._asked[-1]
 
-def _serve(requests: int, answers: int) -> dict[str, Any]:
-    """Fork for each request; returns in the forks only, with what each is to run. Ends with the launcher's end."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    children: set[int] = set()
-    heard = b""
+    def look(self) -> int:
+        """See to it that it is there and answers; its exit status where it ended by an error of its own, else 0."""
+        now = time.monotonic()
+        if self._ready_s is None:
+            with suppress(BlockingIOError, ConnectionResetError):
+                self._ready_s = now if self._socket.recv(16, socket.MSG_DONTWAIT) else None
+        status = self._process.poll()
+        if status is not None and status > 0:
+            return status
+        if status is not None:
+            if self._ready_s is not None:  # one that dies while it imports is started again when it is asked
+                self._again()
+            return 0
+        self._asked = [one for one in self._asked if one.poll() is None and one.pid is None]
+        if self._ready_s is not None and self._asked:
+            waited_s = now - max(self._ready_s, min(one.asked_s for one in self._asked))
+            if waited_s > self._patience_s:
+                print(f"windtunnel: the fork server has been silent for {waited_s:.1f} s: killed", file=sys.stderr)
+                self._process.kill()
+        return 0
 
-    def say(told: Mapping[str, int]) -> None:
-        os.write(answers, json.dumps(told).encode() + b"\n")
+    def _again(self) -> None:
+        self._socket.close()
+        self._begin()
 
-    while True:
-        ready, _, _ = select.select([requests, woken], [], [])
-        if woken in ready:
-            os.read(woken, 4096)
-        while children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                break
-            children.remove(pid)
-            say({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
-        if requests not in ready:
-            continue
-        data = os.read(requests, 1 << 16)
-        if not data:
-            sys.exit(0)
-        *lines, heard = (heard + data).split(b"\n")
-        for line in lines:
-            request: dict[str, Any] = json.loads(line)
-            if "signal" in request:
-                if request["pid"] in children:
-                    os.kill(request["pid"], request["signal"])
-                continue
-            server = os.getpid()
-            pid = os.fork()
-            if not pid:
-                die_with_parent(server)
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for one in (requests, answers, woken, wake):
-                    os.close(one)
-                return request
-            children.add(pid)
-            say({"pid": pid})
+    def close(self) -> None:
+        """End the server. Its forks go on; what has not been forked will not be."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
 
 
 def main() -> None:
-    """Import what every process of a job needs, then serve; a fork goes on from here to its script."""
-    requests, answers, launcher = map(int, sys.argv[1:4])
-    die_with_parent(launcher)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends its job
-
-    import numpy as np
-
-    for name in sys.argv[4:]:
+    """Import what every process of a job needs, then fork for each request; a fork returns, to run its script."""
+    settings = json.loads(sys.argv[1])
+    die_with_parent(settings["launcher"])
+    sys.argv = settings["script"]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    for name in settings["imported"]:
         import_module(name)
-    gc.freeze()  # what is here already is shared, and stays
-    request = _serve(requests, answers)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    script, *arguments = request["command"]
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    random.seed()
-    np.random.seed()
-    runpy.run_path(script, run_name="__main__")
+    _require_forkable()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.collect()
+    gc.freeze()  # so that collections in the forks do not touch, and copy, what is shared
+    requests = socket.socket(fileno=settings["socket"])
+    requests.send(b"ready")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 1)
+        if not message:  # the launcher is gone
+            os._exit(0)
+        if _forked(settings["launcher"]):
+            requests.close()
+            _settle(json.loads(message), descriptors[0])
+            return
+        os.close(descriptors[0])
+
+
+def _require_forkable() -> None:
+    threads = [one.name for one in threading.enumerate() if one is not threading.main_thread()]
+    cuda = "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized()
+    if threads or cuda:
+        what = "use CUDA" if cuda else f"start threads ({', '.join(threads)})"
+        sys.exit(
+            f"windtunnel: error: --preload: these modules {what} on import, which no fork survives: leave them out"
+        )
+
+
+def _forked(launcher: int) -> bool:
+    """Fork twice; True in the process that the launcher adopts."""
+    try:
+        between = os.fork()
+    except OSError as error:  # the pipe ends without a pid, and the launcher asks again
+        print(f"windtunnel: no process could be started: {error}", file=sys.stderr, flush=True)
+        return False
+    if between:
+        os.waitpid(between, 0)
+        return False
+    here = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    while os.getppid() == here:
+        time.sleep(POLL_S / 4)
+    die_with_parent(launcher)
+    return True
+
+
+def _settle(environment: Mapping[str, str], answer: int) -> None:
+    """What a fresh process would have of its own: group, environment, random numbers. Then tell the pid."""
+    os.setpgid(0, 0)
+    os.environ.update(environment)
+    if "numpy.random" in sys.modules:  # Python's own does it by itself, and torch's has the same seed in every process
+        sys.modules["numpy.random"].seed()
+    os.write(answer, str(os.getpid()).encode())
+    os.close(answer)
 
 
 if __name__ == "__main__":
     main()
+    runpy.run_path(sys.argv[0], run_name="__main__")

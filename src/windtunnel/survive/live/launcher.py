@@ -1,10 +1,12 @@
 """`python -m windtunnel.survive`: starts the processes of a job, watches them, and replaces those that die.
 
 It holds the store, so the job's rendezvous outlives every rank. Decisions are `resilience/membership.py`; this file
-does what it asks for. Scripts run in forks of one process that has imported PyTorch (`fork_server.py`). A process
-that ends by a signal is replaced; one that ends with an error of its own takes the job with it, since its replacement
-would meet the same error. A process whose beat stops (SIGSTOP, a dead host's remains) is killed after `patience_s`,
-and all goes on as after a death. Nothing that it started outlives it.
+does what it asks for. A process that ends by a signal is replaced; one that ends with an error of its own takes the
+job with it, since its replacement would meet the same error. A process whose beat stops (SIGSTOP, a dead host's
+remains) is killed after `patience_s`, and all goes on as after a death. Nothing that it started outlives it.
+
+Scripts run in forks of one process that has imported PyTorch (`fork_server.py`), so that a second rank to die waits
+for a fork and not for an import; or each is started afresh, where the system or the script does not bear forks.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
+from windtunnel.process import adopting_orphans
 from windtunnel.resilience.membership import Abandon, Action, Finish, Membership, Publish, Start
-from windtunnel.survive.live.fork_server import Forked, ForkServer, runs_script
+from windtunnel.survive.live.fork_server import IMPORTED, Forked, ForkServer, runs_script
 from windtunnel.survive.live.place import Place
 from windtunnel.survive.watch.log import RankLog
 
@@ -50,7 +54,7 @@ class Told:
     """What happened to a job."""
 
     status: int = 0
-    start_s: float | None = None  # from starting the processes to their first step: what a relaunch takes
+    start_s: float | None = None  # from starting the processes to their first step
     replacements: list[Replacement] = field(default_factory=list)
     reason: str = ""
 
@@ -73,21 +77,30 @@ def launch(
     *,
     patience_s: float = 10.0,
     timeout_s: float = 300.0,
+    afresh: bool = False,
+    preload: Sequence[str] = (),
     leave: Sequence[tuple[int, int]] = (),
     watching: Watching | None = None,
 ) -> Told:
     """Run `command` as `size` ranks with so many standbys, until all steps are done.
 
+    A command of this Python and a script runs in forks of a server, which imports `preload` too; with `afresh`, and for
+    any other command, each process is started by itself.
+
     `leave`: (generation, rank) pairs; once a view of that generation works, the process of that rank is replaced as
-    planned. `watching(pids, members, warm standbys)` is called at each look at the processes: tests kill some of them
-    there.
+    planned. `watching(pids, members, warm standbys)` is called at each look at the processes, of which one
+    may be the "server": tests kill some of them there.
     """
     if size < 1 or standbys < 0:
         raise SpecError("nproc-per-node, standby", (size, standbys), "at least one rank and no less than no standby")
-    with tempfile.TemporaryDirectory(prefix="windtunnel-survive-") as folder:
+    with tempfile.TemporaryDirectory(prefix="windtunnel-survive-") as folder, adopting_orphans() as adopts:
+        forks = adopts and runs_script(command) and not afresh
         run = _Run(list(command), size, standbys, Path(folder), patience_s, timeout_s, list(leave))
         try:
-            return run.until_done(watching)
+            run.begin(ForkServer(command[1:], (*IMPORTED, *preload), patience_s) if forks else None)
+            told = run.until_done(watching)
+            run.let_end()
+            return told
         finally:
             run.end_all()
 
@@ -105,50 +118,88 @@ class _Run:
         timeout_s: float,
         leave: list[tuple[int, int]],
     ) -> None:
-        from torch.distributed import TCPStore
-
+        self.began = time.time()
         self.command, self.folder, self.patience_s, self.timeout_s = command, folder, patience_s, timeout_s
         self.leave = leave
         self.membership = Membership(size, standbys)
-        self.store: Any = TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-        )
-        self.server = ForkServer()
+        self.store: Any = None
+        self.server: ForkServer | None = None
         self.processes: dict[str, _Process] = {}
+        self.left_groups: set[int] = set()  # of processes that have ended: what they started ends too
         self.told = Told()
-        self.began = time.time()
         self.struck_at: float | None = None
         self.dead: list[str] = []
         self.waiting_first: list[tuple[Replacement, float]] = []
         self.over = False
 
+    def begin(self, server: ForkServer | None) -> None:
+        """Start the processes. The server imports torch while this process does, which needs it for the store."""
+        self.server = server
+        from torch.distributed import TCPStore
+
+        timeout = timedelta(seconds=30)
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        self._perform(self.membership.start())
+
     def until_done(self, watching: Watching | None) -> Told:
         """The main loop: look at processes and store, hand what is new to the membership, do what it asks for."""
-        self._perform(self.membership.start())
         while not self.over:
+            self._look_at_server()
             self._look_for_warm()
             self._look_for_first_steps()
             self._look_for_done()
             self._kill_stopped()
             self._look_for_dead()
+            self._reap_left()
             if watching is not None and not self.over:
-                pids = {name: one.popen.pid for name, one in self.processes.items()}
+                pids = {name: one.popen.pid for name, one in self.processes.items() if one.popen.pid is not None}
+                if self.server is not None:
+                    pids["server"] = self.server.pid
                 members = tuple(name or "" for name in self.membership.members)
                 watching(pids, members, tuple(self.membership.warm))
             time.sleep(POLL_S)
+        self._look_for_first_steps()  # a short job has ended before they were seen
         return self.told
 
-    def end_all(self) -> None:
-        """Let processes end that are about to, kill the rest, and wait for every one."""
+    def let_end(self) -> None:
+        """Wait for the processes to end by themselves, for a while, where the job has come to its end."""
         deadline = time.time() + (END_S if not self.told.status else 0.0)
         while time.time() < deadline and any(one.popen.poll() is None for one in self.processes.values()):
             time.sleep(POLL_S)
+
+    def end_all(self) -> None:
+        """Kill what is there, and wait for it. The server first: then no process comes any more."""
+        if self.server is not None:
+            self.server.close()
         for one in self.processes.values():
-            if one.popen.poll() is None:
+            while one.popen.poll() is None:
                 one.popen.kill()
-        for one in self.processes.values():
-            one.popen.wait()
-        self.server.close()
+                time.sleep(POLL_S)
+            self._end_group(one)
+        while self.left_groups:
+            self._reap_left()
+            time.sleep(POLL_S)
+
+    def _end_group(self, one: _Process) -> None:
+        """A process has ended: its own children, such as those that load data, end too."""
+        if one.popen.pid is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(one.popen.pid, signal.SIGKILL)
+            self.left_groups.add(one.popen.pid)
+
+    def _reap_left(self) -> None:
+        for group in list(self.left_groups):
+            try:
+                while os.waitpid(-group, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:  # none is left
+                self.left_groups.remove(group)
+
+    def _look_at_server(self) -> None:
+        status = self.server.look() if self.server is not None else 0
+        if status and not self.over:
+            self.told.status, self.over = status, True
+            self.told.reason = f"the fork server ended with exit status {status}: --afresh does without it"
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -170,16 +221,12 @@ class _Run:
 
     def _start(self, name: str) -> None:
         place = Place("127.0.0.1", self.store.port, name, self.membership.size, self.folder, self.timeout_s)
-        environment = {**os.environ, **place.environment()}
         popen: subprocess.Popen[bytes] | Forked
-        if runs_script(self.command):
-            try:
-                popen = self.server.start(self.command[1:], environment)
-            except RuntimeError as error:
-                self.told.status, self.told.reason, self.over = 1, str(error), True
-                return
+        if self.server is not None:
+            popen = self.server.start(place.environment())
         else:
-            popen = subprocess.Popen(self.command, env=environment)
+            environment = {**os.environ, **place.environment()}
+            popen = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
         self.processes[name] = _Process(popen, self.folder / f"{name}.log")
 
     def _look_for_warm(self) -> None:
@@ -236,6 +283,7 @@ class _Run:
             if status == 0 and name in self.membership.members and self.membership.preparing:
                 needed = False  # replaced as planned; the view that says so works already
             del self.processes[name]
+            self._end_group(one)
             if needed:
                 dead.append(name)
         if dead:
@@ -245,14 +293,14 @@ class _Run:
             self._perform(self.membership.died(dead))
 
     def _kill_stopped(self) -> None:
-        """A member whose beat has stopped holds up all others, and cannot be asked to go."""
+        """A member whose beat has stopped holds up all others, and a standby is none: they cannot be asked to go."""
         now = time.time()
-        for name in self.membership.members:
+        for name in (*self.membership.members, *self.membership.warm, *self.membership.starting):
             one = self.processes.get(name or "")
-            if one is None or not one.log.exists():
+            if one is None or one.popen.poll() is not None or not one.log.exists():
                 continue
             beat = RankLog.last_beat(one.log)
             if beat and now - beat > self.patience_s:
                 print(f"windtunnel: {name} has been silent for {now - beat:.1f} s: killed", file=sys.stderr)
-                one.popen.send_signal(signal.SIGKILL)
+                one.popen.kill()
                 one.popen.wait()

@@ -19,6 +19,7 @@ from windtunnel.graph import OpKind
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
 from windtunnel.model.operations import Transfer
+from windtunnel.step.scenario import CALM, Scenario
 from windtunnel.techniques.flat.play import SHARED, Lane, Played, play
 from windtunnel.techniques.flat.task import COMPUTE, HOST_COPY, SCALE_OUT, SCALE_UP, Task, Tasks
 from windtunnel.training.layout import Layout, resolve
@@ -70,13 +71,12 @@ class FlatStep:
         return 0.0 if self.pricer.on_cpu else max(costs.compute_by_scale_up, costs.compute_by_scale_out)
 
 
-def lower_flat(
-    model: Model, cluster: Cluster, plan: Plan, *, router_load: str | None = None, seed: int = 0
-) -> FlatStep:  # fmt: skip
-    """The step of the busiest pipeline rank. Raises LayoutError as `predict` does."""
+def lower_flat(model: Model, cluster: Cluster, plan: Plan, scenario: Scenario = CALM) -> FlatStep:
+    """The step of the busiest pipeline rank; of `scenario` its router. Raises LayoutError as `predict` does."""
     layout = resolve(model, cluster, plan)
     pricer = Pricer(layout)
-    router = parse_router_load(router_load, model, seed=seed)[0] if router_load else None
+    given = scenario.router_load
+    router = parse_router_load(str(given), model, seed=scenario.seed)[0] if given else None
     pieces = pieces_of(layout, router)
     stages = layout.plan.pp
     ranks = [tuple(piece for number, piece in enumerate(pieces) if number % stages == rank) for rank in range(stages)]

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-SCHEMA = "windtunnel-explanation-1"
-
 
 @dataclass(frozen=True)
 class Part:
@@ -70,9 +68,8 @@ class Explanation:
     notes: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document of `explain --json`."""
+        """The own part of `explain --json`."""
         document = asdict(self)
-        document["schema"] = SCHEMA
         for key in ("step_slowdown", "step_measured_ns"):
             document[key] = {str(step): value for step, value in document[key].items()}
         return document

@@ -61,6 +61,7 @@ class PassBuilder:
     sent: list[tuple[str, float]] = field(default_factory=list)
     flops: list[float] = field(default_factory=list)  # of each kernel
     block: int = 0  # of the blocks given: whose work is being added
+    backward: bool = False  # whether autograd launches what is being added
     block_of: list[int] = field(default_factory=list)  # op -> its block
     noted: list[tuple[int, int, Price]] | None = None  # (op, block, price) of each kernel and transfer, where wanted
 
@@ -76,14 +77,14 @@ class PassBuilder:
         kernels: int = 1,
     ) -> int:
         """A kernel (or `share` of one) on the compute stream, launched by the host."""
-        builder = self.builder
+        builder, pricer = self.builder, self.pricer
         if category == "attention" and self.pricer.document_length is not None:
             flops *= self.pricer.document_length / self.pricer.layout.plan.seq_len
         launch = builder.op(
             OpKind.HOST,
             builder.stream(0, "host"),
             after=self.sync,
-            duration_ns=nanoseconds(kernels * self.pricer.launch_s),
+            duration_ns=nanoseconds(kernels * (pricer.backward_launch_s if self.backward else pricer.launch_s)),
             label=name,
             category="host",
         )

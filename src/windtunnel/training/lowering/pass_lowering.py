@@ -261,8 +261,10 @@ def _backward(build: PassBuilder, block: Block, *, weights: bool) -> None:
             if _recomputed(op, plan.recompute_parts):
                 share = EVERY_OTHER if op.kind == "gemm" and "ops" in plan.recompute_parts else 1.0
                 _forward_op(build, op, "recompute ", share)
+    build.backward = True
     for op in reversed(block.operations):
         _backward_op(build, op, weights=weights)
+    build.backward = False
 
 
 def _recomputed(op: Operation, parts: frozenset[str]) -> bool:
@@ -335,6 +337,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
 
 
 def _weights(build: PassBuilder, block: Block) -> None:
+    build.backward = True
     for op in reversed(block.operations):
         if op.kind in ("gemm", "grouped_gemm") and op.weight_elements:
             regathered = []
@@ -344,3 +347,4 @@ def _weights(build: PassBuilder, block: Block) -> None:
             build.compute(
                 f"{op.name} backward weight", price, "gemm", after=regathered, flops=op.flops, kernels=op.kernels
             )
+    build.backward = False
