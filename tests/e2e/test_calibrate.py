@@ -96,7 +96,10 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
 def copies(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A calibration of this machine that knows copies alone."""
     folder = tmp_path_factory.mktemp("copies")
-    done = run("--device", "cpu", "--budget", "3", "--out", "my.yaml", "--only", "copy", cwd=folder)
+    for _ in range(5):  # on a busy machine the budget ends before the least is measured, and is gone on with
+        done = run("--device", "cpu", "--budget", "4", "--out", "my.yaml", "--only", "copy", cwd=folder)
+        if "run again to go on" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     return (folder / "my.yaml").read_bytes()
 
@@ -143,7 +146,7 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     out, journal = tmp_path / "my.yaml", tmp_path / "my.yaml.journal"
     words = ("--device", "cpu", "--budget", "20", "--out", "my.yaml", *FEW)
     begun = subprocess.Popen(command(*words), cwd=tmp_path, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not journal.exists() or journal.read_bytes().count(b'"kind"') < 3:
         assert time.monotonic() < deadline
         assert begun.poll() is None
@@ -188,7 +191,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         text=True,
     )
     journal = tmp_path / "my.yaml.journal"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not journal.exists() or b'"kind"' not in journal.read_bytes():
         assert time.monotonic() < deadline
         time.sleep(0.05)

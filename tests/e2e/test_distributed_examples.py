@@ -182,7 +182,6 @@ def rank_of_a_job(rank: int, ranks: int, port: int, script: str, words: list[str
 def launch(folder: Path, runs: dict[str, list[str]]) -> None:
     """One run after the other, each with all its ranks at once."""
     import torch
-    import torch._dynamo  # every optimizer does: once here, and not in each fork
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.pipelining
