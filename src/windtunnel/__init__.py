@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from windtunnel.accuracy import run_validation
     from windtunnel.calibrate.run import calibrate
     from windtunnel.capture.launch import capture
+    from windtunnel.cli.serve_spot import serve_on_spot
     from windtunnel.cli.whatif import ask_again as whatif
     from windtunnel.errors import (
         InputFileError,
@@ -88,6 +89,7 @@ _HOME = {
     "save_result": ("report.run_folder", "save"),
     "sweep": ("sweeps", "sweep"),
     "serve": ("serving", "serve"),
+    "serve_on_spot": ("cli.serve_spot", "serve_on_spot"),
     "survive": ("survive.question", "survive"),
     "whatif": ("cli.whatif", "ask_again"),
     "write_report": ("report.prediction.html", "write_html"),
@@ -126,6 +128,7 @@ __all__ = [
     "run_validation",
     "save_result",
     "serve",
+    "serve_on_spot",
     "survive",
     "sweep",
     "whatif",

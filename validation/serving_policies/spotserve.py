@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from spot.costs import Machine, SpotModel
-from spot.loop import Change, Played, Policy, play
+from t4_costs import SpotModel
+
+from windtunnel.serving.spot.loop import Change, Played, Policy, play
+from windtunnel.serving.spot.served import Machine
 
 MODELS = (
     (SpotModel(name="OPT-6.7B", parameters=6.7e9, layers=32, hidden=4096), 1.5, 4),

@@ -80,6 +80,14 @@ def serve(
         Literal["tiny-llama"] | None,
         Parameter(help="Serve a small real model on this machine under each policy: tiny-llama."),
     ] = None,
+    spot: Annotated[
+        Path | None,
+        Parameter(help="Machines as they come and go, CSV: time_s,event,node or minute,added,removed."),
+    ] = None,
+    spot_policy: Annotated[
+        str, Parameter(help="With --spot, commas between them: spotserve, reroute, restart (all).")
+    ] = "spotserve,reroute,restart",
+    notice: Annotated[str, Parameter(help="With --spot: from the notice to the loss of a machine (30s).")] = "30s",
     page: Annotated[Path | None, Parameter(help="Write an HTML page with latency-rate curves here.")] = None,
     trace: Annotated[Path | None, Parameter(help="Write the timeline of one replica for Perfetto here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
@@ -147,6 +155,16 @@ def serve(
         asked = made_or_read(
             workload, count, rate, cv, prompt, output, length_ratio, concurrency, waves, seed, default_rate=goodput
         )
+        if spot is not None:
+            from windtunnel.cli.serve_spot import answer_spot
+
+            senseless = {
+                "--replicas": replicas != 1, "--slo": slo, "--goodput": goodput, "--prefill": prefill,
+                "--decode": decode, "--search": search, "--kernels": kernels, "--requests-out": requests_out,
+                "--speculative-tokens": speculative_tokens, "--page": page, "--trace": trace,
+            }  # fmt: skip
+            answer_spot(model, cluster, layout, asked, spot, spot_policy, notice, gpu_hour, senseless, json)
+            return None
         if search is not None:
             from windtunnel.cli.serve_search import answer_search
 

@@ -8,8 +8,9 @@ import pytest
 from cache_aware import Holder, first_answer_s, route
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spot.mapping import map_positions, maximum_matching, overlap, positions_of
-from spot.reconfigure import Choice, choose, migrate, resumed, tokens_before
+
+from windtunnel.serving.spot.mapping import map_positions, maximum_matching, overlap, positions_of
+from windtunnel.serving.spot.reconfigure import Choice, choose, migrate, resumed, tokens_before
 
 
 @settings(max_examples=150, deadline=None)

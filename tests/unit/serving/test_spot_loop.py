@@ -7,8 +7,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spot.costs import Machine, SpotModel, choices_of
-from spot.loop import Change, Policy, play
+from spotserve import MODELS, arrivals, trace
+from t4_costs import SpotModel
+
+from windtunnel.serving.spot.loop import Change, Policy, play
+from windtunnel.serving.spot.served import Machine, choices_of, latency_s
 
 MODEL = SpotModel(name="GPT-20B", parameters=20e9, layers=44, hidden=6144)
 POLICIES: tuple[Policy, ...] = ("spotserve", "reroute", "restart")
@@ -16,15 +19,14 @@ SENT = [20.0 * i for i in range(20)]
 
 
 def test_layouts_fit_and_more_tensor_ranks_are_faster_inside_a_machine() -> None:
-    machine = Machine()
-    found = list(choices_of(MODEL, machine, 24))
+    found = list(choices_of(MODEL, 24))
     assert found
     for one in found:
         data, pipeline, tensor = one.layout
         assert data * pipeline * tensor <= 24
-        assert MODEL.weight_bytes / (pipeline * tensor) < machine.memory_bytes
-    assert MODEL.latency_s(machine, 4, 1) < MODEL.latency_s(machine, 2, 1) < MODEL.latency_s(machine, 1, 1)
-    assert MODEL.latency_s(machine, 4, 8) < 8 * MODEL.latency_s(machine, 4, 1)
+        assert MODEL.weight_bytes / (pipeline * tensor) < MODEL.gpu.memory_bytes
+    assert latency_s(MODEL, 4, 1) < latency_s(MODEL, 2, 1) < latency_s(MODEL, 1, 1)
+    assert latency_s(MODEL, 4, 8) < 8 * latency_s(MODEL, 4, 1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -32,7 +34,7 @@ def test_without_changes_a_lone_request_takes_what_its_layout_takes(policy: Poli
     found = play(MODEL, Machine(), policy, [200.0 * i for i in range(5)], [], 6)
     assert len({round(x, 6) for x in found.latency_s}) == 1
     assert found.recomputed_tokens == found.reconfigurations == 0
-    alone = [MODEL.latency_s(Machine(), tensor, 1) for tensor in (1, 2, 4, 8)]
+    alone = [latency_s(MODEL, tensor, 1) for tensor in (1, 2, 4, 8)]
     assert any(found.latency_s[0] == pytest.approx(one) for one in alone)
 
 
@@ -70,3 +72,27 @@ def test_where_all_machines_go_requests_wait_for_the_next() -> None:
         found = play(MODEL, Machine(), policy, [0.0, 30.0, 100.0], changes, 3)
         assert all(map(math.isfinite, found.latency_s)), policy
         assert found.latency_s[2] > 400.0
+
+
+def test_batches_that_find_no_replica_after_the_pause_begin_again() -> None:
+    """On this trace more machines go during a pause than were known of when it began."""
+    model, rate, fewest = MODELS[0]
+    start, changes = trace(4, fewest)
+    found = play(model, Machine(), "spotserve", arrivals(4, rate), changes, start)
+    assert all(map(math.isfinite, found.latency_s))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_machine_that_goes_before_it_is_launched_serves_nothing(policy: Policy) -> None:
+    changes = [Change(10.0, 3, True), Change(12.0, 3, False, 42.0)]
+    alone = play(MODEL, Machine(), policy, SENT, [], 3)
+    assert play(MODEL, Machine(), policy, SENT, changes, 3) == alone
+
+
+def test_a_machine_goes_when_it_is_said_to() -> None:
+    """A notice shorter than the grace period, because the trace begins with it: all must load again from 5 s on."""
+    soon = [*(Change(0.0, m, False, 5.0) for m in range(3)), *(Change(200.0, m, True) for m in (3, 4, 5))]
+    later = [*(Change(0.0, m, False) for m in range(3)), *soon[3:]]
+    first = {"soon": soon, "later": later}
+    took = {name: play(MODEL, Machine(), "reroute", [0.0], changes, 3).latency_s[0] for name, changes in first.items()}
+    assert took["soon"] > 200.0 > took["later"]

@@ -36,6 +36,7 @@ class SpotTrace:
 
     minutes: tuple[Minute, ...]
     first: int = 0  # number of the first minute
+    interval_s: float = 60.0
 
 
 def read_trace(path: Path, interval_s: float = 60.0) -> SpotTrace:
@@ -45,7 +46,7 @@ def read_trace(path: Path, interval_s: float = 60.0) -> SpotTrace:
     try:
         if {"time_s", "event"} <= columns:
             added, removed, last = _counted(rows, interval_s)
-            return SpotTrace(_minutes(path, added, removed, range(last + 1), 0))
+            return SpotTrace(_minutes(path, added, removed, range(last + 1), 0), 0, interval_s)
         if {"minute", "added", "removed"} <= columns:
             numbers = [int(row["minute"]) for row in rows]
             if numbers != list(range(numbers[0], numbers[0] + len(numbers))):

@@ -14,15 +14,14 @@ arrival; those that were interrupted come first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, final
 
-from spot.costs import Machine, SpotModel, choices_of
-from spot.mapping import Layout, Position, map_positions, positions_of
-from spot.reconfigure import Choice, choose, migrate
-
 from windtunnel.engine.events import At, Cancel, run
+from windtunnel.serving.spot.mapping import Layout, Position, map_positions, positions_of
+from windtunnel.serving.spot.reconfigure import Choice, choose, migrate
+from windtunnel.serving.spot.served import Machine, Served, choices_of
 
 Policy = Literal["spotserve", "reroute", "restart"]
 Kind = Literal["arrive", "notice", "gone", "ready", "done", "stop", "resume", "open"]
@@ -41,11 +40,15 @@ class Happens:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A machine comes (ready to launch) or gets notice, `at_s` seconds from the start."""
+    """A machine comes (ready to launch) or gets notice, `at_s` seconds from the start; then gone at `gone_s`, if given.
+
+    A machine comes once: the same name that is there again is another machine.
+    """
 
     at_s: float
     machine: int
     comes: bool
+    gone_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Played:
     recomputed_tokens: int
     moved_bytes: float
     paused_s: float
+    replicas_loaded: int = 0  # by re-routing, in place of those that went
 
 
 @dataclass(eq=False, slots=True)
@@ -85,13 +89,15 @@ class _Replica:
 class SpotServing:
     """The state machine."""
 
-    model: SpotModel
+    model: Served
     machine: Machine
     policy: Policy
     arrivals_s: Sequence[float]
     grace_s: float = 30.0
     first: Sequence[int] = ()  # machines that are there and loaded at the start
+    leaves_ns: Mapping[int, int] = field(default_factory=dict)  # machine -> when it goes, if not a grace after notice
     usable: set[int] = field(default_factory=set)  # alive and without notice
+    never: set[int] = field(default_factory=set)  # got notice before they were launched
     doomed: dict[int, int] = field(default_factory=dict)  # machine -> ns at which it goes
     waiting: deque[int] = field(default_factory=deque)
     again: deque[int] = field(default_factory=deque)  # interrupted, before all others
@@ -105,6 +111,7 @@ class SpotServing:
     recomputed: int = 0
     moved: float = 0.0
     paused_s: float = 0.0
+    loaded: int = 0
     _recent: deque[int] = field(default_factory=deque)
     _next_replica: int = 0
     _settled_ns: int = 0
@@ -143,8 +150,9 @@ class SpotServing:
         elif event.kind == "gone":
             self._gone(now_ns, event.which, actions)
         elif event.kind == "ready":
-            self.usable.add(event.which)
-            self._came(now_ns, actions)
+            if event.which not in self.never:
+                self.usable.add(event.which)
+                self._came(now_ns, actions)
         elif event.kind == "stop":
             self._stop(now_ns, actions)
         else:
@@ -164,9 +172,10 @@ class SpotServing:
 
     def _noticed(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
         if machine not in self.usable:
-            return  # not launched yet: it never comes
+            self.never.add(machine)  # not launched yet
+            return
         self.usable.discard(machine)
-        self.doomed[machine] = now_ns + round(self.grace_s * NS)
+        self.doomed[machine] = self.leaves_ns.get(machine, now_ns + round(self.grace_s * NS))
         actions.append(At(self.doomed[machine], Happens("gone", machine)))
         if self.policy != "spotserve" or self.stopped_ns >= 0 or not self._touches(machine):
             return
@@ -255,8 +264,7 @@ class SpotServing:
             plan = self._choose(len(self.usable), now_ns)  # another machine went meanwhile
         if plan is None:
             self.layout, self.replicas = None, {}
-            self.again.extendleft(reversed([one for batch in self.kept for one in batch.requests]))
-            self.kept = []
+            self._drop_kept(0)
             return
         self._install(plan)
         self._settled_ns = now_ns + round(RATE_WINDOW_S * NS)
@@ -281,10 +289,18 @@ class SpotServing:
             self._next_replica += 1
         if self.policy == "reroute":
             self.held = {}
+        self._drop_kept(len(self.replicas))  # machines went during the pause: fewer replicas than were meant
         for replica, batch in zip(self.replicas.values(), self.kept, strict=False):
             replica.batch = batch
             batch.token_s = -1.0  # to be started
         self.kept = []
+
+    def _drop_kept(self, beyond: int) -> None:
+        """Batches that find no replica begin again, first of all."""
+        for batch in reversed(self.kept[beyond:]):
+            self.recomputed += batch.tokens * len(batch.requests)
+            self.again.extendleft(reversed(batch.requests))
+        self.kept = self.kept[:beyond]
 
     def _start(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
         if self.stopped_ns >= 0 or self.layout is None:
@@ -298,11 +314,11 @@ class SpotServing:
                 taken = [self._pop() for _ in range(min(self.layout.batch, len(self.again) + len(self.waiting)))]
                 if not taken:
                     continue
-                prompt_s = self.model.prompt_s(self.machine, tensor, len(taken))
+                prompt_s = self.model.prompt_s(tensor, len(taken))
                 batch = one.batch = _Batch(taken, now_ns, prompt_s, -1.0, 0)
             if batch.token_s < 0.0:
                 batch.begun_ns = now_ns
-                batch.token_s = self.model.token_s(self.machine, tensor, len(batch.requests))
+                batch.token_s = self.model.token_s(tensor, len(batch.requests))
                 left = batch.prompt_s + batch.token_s * (self.model.output - batch.tokens)
                 actions.append(At(now_ns + round(left * NS), Happens("done", number), key=("done", number)))
 
@@ -318,17 +334,20 @@ class SpotServing:
             actions.append(Cancel(("done", number)))
 
     def _more_replicas(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
-        """Re-routing: whole replicas out of machines that serve none."""
+        """Re-routing: replicas out of machines that serve none, several on one where they are smaller than it."""
         if self.layout is None:
             return
         _, pipeline, tensor = self.layout.layout
-        need = -(-pipeline * tensor // self.machine.gpus)
+        size, gpus = pipeline * tensor, self.machine.gpus
+        need, each = -(-size // gpus), max(1, gpus // size)
         busy = {m for one in self.replicas.values() for m in one.machines}
         free = sorted(self.usable - busy)
         while len(free) >= need:
-            self.replicas[self._next_replica] = _Replica(frozenset(free[:need]), open=False)
-            actions.append(At(now_ns + round(self._load_s(self.layout) * NS), Happens("open", self._next_replica)))
-            self._next_replica += 1
+            for _ in range(each):
+                self.replicas[self._next_replica] = _Replica(frozenset(free[:need]), open=False)
+                actions.append(At(now_ns + round(self._load_s(self.layout) * NS), Happens("open", self._next_replica)))
+                self._next_replica += 1
+                self.loaded += 1
             free = free[need:]
 
     # ------------------------------------------------------------------------------------------------- what it costs
@@ -336,12 +355,14 @@ class SpotServing:
     def _choose(self, machines: int, now_ns: int) -> Choice | None:
         gpus = machines * self.machine.gpus
         if gpus > self._choices_for:
-            self._choices, self._choices_for = list(choices_of(self.model, self.machine, gpus)), gpus
+            self._choices, self._choices_for = list(choices_of(self.model, gpus)), gpus
         fits = (lambda one: True) if self.policy != "reroute" else self._whole_machines
         return choose(self._choices, gpus, self._rate(now_ns), fits)
 
     def _whole_machines(self, one: Choice) -> bool:
-        return (one.layout[1] * one.layout[2]) % self.machine.gpus == 0
+        """Re-routing shares no machine between replicas that have others too."""
+        size, gpus = one.layout[1] * one.layout[2], self.machine.gpus
+        return size % gpus == 0 or gpus % size == 0
 
     def _rate(self, now_ns: int) -> float:
         while self._recent and self._recent[0] < now_ns - RATE_WINDOW_S * NS:
@@ -388,7 +409,7 @@ class SpotServing:
 
 
 def play(
-    model: SpotModel,
+    model: Served,
     machine: Machine,
     policy: Policy,
     arrivals_s: Sequence[float],
@@ -398,7 +419,8 @@ def play(
     horizon_s: float = 4 * 3600.0,
 ) -> Played:
     """All requests through one policy. `machines` are there at the start: 0, 1, ...; `changes` name others or these."""
-    serving = SpotServing(model, machine, policy, arrivals_s, grace_s, tuple(range(machines)))
+    leaves = {one.machine: round(one.gone_s * NS) for one in changes if one.gone_s is not None}
+    serving = SpotServing(model, machine, policy, arrivals_s, grace_s, tuple(range(machines)), leaves)
     start = [At(round(at * NS), Happens("arrive", number)) for number, at in enumerate(arrivals_s)]
     for one in changes:
         at = one.at_s + (machine.launch_s if one.comes else 0.0)  # a new machine launches beside those that serve
@@ -408,4 +430,6 @@ def play(
         serving.ended_ns[number] / NS - at if number in serving.ended_ns else float("inf")
         for number, at in enumerate(arrivals_s)
     )
-    return Played(latency, serving.reconfigurations, serving.recomputed, serving.moved, serving.paused_s)
+    return Played(
+        latency, serving.reconfigurations, serving.recomputed, serving.moved, serving.paused_s, serving.loaded
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from spot.mapping import Layout
+from windtunnel.serving.spot.mapping import Layout
 
 
 @dataclass(frozen=True, slots=True)

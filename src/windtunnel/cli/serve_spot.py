@@ -1,0 +1,99 @@
+"""`windtunnel serve MODEL --cluster SPEC --spot TRACE.csv`: a model on machines that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windtunnel.hardware.cluster import Cluster
+    from windtunnel.model.architecture import Model
+    from windtunnel.serving import Deployment, Workload
+    from windtunnel.serving.spot.study import SpotServing
+
+TICK_S = 1.0  # to which the times of a trace of events are rounded down
+
+
+def answer_spot(
+    model: str,
+    cluster: str,
+    deployment: Deployment,
+    workload: Workload,
+    trace: Path,
+    policies: str,
+    notice: str,
+    gpu_hour: float | None,
+    others: Mapping[str, Any],
+    json: bool,
+) -> None:
+    """Ask and print. `others`: flags with no meaning here, by name, and what they hold. Raises UserError."""
+    from windtunnel.cli.output import note, print_answer, stdout
+    from windtunnel.errors import SpecError
+    from windtunnel.report.serving.spot_console import print_spot_serving
+    from windtunnel.units import parse_time
+
+    for name, value in others.items():
+        if value:
+            raise SpecError(name, value, "has no meaning with --spot: leave it out")
+    answer = serve_on_spot(
+        model,
+        cluster,
+        workload,
+        trace,
+        [one.strip() for one in policies.split(",") if one.strip()],
+        deployment=deployment,
+        notice_s=parse_time(notice, "--notice"),
+        usd_per_gpu_hour=gpu_hour,
+    )
+    if json:
+        print_answer(
+            "serve --spot",
+            answer.to_dict(),
+            provenance={"machines": str(trace), "step times": list(answer.sources)},
+            warnings=answer.warnings,
+        )
+        return
+    for warning in answer.warnings:
+        note(warning)
+    print_spot_serving(answer.to_dict(), stdout())
+
+
+def serve_on_spot(
+    model: str | Model,
+    cluster: str | Cluster,
+    workload: Workload,
+    trace: Path | str,
+    policies: Sequence[str] = ("spotserve", "reroute", "restart"),
+    *,
+    deployment: Deployment | None = None,
+    notice_s: float = 30.0,
+    usd_per_gpu_hour: float | None = None,
+) -> SpotServing:
+    """Serve on the machines of a trace (CSV, as `survive_spot` reads it) under each policy.
+
+    Machines of `cluster`'s kind; `cluster` says how many GPUs there are at most. A machine that goes in the trace has
+    its notice `notice_s` before. Raises SpecError, UnknownNameError, InputFileError, UserError.
+    """
+    from windtunnel.hardware.catalogue import parse_cluster
+    from windtunnel.model.catalogue import load_model
+    from windtunnel.resilience.spot.trace import read_trace
+    from windtunnel.serving import Deployment
+    from windtunnel.serving.spot import study
+
+    read = read_trace(Path(trace), TICK_S)
+    steps = tuple(
+        (place * read.interval_s, one.added, one.removed)
+        for place, one in enumerate(read.minutes)
+        if place and (one.added or one.removed)
+    )
+    return study.serve_on_spot(
+        load_model(model) if isinstance(model, str) else model,
+        parse_cluster(cluster) if isinstance(cluster, str) else cluster,
+        Deployment() if deployment is None else deployment,
+        workload,
+        study.Availability(read.minutes[0].nodes, steps),
+        policies,
+        notice_s=notice_s,
+        usd_per_gpu_hour=usd_per_gpu_hour,
+    )

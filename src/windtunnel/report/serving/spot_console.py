@@ -1,0 +1,54 @@
+"""A model on spot machines for the terminal: each policy beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.report.serving.console import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = ("policy", "answered", "mean", "p50", "p99", "tokens/s", "changes", "paused", "computed again", "GPU hours")
+
+
+def print_spot_serving(found: Mapping[str, Any], console: Console) -> None:
+    """`found`: `SpotServing.to_dict()`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    spec, machines = found["spec"], found["spec"]["machines"]
+    console.print(
+        Text(
+            f"{spec['model']} on {machines['least']} to {machines['most']} spot machines of {spec['gpus_per_machine']}"
+            f" {spec['gpu']}; {spec['machines_come']} come, {spec['machines_go']} go,"
+            f" noticed {spec['notice_s']:g} s before"
+        )
+    )
+    console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
+    priced = any(one["cost"] is not None for one in found["policies"].values())
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate((*COLUMNS, *(("cost", "per million tokens") if priced else ()))):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for name, one in found["policies"].items():
+        times = [
+            "never" if one["e2e_s"][key] is None else duration(one["e2e_s"][key]) for key in ("mean", "p50", "p99")
+        ]
+        money = [_dollars(one["cost"]), _dollars(one["cost_per_million_output_tokens"])] if priced else []
+        table.add_row(
+            name,
+            f"{one['finished']:,}",
+            *times,
+            f"{one['output_tokens_per_s']:,.1f}",
+            f"{one['reconfigurations'] + one['replicas_loaded']:,}",
+            duration(one["paused_s"]),
+            f"{one['recomputed_tokens']:,}",
+            f"{one['gpu_seconds'] / 3600:,.1f}",
+            *money,
+        )
+    console.print(table)
+
+
+def _dollars(value: float | None) -> str:
+    return "" if value is None else f"${value:,.2f}"
