@@ -187,8 +187,6 @@ def _requests(workload: Workload) -> tuple[list[float], int, int, tuple[str, ...
     """(arrivals in seconds, prompt, output, what to mind): batches here have one length."""
     if workload.arrival_ns is None or workload.concurrency is not None:
         raise SpecError("--concurrency", workload.concurrency, "spot machines are played in an open loop: give --rate")
-    if not len(workload):
-        raise UserError("no requests are given: the workload is empty")
     prompts, outputs = workload.input_tokens, workload.output_tokens
     prompt, output = max(1, round(float(prompts.mean()))), max(1, round(float(outputs.mean())))
     one_length = int(prompts.min()) == int(prompts.max()) and int(outputs.min()) == int(outputs.max())
