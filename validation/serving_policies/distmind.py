@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from weight_pool import Servers, SmallModel, System, play_pool, zipf
+
+from windtunnel.serving.weight_pool.loop import Servers, SmallModel, System, play_pool, zipf
 
 BATCH, FLOPS = 8, 0.5 * 15.7e12
 # parameters, FLOPs of one input (2 per multiply-add): ResNet and DenseNet papers, Inception-v3; BERT and GPT-2 at 128

@@ -1,4 +1,4 @@
-"""`windtunnel serve pool.yaml`: several models on groups of machines, on one clock."""
+"""`windtunnel serve pool.yaml`: several models on groups of machines, or in a pool of weights, on one clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from pathlib import Path
 def answer_pool(path: Path, page: Path | None, json: bool) -> None:
     """Run the pool and print it."""
     from windtunnel.cli.output import note, print_answer, stdout, working
+    from windtunnel.input_file import read_mapping
     from windtunnel.serving.shared_pool.result import serve_pool
 
+    if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
+        _answer_weights(path, page, json)
+        return
     with working("serving"):
         found = serve_pool(path).to_dict()
     if page is not None:
@@ -23,3 +27,23 @@ def answer_pool(path: Path, page: Path | None, json: bool) -> None:
         from windtunnel.report.serving.pool_console import print_pool
 
         print_pool(found, stdout())
+
+
+def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
+    """A pool of weights: a file with `weights:` in place of `groups:`."""
+    from windtunnel.cli.output import note, print_answer, stdout, working
+    from windtunnel.errors import SpecError
+    from windtunnel.report.serving.weights_console import print_weight_pool
+    from windtunnel.serving.weight_pool.study import read_weight_pool, run_weight_pool
+
+    if page is not None:
+        raise SpecError("--page", str(page), "a pool of weights has no page: leave it out")
+    with working("serving"):
+        pool = read_weight_pool(path)
+        found = run_weight_pool(pool)
+    if json:
+        print_answer("serve pool", found, provenance={"step times": list(pool.sources)}, warnings=pool.warnings)
+        return
+    for warning in pool.warnings:
+        note(warning)
+    print_weight_pool(found, stdout())

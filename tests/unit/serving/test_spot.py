@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from cache_aware import Holder, first_answer_s, route
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.serving.routing.cache_aware import Holder, first_answer_s, route
 from windtunnel.serving.spot.mapping import map_positions, maximum_matching, overlap, positions_of
 from windtunnel.serving.spot.reconfigure import Choice, choose, migrate, resumed, tokens_before
 

@@ -7,7 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from weight_pool import Servers, SmallModel, System, play_pool, zipf
+
+from windtunnel.serving.weight_pool.loop import Servers, SmallModel, System, play_pool, zipf
 
 MODELS = [SmallModel(f"m{i}", 4e8, 0.03) for i in range(8)]
 SYSTEMS: tuple[System, ...] = ("pool", "fixed", "cold")

@@ -34,8 +34,9 @@ from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.disaggregated.pools import Pools, pools_in_words
 from windtunnel.serving.question import made_or_read, parsed_slo
 from windtunnel.serving.run import ROUTERS
+from windtunnel.serving.shared_pool.fields import known_keys, mapping_at, nanoseconds, needed, whole
 from windtunnel.serving.workload.requests import Workload
-from windtunnel.units import parse_number, parse_time
+from windtunnel.units import parse_number
 
 POOL = ("groups", "models")
 GROUP = ("cluster", "gpu_hour", "notice", "gpus")
@@ -102,39 +103,41 @@ class Pool:
 def read_pool(path: Path) -> Pool:
     """A pool from its file. Paths in it are relative to it. Raises InputFileError, SpecError, LayoutError."""
     found = read_mapping(path, "give a pool in YAML, with `groups:` and `models:`")
-    _known(found, POOL, "pool")
-    groups = {name: _group(name, body) for name, body in _mapping(found.get("groups"), "groups").items()}
-    models = _mapping(found.get("models"), "models")
+    known_keys(found, POOL, "pool")
+    groups = {name: _group(name, body) for name, body in mapping_at(found.get("groups"), "groups").items()}
+    models = mapping_at(found.get("models"), "models")
     return Pool(groups, tuple(_served(name, body, groups, path.parent) for name, body in models.items()))
 
 
 def _group(name: str, body: Any) -> Group:
     where = f"groups.{name}"
-    body = _mapping(body, where)
-    _known(body, GROUP, where)
-    cluster = parse_cluster(_needed(body, "cluster", where))
+    body = mapping_at(body, where)
+    known_keys(body, GROUP, where)
+    cluster = parse_cluster(needed(body, "cluster", where))
     hour = None if body.get("gpu_hour") is None else parse_number(body["gpu_hour"], f"{where}.gpu_hour")
     steps = body.get("gpus", [[0, cluster.n_gpus]])
     if not isinstance(steps, list) or not steps or not all(isinstance(one, list) and len(one) == 2 for one in steps):
         raise SpecError(f"{where}.gpus", steps, "give pairs of time and GPUs: [[0s, 8], [300s, 4]]")
-    gpus = tuple((_ns(at, f"{where}.gpus"), _whole(count, f"{where}.gpus", 0, cluster.n_gpus)) for at, count in steps)
+    gpus = tuple(
+        (nanoseconds(at, f"{where}.gpus"), whole(count, f"{where}.gpus", 0, cluster.n_gpus)) for at, count in steps
+    )
     times = [at for at, _ in gpus]
     if times[0] != 0 or times != sorted(set(times)):
         raise SpecError(f"{where}.gpus", steps, "begin at 0s and go on in the order of time")
-    return Group(name, cluster, hour, _ns(body.get("notice", 0), f"{where}.notice"), gpus)
+    return Group(name, cluster, hour, nanoseconds(body.get("notice", 0), f"{where}.notice"), gpus)
 
 
 def _served(name: str, body: Any, groups: Mapping[str, Group], folder: Path) -> Served:
     where = f"models.{name}"
-    body = _mapping(body, where)
-    _known(body, (*MODEL, *sorted(DEPLOYMENT)), where)
+    body = mapping_at(body, where)
+    known_keys(body, (*MODEL, *sorted(DEPLOYMENT)), where)
     on = body.get("groups", list(groups))
     on = [on] if isinstance(on, str) else on
     if not isinstance(on, list) or not on or any(one not in groups for one in on):
         raise SpecError(f"{where}.groups", on, f"name groups of this file: {', '.join(groups)}")
     layout = {LAYOUT.get(key, key): value for key, value in body.items() if key in DEPLOYMENT}
     deployment = Deployment(**layout)
-    model = load_model(_needed(body, "model", where))
+    model = load_model(needed(body, "model", where))
     engines = {one: _engine(model, groups[one].cluster, deployment, body, where) for one in on}
     for one, engine in engines.items():
         if not engine.fits:
@@ -155,12 +158,12 @@ def _served(name: str, body: Any, groups: Mapping[str, Group], folder: Path) -> 
     return Served(
         name,
         engines,
-        scaling.least if scaling else _whole(body.get("replicas", 1), f"{where}.replicas", 1, 10_000),
+        scaling.least if scaling else whole(body.get("replicas", 1), f"{where}.replicas", 1, 10_000),
         scaling,
-        _ns(body.get("startup", 0), f"{where}.startup"),
+        nanoseconds(body.get("startup", 0), f"{where}.startup"),
         router,
         parsed_slo(None if slo is None else str(slo)),
-        _workload(_mapping(body.get("workload"), f"{where}.workload"), f"{where}.workload", folder),
+        workload_of(mapping_at(body.get("workload"), f"{where}.workload"), f"{where}.workload", folder),
     )
 
 
@@ -178,69 +181,38 @@ def _engine(
 
 
 def _scaling(body: Any, where: str) -> Scaling:
-    body = _mapping(body, where)
-    _known(body, SCALING, where)
-    least = _whole(body.get("least", 1), f"{where}.least", 0, 10_000)
-    most = _whole(_needed(body, "most", where), f"{where}.most", max(1, least), 10_000)
-    target = parse_number(_needed(body, "target", where), f"{where}.target")
-    every = _ns(body.get("every", "10s"), f"{where}.every")
+    body = mapping_at(body, where)
+    known_keys(body, SCALING, where)
+    least = whole(body.get("least", 1), f"{where}.least", 0, 10_000)
+    most = whole(needed(body, "most", where), f"{where}.most", max(1, least), 10_000)
+    target = parse_number(needed(body, "target", where), f"{where}.target")
+    every = nanoseconds(body.get("every", "10s"), f"{where}.every")
     if target <= 0.0 or every <= 0:
         raise SpecError(where, body, "target and every are above zero")
-    return Scaling(least, most, target, every, _ns(body.get("idle", "60s"), f"{where}.idle"))
+    return Scaling(least, most, target, every, nanoseconds(body.get("idle", "60s"), f"{where}.idle"))
 
 
-def _workload(body: Mapping[str, Any], where: str, folder: Path) -> Workload:
-    _known(body, LOAD, where)
+def workload_of(body: Mapping[str, Any], where: str, folder: Path) -> Workload:
+    """The load of a file's `workload:`. Raises SpecError, InputFileError, UserError."""
+    known_keys(body, LOAD, where)
     file = None if body.get("file") is None else folder / str(body["file"])
 
     def number(name: str) -> float | None:
         return None if body.get(name) is None else parse_number(body[name], f"{where}.{name}")
 
-    def whole(name: str) -> int | None:
-        return None if body.get(name) is None else _whole(body[name], f"{where}.{name}", 0, 10_000_000)
+    def count(name: str) -> int | None:
+        return None if body.get(name) is None else whole(body[name], f"{where}.{name}", 0, 10_000_000)
 
-    cv, ratio, waves = number("cv"), number("length_ratio"), whole("waves")
+    cv, ratio, waves = number("cv"), number("length_ratio"), count("waves")
     return made_or_read(
         file,
-        whole("requests"),
+        count("requests"),
         number("rate"),
         1.0 if cv is None else cv,
-        whole("prompt"),
-        whole("output"),
+        count("prompt"),
+        count("output"),
         1.0 if ratio is None else ratio,
-        whole("concurrency"),
+        count("concurrency"),
         10 if waves is None else waves,
-        whole("seed") or 0,
+        count("seed") or 0,
     )
-
-
-def _mapping(body: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(body, dict) or not body:
-        raise SpecError(where, body, "give a mapping that holds at least one entry")
-    return {str(key): value for key, value in body.items()}
-
-
-def _known(body: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
-    for key in body:
-        if key not in names:
-            raise SpecError(f"{where}.{key}", body[key], f"unknown; known are {', '.join(names)}")
-
-
-def _needed(body: Mapping[str, Any], key: str, where: str) -> str:
-    if body.get(key) is None:
-        raise SpecError(f"{where}.{key}", None, "is needed")
-    return str(body[key])
-
-
-def _whole(value: Any, where: str, least: int, most: int) -> int:
-    try:
-        found = int(value) if not isinstance(value, bool) and int(value) == float(value) else None
-    except (TypeError, ValueError, OverflowError):
-        found = None
-    if found is None or not least <= found <= most:
-        raise SpecError(where, value, f"give a whole number of {least} to {most}")
-    return found
-
-
-def _ns(value: Any, where: str) -> int:
-    return round(1e9 * parse_time(value, where))

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 import numpy as np
-from cache_aware import MOST_BACKLOG, Holder, first_answer_s, route
 
 from windtunnel.engine.events import At, run
+from windtunnel.serving.routing.cache_aware import MOST_BACKLOG, Holder, first_answer_s, route
 
 System = Literal["pool", "fixed", "cold"]
 NS = 1e9

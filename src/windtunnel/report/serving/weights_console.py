@@ -1,0 +1,39 @@
+"""A pool of weights for the terminal: each system beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.report.serving.console import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = ("system", "mean", "p50", "p99", "requests/s", "tokens/s", "computing", "loads", "from the host")
+
+
+def print_weight_pool(found: Mapping[str, Any], console: Console) -> None:
+    """`found`: `run_weight_pool()`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    spec, systems = found["spec"], found["systems"]
+    size = f"{spec['weight_bytes'] / 1e9:,.0f} GB of weights"
+    console.print(Text(f"{spec['models']:,} models, {size}, on {spec['gpus']} {spec['gpu']}"))
+    console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
+    priced = any(one.get("cost") is not None for one in systems.values())
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate((*COLUMNS, *(("cost", "per million tokens") if priced else ()))):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for name, one in systems.items():
+        if not one["feasible"]:
+            continue
+        times = [duration(one["e2e_s"][key]) for key in ("mean", "p50", "p99")]
+        money = [f"${one[key]:,.2f}" for key in ("cost", "cost_per_million_output_tokens")] if priced else []
+        rates = [f"{one['requests_per_s']:,.3g}", f"{one['output_tokens_per_s']:,.1f}", f"{one['utilisation']:.0%}"]
+        table.add_row(name, *times, *rates, f"{one['loads']:,}", f"{one['host_hits']:,}", *money)
+    console.print(table)
+    for name, one in systems.items():
+        if not one["feasible"]:
+            console.print(Text(f"{name}: not possible, {one['reason']}"))
