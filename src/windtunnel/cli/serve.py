@@ -129,7 +129,10 @@ def serve(
         speculative_tokens=speculative_tokens,
         acceptance=acceptance,
     )
-    if model is not None and model.endswith((".yaml", ".yml")):
+    is_pool = model is not None and model.endswith((".yaml", ".yml"))
+    if spot is not None and (is_pool or listen is not None or real is not None):
+        raise UserError("--spot is for one model and made or read requests: leave out the pool, --listen and --real")
+    if model is not None and is_pool:
         from windtunnel.cli.serve_pool import answer_pool
 
         answer_pool(Path(model), page, json)

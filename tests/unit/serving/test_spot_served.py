@@ -101,6 +101,7 @@ def test_steps_and_memory_are_those_of_serve() -> None:
         (["--tp", "2"], "--tp = 2: on spot machines the policies choose the layout"),
         (["--slo", "ttft=1s"], "--slo"),
         (["--gpu-hour", "-1"], "--gpu-hour"),
+        (["--listen", "127.0.0.1:0"], "--spot is for one model"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
