@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.cost.communication.collectives import KINDS, Group, collective, explain, formula, group_of
+from windtunnel.cost.communication.collectives import KINDS, Group, collective, formula, group_of, latency_and_bandwidth
 from windtunnel.hardware import Cluster, cluster_with, parse_cluster
 
 NAMES = (
@@ -113,7 +113,7 @@ def test_the_band_holds_the_price_and_the_split_sums_to_it(name, kind, layout, s
     group = group_of(*layout, cluster)
     price = collective(kind, size, group, cluster)
     assert 0 < price.p5 < price.seconds < price.p95 < math.inf
-    _, _, latency_s, bandwidth_s = explain(kind, size, group, cluster)
+    _, _, latency_s, bandwidth_s = latency_and_bandwidth(kind, size, group, cluster)
     assert min(latency_s, bandwidth_s) >= 0
     assert latency_s + bandwidth_s == pytest.approx(price.seconds)
 

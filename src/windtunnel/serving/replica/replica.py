@@ -307,9 +307,9 @@ class Replica:
             steps = 1
         if rules.reserve == "ratio" and self.waiting and batch < rules.max_num_seqs:
             steps = min(steps, RATIO_LOOKS)  # what admission expects of the running falls from step to step
-        if self._polls and self.waiting and self._unseen():
+        if self._polls and self.waiting and self._unseen():  # whatever they wait for, nobody looks before
             steps = min(steps, -(self._steps - self._received) % rules.receive_steps)
-        if self._gather_until >= 0 and steps > self._gather_until - self._steps:
+        elif self._gather_until >= 0 and steps > self._gather_until - self._steps:
             steps = self._gather_until - self._steps
         free = self.pool.free
         if batch * (steps // rules.block_size + 1) > free:
