@@ -25,6 +25,7 @@ from windtunnel.units import format_bytes
 _ABSENT = None
 _LINK_NAMES = ("cluster.scale_up.name", "cluster.scale_out.name")
 _COUNTED = ("active_parameters", "parameters")  # of the model: they follow from its shape
+MEMORY_WORTH_SAYING = 0.1  # of the larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ def _explain(a: Result, b: Result, causes: Mapping[str, int] | None, spec: tuple
         # Where only disturbances differ both are wrong by the same: their order is certain, whatever the bands.
         if step and overlapping and not (spec and all(pair.field in NAMES for pair in spec)):
             said.append("The p5–p95 bands overlap, so the order of the two is not certain.")
+            said += _memory_words(a.peak_memory.device_bytes, b.peak_memory.device_bytes)
         if a.tokens_per_step != b.tokens_per_step or a.n_gpus != b.n_gpus:
             said.append("Steps or clusters differ in size: compare tokens/s/GPU rather than step times.")
     if spec:
@@ -187,6 +189,14 @@ def _fit_words(a: Result, b: Result) -> str:
     return f"{name} does not fit{reason}; {other} does."
 
 
+def _memory_words(a_bytes: int, b_bytes: int) -> list[str]:
+    """What may decide between two that are as fast."""
+    if abs(a_bytes - b_bytes) < MEMORY_WORTH_SAYING * max(a_bytes, b_bytes):
+        return []
+    less, more = (("A", a_bytes), ("B", b_bytes)) if a_bytes < b_bytes else (("B", b_bytes), ("A", a_bytes))
+    return [f"{less[0]} needs less memory: {format_bytes(less[1])}, {more[0]} {format_bytes(more[1])}."]
+
+
 def _time_words(a: Result, step: int, causes: Mapping[str, int]) -> str:
     if not any(causes.values()):
         return "B takes the same time as A."
@@ -205,6 +215,9 @@ def _time_words(a: Result, step: int, causes: Mapping[str, int]) -> str:
     text = f"B takes {size} ({_signed(step)}): {_listed(named, causes)}"
     if against and abs(causes[against[0]]) >= 0.05 * abs(step):
         text += f", against {_listed(against[:1], causes)}"
+        covered += causes[against[0]]
+    if abs(step - covered) >= 0.05 * abs(step):
+        text += f"; all else {_signed(step - covered)}"
     return f"{text}."
 
 
