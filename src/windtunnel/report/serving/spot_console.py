@@ -10,7 +10,7 @@ from windtunnel.report.serving.console import duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("policy", "answered", "mean", "p50", "p99", "tokens/s", "changes", "paused", "computed again", "GPU hours")
+ROWS = ("answered", "mean", "p50", "p99", "tokens/s", "changes", "paused", "computed again", "GPU hours")
 
 
 def print_spot_serving(found: Mapping[str, Any], console: Console) -> None:
@@ -29,25 +29,27 @@ def print_spot_serving(found: Mapping[str, Any], console: Console) -> None:
     console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
     priced = any(one["cost"] is not None for one in found["policies"].values())
     table = Table(box=None, pad_edge=False)
-    for place, name in enumerate((*COLUMNS, *(("cost", "per million tokens") if priced else ()))):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
-    for name, one in found["policies"].items():
-        times = [
-            "never" if one["e2e_s"][key] is None else duration(one["e2e_s"][key]) for key in ("mean", "p50", "p99")
-        ]
-        money = [_dollars(one["cost"]), _dollars(one["cost_per_million_output_tokens"])] if priced else []
-        table.add_row(
-            name,
-            f"{one['finished']:,}",
-            *times,
-            f"{one['output_tokens_per_s']:,.1f}",
-            f"{one['reconfigurations'] + one['replicas_loaded']:,}",
-            duration(one["paused_s"]),
-            f"{one['recomputed_tokens']:,}",
-            f"{one['gpu_seconds'] / 3600:,.1f}",
-            *money,
-        )
+    table.add_column("")
+    for name in found["policies"]:
+        table.add_column(name, justify="right")
+    told = [_told(one, priced) for one in found["policies"].values()]
+    for name, *values in zip((*ROWS, *(("cost", "per million tokens") if priced else ())), *told, strict=True):
+        table.add_row(name, *values)
     console.print(table)
+
+
+def _told(one: Mapping[str, Any], priced: bool) -> list[str]:
+    times = ["never" if one["e2e_s"][key] is None else duration(one["e2e_s"][key]) for key in ("mean", "p50", "p99")]
+    return [
+        f"{one['finished']:,}",
+        *times,
+        f"{one['output_tokens_per_s']:,.1f}",
+        f"{one['reconfigurations'] + one['replicas_loaded']:,}",
+        duration(one["paused_s"]),
+        f"{one['recomputed_tokens']:,}",
+        f"{one['gpu_seconds'] / 3600:,.1f}",
+        *([_dollars(one["cost"]), _dollars(one["cost_per_million_output_tokens"])] if priced else []),
+    ]
 
 
 def _dollars(value: float | None) -> str:

@@ -10,7 +10,7 @@ from windtunnel.report.serving.console import duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("system", "mean", "p50", "p99", "requests/s", "tokens/s", "computing", "loads", "from the host")
+ROWS = ("mean", "p50", "p99", "requests/s", "tokens/s", "computing", "loads", "of which from the host")
 
 
 def print_weight_pool(found: Mapping[str, Any], console: Console) -> None:
@@ -24,16 +24,26 @@ def print_weight_pool(found: Mapping[str, Any], console: Console) -> None:
     console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
     priced = any(one.get("cost") is not None for one in systems.values())
     table = Table(box=None, pad_edge=False)
-    for place, name in enumerate((*COLUMNS, *(("cost", "per million tokens") if priced else ()))):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
-    for name, one in systems.items():
-        if not one["feasible"]:
-            continue
-        times = [duration(one["e2e_s"][key]) for key in ("mean", "p50", "p99")]
-        money = [f"${one[key]:,.2f}" for key in ("cost", "cost_per_million_output_tokens")] if priced else []
-        rates = [f"{one['requests_per_s']:,.3g}", f"{one['output_tokens_per_s']:,.1f}", f"{one['utilisation']:.0%}"]
-        table.add_row(name, *times, *rates, f"{one['loads']:,}", f"{one['host_hits']:,}", *money)
+    table.add_column("")
+    feasible = {name: one for name, one in systems.items() if one["feasible"]}
+    for name in feasible:
+        table.add_column(name, justify="right")
+    told = [_told(one, priced) for one in feasible.values()]
+    for name, *values in zip((*ROWS, *(("cost", "per million tokens") if priced else ())), *told, strict=True):
+        table.add_row(name, *values)
     console.print(table)
     for name, one in systems.items():
         if not one["feasible"]:
             console.print(Text(f"{name}: not possible, {one['reason']}"))
+
+
+def _told(one: Mapping[str, Any], priced: bool) -> list[str]:
+    return [
+        *(duration(one["e2e_s"][key]) for key in ("mean", "p50", "p99")),
+        f"{one['requests_per_s']:,.3g}",
+        f"{one['output_tokens_per_s']:,.1f}",
+        f"{one['utilisation']:.0%}",
+        f"{one['loads']:,}",
+        f"{one['host_hits']:,}",
+        *([f"${one[key]:,.2f}" for key in ("cost", "cost_per_million_output_tokens")] if priced else []),
+    ]
