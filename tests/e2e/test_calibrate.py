@@ -168,7 +168,8 @@ def test_measured_killed_gone_on_shown(tmp_path: Path) -> None:
     assert not journal.exists()
     calibration = parse_cluster(f"{out}:1").calibration
     assert calibration is not None
-    assert {op.split()[0] for op, _ in calibration.points} == {"gemm", "add", "adamw", "copy"}
+    # On a busy machine the budget ends after the least that a calibration needs.
+    assert {"gemm", "copy"} <= {op.split()[0] for op, _ in calibration.points} <= {"gemm", "add", "adamw", "copy"}
     assert calibration.points["gemm forward", "fp32"].seconds.min() > 0
     assert sum(len(points.seconds) for points in calibration.points.values()) >= 4  # what the killed run had is there
 
