@@ -54,6 +54,6 @@ def header(
     }
 
 
-def band_of(figure: str, p5: float, p95: float) -> dict[str, Any]:
+def band_entry(figure: str, p5: float, p95: float) -> dict[str, Any]:
     """The band of a figure, which is named by its path in the document, e.g. `plans[0].step_time_s`."""
     return {"of": figure, "p5": p5, "p95": p95}

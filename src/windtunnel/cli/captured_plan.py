@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.header import band_of
+from windtunnel.header import band_entry
 
 ALLOWED = ("pp", "dp", "framework", "cuda_graphs")
 INFEASIBLE = 3  # as in predict
@@ -15,7 +15,7 @@ INFEASIBLE = 3  # as in predict
 def band_of_best(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """The band of the best plan's step, where there is one."""
     best = next(iter(document["plans"]), None)
-    return None if best is None else band_of("plans[0].step_time_s", best["p5_s"], best["p95_s"])
+    return None if best is None else band_entry("plans[0].step_time_s", best["p5_s"], best["p95_s"])
 
 
 def plan_script(

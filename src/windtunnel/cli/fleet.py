@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.errors import SpecError
-from windtunnel.header import band_of
+from windtunnel.header import band_entry
 
 if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
@@ -168,7 +168,7 @@ def run(
         document.update(trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
         document["policies"] = {each["policy"]: each for each in banded}
         bands = banded[0]["bands"].get("jct_mean_s") if len(banded) == 1 else None
-        _show(document, banded, json, band=None if bands is None else band_of("jct_mean_s", bands[0], bands[-1]))
+        _show(document, banded, json, band=None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1]))
         return
     from windtunnel.cli.fleet_predicted import with_predictions
 

@@ -103,7 +103,7 @@ def serve(
     """
     from windtunnel.cli.output import note, print_answer, working
     from windtunnel.errors import UserError
-    from windtunnel.header import band_of
+    from windtunnel.header import band_entry
     from windtunnel.serving import Deployment
     from windtunnel.serving.question import ask, made_or_read, parsed_slo
 
@@ -206,7 +206,7 @@ def serve(
         print_answer(
             "serve",
             result.to_dict(),
-            band=None if low_high is None else band_of("tpot_s.mean", *low_high),
+            band=None if low_high is None else band_entry("tpot_s.mean", *low_high),
             provenance={"step times": list(result.sources)},
         )
     else:

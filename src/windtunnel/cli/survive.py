@@ -108,7 +108,7 @@ def survive(
         raise SpecError("--decisions-out", str(decisions_out), "decisions by the minute need --spot TRACE.csv")
     if spot_gpu_hour is not None:
         raise SpecError("--spot-gpu-hour", spot_gpu_hour, "a spot price needs --spot TRACE.csv; use --gpu-hour")
-    from windtunnel.header import band_of
+    from windtunnel.header import band_entry
     from windtunnel.resilience import survive as survived
     from windtunnel.survive.question import DEFAULT_POLICIES, asked_of
 
@@ -147,7 +147,7 @@ def survive(
         print_answer(
             "survive",
             answer.to_dict(),
-            band=band_of("ettr", answer.entries[0].ettr_p5, answer.entries[0].ettr_p95),
+            band=band_entry("ettr", answer.entries[0].ettr_p5, answer.entries[0].ettr_p95),
             provenance={"failures": asked.process.source},
         )
     else:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-Z95 = 1.645  # standard deviations from the mean to the 95th percentile
+from windtunnel.cost.price import Z95
+
 SLOWER = 1.15  # the upper half of the band over the lower
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.cost.price import Source
-from windtunnel.step.band import SLOWER, Z95, band_of
+from windtunnel.cost.price import Z95, Source
+from windtunnel.step.band import SLOWER, band_of
 from windtunnel.step.result_of import (
     ClassTime,
     breakdown_of,

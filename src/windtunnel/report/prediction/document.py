@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.header import SCHEMA, band_of, header
+from windtunnel.header import SCHEMA, band_entry, header
 from windtunnel.result import ADVICE, Result
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def to_document(result: Result) -> dict[str, Any]:
 
 
 def _header(result: Result) -> dict[str, Any]:
-    band = band_of("step_time_s", result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
+    band = band_entry("step_time_s", result.step_time_p5_ns / 1e9, result.step_time_p95_ns / 1e9)
     return header(STUDY, result.spec, result.reproduce, version=result.spec.get("version"), band=band)
 
 
