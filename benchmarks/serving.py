@@ -1,4 +1,4 @@
-"""Speed of the serving study, in requests per CPU-second: runs of steps, single steps, and many replicas.
+"""Speed of the serving study, in CPU time: runs of steps, single steps, many replicas, and a search for a placement.
 
     python benchmarks/serving.py --trace AzureLLMInferenceTrace_conv.csv
 
@@ -18,10 +18,12 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.serving import Deployment, Workload, engine_of
 from windtunnel.serving.batching import ContinuousBatching
+from windtunnel.serving.placement.search import Question, search_distserve
 from windtunnel.serving.replica import StepwiseReplica
 from windtunnel.serving.routing import RoundRobin
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.workload.files import read_workload
+from windtunnel.serving.workload.lengths import arrivals, lengths
 
 
 def main() -> None:
@@ -48,11 +50,20 @@ def main() -> None:
     times = -(-asked.fleet // len(load))
     span = int(load.arrival_ns[-1])
     prompts, outputs = (np.tile(one, times)[: asked.fleet] for one in (load.input_tokens, load.output_tokens))
-    arrivals = np.concatenate([load.arrival_ns // 64 + place * (span // 64) for place in range(times)])[: asked.fleet]
-    fleet = Workload(prompts, outputs, arrivals)
+    sent = np.concatenate([load.arrival_ns // 64 + place * (span // 64) for place in range(times)])[: asked.fleet]
+    fleet = Workload(prompts, outputs, sent)
     begun = time.process_time()
     simulate(fleet, [engine.replica() for _ in range(64)], RoundRobin(), block_size=size)
     print(f"{asked.fleet:,} requests on 64 replicas: {time.process_time() - begun:.1f} CPU-seconds")
+
+    slo = {"ttft_s": 0.2, "tpot_s": 0.02}
+    prompts, outputs = lengths(1000, 800, 200, 0.5, 0)
+    load = Workload(prompts, outputs, arrivals(1000, 5.0, 1.0, 0))
+    question = Question(engine.model, parse_cluster("h100-sxm:4"), engine.deployment, load, slo, 0.9, 5.0)
+    begun = time.process_time()
+    found = search_distserve(question)
+    spent = time.process_time() - begun
+    print(f"DistServe's search on 4 GPUs, {len(found.tried)} candidates, 1,000 requests each: {spent:.1f} CPU-seconds")
 
 
 def _rate(run: object, requests: int) -> float:
