@@ -358,13 +358,12 @@ class Bounds:
     def held(self, layout: Layout) -> tuple[Floats, Floats, Floats]:
         """Dense and expert parameters on one rank of every virtual stage, and what its layers keep of a micro-batch."""
         first, last = spans(layout.virtual_layers)
-        last = np.maximum(last, first - 1)
         plan, some = layout.plan, layout.plan.recompute_layers
         kept = np.zeros(len(first))
         if not plan.offload_activations:
             plain = self._kept_by(layout, "none" if plan.recompute.startswith("full") else plan.recompute)
-            a, b = np.maximum(first, 1), np.minimum(last, layout.model.n_layers)
-            a, b = a + 1, np.maximum(b, a)  # all but one: what comes in and goes out of a stage is counted elsewhere
+            a = np.maximum(first, 1)
+            b = np.maximum(np.minimum(last, layout.model.n_layers), a - 1)
             again = a if some == 0 else np.maximum(a, b + 1) if some is None else np.clip(a + some, a, b + 1)
             kept = plain[b] - plain[np.minimum(again - 1, b)]
             if some != 0:

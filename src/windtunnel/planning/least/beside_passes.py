@@ -12,11 +12,12 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import fresh_gradients
 from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
-from windtunnel.training.memory.peak import outside_bytes
+from windtunnel.training.memory.peak import least_reserved, outside_bytes
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.schedules import TRAITS
 
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte
+ROUNDED = 2  # bytes: times that reserved memory is rounded down
 
 
 def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -30,17 +31,28 @@ def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.f
     return np.asarray(found, np.float64)
 
 
-def in_flight(layout: Layout) -> NDArray[np.int64]:
-    """Forward passes that each rank has behind it, at least, when its first backward pass begins."""
+def kept_in_flight(layout: Layout, kept: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What each rank holds of its forward passes, at least, when its first backward pass begins.
+
+    `kept`: by virtual stage, of one micro-batch.
+    """
     stages, chunks, micro_batches = layout.plan.pp, layout.plan.virtual_stages, layout.micro_batches
     rank = np.arange(stages)
+    if len(kept) % stages:
+        return np.zeros(stages)
+    by_chunk = kept.reshape(-1, stages)
     if layout.schedule == "interleaved" and stages > 1:
-        return np.minimum(micro_batches * chunks, 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1)
+        # A rank takes `stages` micro-batches through its first piece, then as many through the next, and starts over.
+        passes = np.minimum(micro_batches * chunks, 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1)
+        rounds, rest = np.divmod(passes, stages * chunks)
+        of_chunk = rounds * stages + np.clip(rest - stages * np.arange(chunks)[:, None], 0, stages)
+        return np.asarray((of_chunk * by_chunk).sum(axis=0), np.float64)
+    least = by_chunk.min(axis=0)
     if layout.schedule in ("1f1b", "zb-h1") and stages > 1:
-        return np.minimum(micro_batches, stages - rank)
+        return np.asarray(np.minimum(micro_batches, stages - rank) * least, np.float64)
     if layout.schedule == "gpipe" and stages > 1:
-        return np.full(stages, micro_batches)
-    return np.ones(stages, np.int64)
+        return np.asarray(micro_batches * least, np.float64)
+    return np.asarray(least, np.float64)
 
 
 def least_memory(
@@ -56,11 +68,9 @@ def least_memory(
     for one in set(ranks):
         state = state_bytes(layout, *one)
         states[one] = state.parameters + state.optimizer + (0.0 if fresh else state.gradients)
-    stages = layout.plan.pp
-    least_kept = kept.reshape(-1, stages).min(axis=0) if len(kept) % stages == 0 else np.zeros(stages)
-    activations = (in_flight(layout) * least_kept).tolist()
+    activations = kept_in_flight(layout, kept).tolist()
     most = max(states[one] + more for one, more in zip(ranks, activations, strict=True))
-    return int(most) - CATEGORIES + outside_bytes(layout)
+    return int((most - CATEGORIES) * least_reserved(layout)) - ROUNDED + outside_bytes(layout)
 
 
 @dataclass(frozen=True, slots=True)
