@@ -55,20 +55,21 @@ def kept_in_flight(layout: Layout, kept: NDArray[np.float64]) -> NDArray[np.floa
     return np.asarray(least, np.float64)
 
 
-def least_memory(
-    layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float64], kept: NDArray[np.float64]
-) -> int:
-    """Bytes that the fullest rank needs at least: state, activations in flight, context and buffers.
+Ranks = list[tuple[float, float]]  # dense and expert parameters that each pipeline rank holds
 
-    Of every virtual stage: its dense and expert parameters, and what its layers keep of a micro-batch.
-    """
+
+def ranks_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float64]) -> Ranks:
+    """Of parameters of every virtual stage, those of each pipeline rank."""
+    return list(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True))
+
+
+def least_memory(layout: Layout, ranks: Ranks, activations: list[float]) -> int:
+    """Bytes that the fullest rank needs at least: state, activations in flight (of each rank), context and buffers."""
     fresh = fresh_gradients(layout) or layout.shares_once  # then gradients come and go
     states: dict[tuple[float, float], float] = {}
-    ranks = list(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True))
     for one in set(ranks):
         state = state_bytes(layout, *one)
         states[one] = state.parameters + state.optimizer + (0.0 if fresh else state.gradients)
-    activations = kept_in_flight(layout, kept).tolist()
     most = max(states[one] + more for one, more in zip(ranks, activations, strict=True))
     return int((most - CATEGORIES) * least_reserved(layout)) - ROUNDED + outside_bytes(layout)
 
@@ -89,7 +90,7 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
         tokens = layout.tokens_per_rank / (plan.tp if plan.sequence_parallel or layout.habits.scatters_sends else 1)
         size = tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
         hop = float(min(nanoseconds(pricer.hop(size, far=far)[0].seconds) for far in (False, True)))
-    ranks = sorted(set(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True)))
+    ranks = sorted(set(ranks_of(layout, dense, expert)))
     outside = 0.0
     if gathers_first(layout):
         outside += _first_bucket(layout, pricer, float(dense[0]), float(expert[0]), len(dense))
