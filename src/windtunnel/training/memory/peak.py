@@ -151,6 +151,16 @@ def _headroom(layout: Layout) -> float:
     return 0.0 if _holds_to_all(layout) else float(memory_document()["headroom"])
 
 
+def least_reserved(layout: Layout) -> float:
+    """So many times what is allocated is reserved on the device at least, with its headroom."""
+    if _exact(layout):
+        return 1.0
+    keep, slack = keeping(layout.plan.framework), memory_document()["slack"]
+    if keep.expandable:
+        return 1.0 if keep.fsdp2 else 1.0 + float(slack["expandable"])
+    return (1.0 + float(slack["segments"])) * (1.0 + _headroom(layout))
+
+
 def outside_bytes(layout: Layout) -> int:
     """What is on the device outside of the allocator."""
     communicators = sum(layout.group(name).size > 1 for name in ("tp", "cp", "dp", "ep", "pp"))
