@@ -95,7 +95,7 @@ class Layout:
     @property
     def shares_once(self) -> bool:
         """Whether shards are gathered and gradients reduced once in a step: `lowering/shards/pipelined_shards.py`."""
-        return self.habits.pipeline_shares_once and self.plan.pp > 1 and (self.plan.zero_stage or 0) >= 2
+        return self.plan.pp > 1 and self.plan.zero_stage in self.habits.pipeline_shares_once
 
     @property
     def gathers_in_passes(self) -> bool:
