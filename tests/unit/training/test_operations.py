@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.model import load_model
+from windtunnel.model.families import transformer
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import Operation, Shard
 
@@ -118,6 +119,15 @@ def test_experts_send_each_token_to_its_experts() -> None:
     assert found["combine"].before == found["dispatch"].before
     assert found["experts_up"].shape == (2, routed / 2, 2 * 14336, 4096)
     assert "dispatch" not in ops(MIXTRAL)
+
+
+def test_biased_experts_without_a_gate_have_a_plain_activation() -> None:
+    """Clamp, gate and weigh are gpt-oss's: GELU reads and writes each element once, with a bias or without."""
+    numbers = {"hidden": 512, "layers": 1, "heads": 8, "vocab": 256, "ffn": 2048, "gated": False}
+    dense = ops(transformer(**numbers, family="gpt"))["activation"]
+    experts = ops(transformer(**numbers, family="gpt", experts=4, topk=2))["expert_activation"]
+    assert experts.forward_bytes == 2 * dense.forward_bytes  # every token goes to two
+    assert experts.backward_bytes == 2 * dense.backward_bytes
 
 
 def test_only_some_layers_of_deepseek_have_experts() -> None:
