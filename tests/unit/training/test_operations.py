@@ -121,6 +121,24 @@ def test_experts_send_each_token_to_its_experts() -> None:
     assert "dispatch" not in ops(MIXTRAL)
 
 
+def test_a_masked_dispatch_multiplies_all_tokens_with_all_places() -> None:
+    plain = ops(MIXTRAL, ep=4, deduplicates=False)
+    found, half = (
+        ops(MIXTRAL, seq_len=tokens, ep=4, masked_dispatch=True, deduplicates=False) for tokens in (4096, 2048)
+    )
+    tokens, places = 4096, 4096 * 2
+    assert found["permute"].flops == found["unpermute"].flops == 2 * tokens * places * 4096
+    # Kept: weights in fp32, the mask in bf16.
+    assert found["router"].saved_bytes == plain["router"].saved_bytes + tokens * places * 6
+    tables, fewer = (one["router"].forward_bytes - two for one, two in (
+        (found, plain["router"].forward_bytes), (half, plain["router"].forward_bytes / 2),
+    ))  # fmt: skip
+    assert tables > 3.9 * fewer  # all but the matrix grow with tokens squared
+    assert list(found) == list(plain)
+    for name in set(found) - {"router", "permute", "unpermute"}:
+        assert found[name] == plain[name]
+
+
 def test_biased_experts_without_a_gate_have_a_plain_activation() -> None:
     """Clamp, gate and weigh are gpt-oss's: GELU reads and writes each element once, with a bias or without."""
     numbers = {"hidden": 512, "layers": 1, "heads": 8, "vocab": 256, "ffn": 2048, "gated": False}
