@@ -106,6 +106,7 @@ class Software:
     deduplicates: bool = (
         True  # expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP)
     )
+    masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now

@@ -183,6 +183,29 @@ def test_checkpoint_and_resume() -> None:
     again.close()
 
 
+def test_a_forward_pass_that_raises_is_no_step() -> None:
+    expected, _ = plain(6)
+    model = Net()
+    run = offload.apply(model, adam, window=2)
+
+    def broken(module, args):
+        raise ValueError("a bad batch")
+
+    losses = []
+    for step in range(6):
+        if step == 3:
+            hook = model.layers[4].register_forward_pre_hook(broken)
+            with pytest.raises(ValueError, match="a bad batch"):
+                model(batch(100))
+            hook.remove()
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        run.step()
+        losses.append(loss.item())
+    assert losses == expected
+    run.close()
+
+
 def test_a_failing_update_is_raised() -> None:
     model = Net()
     run = offload.apply(model, adam, window=2)
