@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import time
 
 import pytest
 
@@ -94,13 +93,12 @@ DEARER = [pytest.param(kind, marks=pytest.mark.long) for kind in ("packed", "loc
 
 @pytest.mark.parametrize("kind", ["sparse", "parted", "lane", *DEARER])
 def test_a_rank_that_dies_is_told_to_the_other_at_once(kind: str, tmp_path, on_ranks) -> None:
-    began = time.monotonic()
     found = on_ranks(2, _one_dies, kind, tmp_path, dies=1)
     assert (tmp_path / kind).exists()
     ((_, said, cause, number),) = found
     assert number >= DIES_AT - 1
     assert "onnection" in said + cause  # gloo: "Connection closed by peer", "Connection reset by peer"
-    assert time.monotonic() - began < 35  # the group's timeout is 40 s: nobody waited for it
+    assert "imed out" not in said + cause  # nobody waited for the group's timeout
 
 
 def _odd(kind):
