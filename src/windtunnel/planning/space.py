@@ -108,7 +108,9 @@ def first_refusal(space: Space) -> UserError | None:
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     for fields in _candidates(space):
         try:
-            laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            found = laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            if space.mixed is not None:
+                _check_placed(space, found)
         except UserError as error:
             return error
     return None

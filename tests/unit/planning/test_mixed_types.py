@@ -14,6 +14,7 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.model import load_model
 from windtunnel.planning import plan
+from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.search import Search
 from windtunnel.planning.space import Space
@@ -207,3 +208,24 @@ def test_fields_that_a_cluster_of_two_types_has_not_are_refused() -> None:
         predict("llama-3.2-3b", {"groups": ["h100-sxm:8", "a100-80gb:8"], "foo": 1}, JOB)
     with pytest.raises(SpecError, match="need one type"):
         predict("llama-3.2-3b", "h100-sxm:8+a100-80gb:8", JOB, router_load="")
+
+
+def test_the_gap_of_two_searches_is_that_of_the_best_plan() -> None:
+    """Llama 3 8B does not fit on the small type in a replica: that search finds nothing, the one by stages does."""
+    found = plan("llama-3-8b", "a100-80gb:4+h100-sxm:4+l40s:8", global_batch=32, seq_len=1024, within_s=4)
+    assert found.plans
+    assert 0 <= found.gap < 1
+
+
+def test_a_search_that_finds_nothing_ends_in_time_and_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.planning.search.FIRST_S", 0.0)
+    space = Space(load_model("llama-3-70b"), parse_cluster("h100-sxm:8"), {"global_batch": 64, "seq_len": 8192})
+    answer = Search(space, Bounds(0.0)).run(1, 0.0)
+    assert not answer.found
+    assert answer.gap == 1.0
+    assert Search(space, Bounds(0.0)).run(1).gap == 0.0  # proven: nothing fits
+
+
+def test_a_plan_that_would_lie_on_two_types_is_refused_by_that() -> None:
+    with pytest.raises(LayoutError, match="would lie on two types"):
+        plan("llama-3-8b", "h100-sxm:8+a100-80gb:8", tp=16, pp=1, global_batch=64, seq_len=4096)
