@@ -125,6 +125,11 @@ def software(release: str | None) -> Software:
     return Software(**releases[min(later, key=_named)]) if later else Software()
 
 
+def before(release: str | None, other: str) -> bool:
+    """Whether a release is of the same name as another one and earlier."""
+    return release is not None and _named(release)[0] == _named(other)[0] and _named(release)[1] < _named(other)[1]
+
+
 def _named(release: str) -> tuple[str, tuple[int, ...]]:
     """`nemo-24.11` as ("nemo", (24, 11)); a year is the short form of itself."""
     name, _, version = release.rpartition("-")
