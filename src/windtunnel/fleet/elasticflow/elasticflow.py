@@ -91,7 +91,10 @@ def run(
         first_s = min((job.end_s for job in cluster.runnable), default=math.inf)
         first_s = min(first_s, events.next_start_s())
         cluster.runnable.sort(key=lambda job: -job.gpus)
-        _place(cluster.runnable, nodes, gpus_per_node, ran)
+        for job in cluster.runnable:
+            job.placed = job.gpus > 0
+        if overheads:  # nothing else depends on where a job lies
+            _place(cluster.runnable, nodes, gpus_per_node, ran)
         restart = decisions > 0 and decisions % slot_s == 0
         decisions += 1
         if restart:
@@ -111,8 +114,6 @@ def run(
 
 def _place(jobs: list[EfJob], nodes: int, gpus_per_node: int, ran: set[tuple[int, int]]) -> None:
     """Place those that hold GPUs, and note whether a gang of their size has run on these before."""
-    for job in jobs:
-        job.placed = job.gpus > 0
     for at, first in gangs(tuple(job.gpus for job in jobs), nodes, gpus_per_node):
         job = jobs[at]
         gang = (first, job.gpus)
