@@ -115,6 +115,8 @@ def serve(
     given = {name: value for name, value in asked_for.items() if name != "model" and value != DEFAULTS[name]}
     if requests is not None and not requests.isdigit():
         given["workload"] = workload = Path(requests)
+    if spot is not None and (is_pool or listen is not None or real is not None):
+        raise UserError("--spot is for one model and made or read requests: leave out the pool, --listen and --real")
     check_flags(given, pool=is_pool)
     for place in (requests_out, page, trace):
         if place is not None:
@@ -139,8 +141,6 @@ def serve(
         speculative_tokens=speculative_tokens,
         acceptance=acceptance,
     )
-    if spot is not None and (is_pool or listen is not None or real is not None):
-        raise UserError("--spot is for one model and made or read requests: leave out the pool, --listen and --real")
     if model is not None and is_pool:
         from windtunnel.cli.serve_pool import answer_pool
 
