@@ -24,10 +24,10 @@ def passed(report: Path) -> set[tuple[str, str]]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect them."""
     before = passed(Path(os.environ["EARLIER_RUN"]))
-    left = []
+    left, deselected = [], []
     for item in items:
         file, _, name = item.nodeid.partition("::")
-        if (file.removesuffix(".py").replace("/", "."), name) not in before:
-            left.append(item)
-    config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        known = (file.removesuffix(".py").replace("/", "."), name) in before
+        (deselected if known else left).append(item)
+    config.hook.pytest_deselected(items=deselected)
     items[:] = sorted(left, key=lambda item: "/e2e/" not in item.nodeid)

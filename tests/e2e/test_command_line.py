@@ -63,7 +63,7 @@ def test_help_names_the_verbs(tmp_path: Path) -> None:
 
 
 def test_version(tmp_path: Path) -> None:
-    flag, verb = run_process("--version", cwd=tmp_path), run_process("version", cwd=tmp_path)
+    flag, verb = run("--version", cwd=tmp_path), run("version", cwd=tmp_path)
     assert flag.stdout == verb.stdout
     assert flag.stdout.startswith("windtunnel ")
 
@@ -103,7 +103,7 @@ def test_samples_of_nothing_random_are_remarked_on(tmp_path: Path) -> None:
 
 
 def test_the_same_question_gives_the_same_bytes_and_python_agrees(tmp_path: Path) -> None:
-    first, second = (run_process(*PREDICT, "--json", "--no-save", cwd=tmp_path) for _ in range(2))
+    first, second = (start(*PREDICT, "--json", "--no-save", cwd=tmp_path) for start in (run_process, run))
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     assert not (tmp_path / "runs").exists()

@@ -110,7 +110,7 @@ def test_more_standbys_never_lose_progress(name: str) -> None:
 def test_the_interval_has_an_optimum_and_both_sides_are_worse() -> None:
     best = survive(asked(policies=("restart",), seeds=60)).entries[0]
     for factor in (0.05, 20.0):
-        other = survive(asked(policies=("restart",), seeds=60, interval_s=best.checkpoint_interval_s * factor))
+        other = survive(asked(policies=("restart",), seeds=1, interval_s=best.checkpoint_interval_s * factor))
         assert other.entries[0].ettr_exact < best.ettr_exact
     assert survive(asked(policies=("restart",), seeds=60, interval_s=best.checkpoint_interval_s * 40)).entries[
         0
@@ -126,7 +126,7 @@ def test_simulation_and_closed_form_agree() -> None:
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
-    a, b, c = (survive(asked(seed=seed)).to_dict() for seed in (1, 1, 2))
+    a, b, c = (survive(asked(seed=seed, seeds=4)).to_dict() for seed in (1, 1, 2))
     assert repr(a) == repr(b)
     assert repr(a) != repr(c)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -29,10 +30,12 @@ def gain(model: str, cluster: str, plan: dict, *techniques: str, **others) -> Re
     return predict_with(load_model(model), parse_cluster(cluster), read_plan(plan), techniques, **others)
 
 
+@cache
 def dense(*techniques: str) -> Result:
     return gain("gpt2-xl", "a100-80gb:16", DENSE, *techniques)
 
 
+@cache
 def mixture(*techniques: str, **others) -> Result:
     return gain("mixtral-8x7b", "a100-80gb:64", MIXTURE, *techniques, **others)
 
@@ -199,13 +202,13 @@ def test_packing_rule_and_placement() -> None:
 
 def test_the_command_line(capsys) -> None:
     words = ["predict", "mixtral-8x7b", "--cluster", "a100-80gb:64", "--ep", "8", "--tp", "2", "--global-batch", "64",
-             "--seq", "4096", "--technique", "lina", "--no-save"]  # fmt: skip
+             "--seq", "4096", "--technique", "lina:packing=1", "--no-save"]  # fmt: skip
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     found = document["technique"]
     assert found["gain"] == pytest.approx(found["step_time_without_s"] / found["step_time_with_s"])
     assert found["parameters"]["micro_op"] == 30_000_000
-    assert "--technique lina" in document["reproduce"]
+    assert "--technique lina:packing=1" in document["reproduce"]
     assert main(words) == 0
     assert "Technique" in capsys.readouterr().out
     assert main(["techniques", "--json"]) == 0
