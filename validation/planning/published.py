@@ -1,9 +1,10 @@
 """Published plans beside our best: how much faster the best plan for the same job is, by our own prediction.
 
-    python validation/planning/published.py training.csv [--rows 40] [--within 20] [--seed 0]
+    python validation/planning/published.py training.csv [--rows 40] [--within 20] [--seed 0] [--switches]
 
 Level A rows, drawn at random, one of each job. Structure (degrees, micro-batch, schedule) and savings (ZeRO,
-recomputation) are searched; framework, release, formats and switches stay as published. Prints each row with what it
+recomputation) are searched; framework, release, formats and switches stay as published, also where a row leaves a
+switch at the framework's habit (`--switches`: those are searched too). Prints each row with what it
 could gain and what the best plan does otherwise, and the share of rows within 10 %.
 """
 
@@ -11,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import random
+from typing import Any
 
 from windtunnel.accuracy.cases import Case, case_of
 from windtunnel.accuracy.table import read_table
 from windtunnel.errors import UserError
 from windtunnel.planning import plan as best_plan
-from windtunnel.planning.space import SAVINGS, STRUCTURE
+from windtunnel.planning.fields.features import HABIT
+from windtunnel.planning.oracle import laid_out
+from windtunnel.planning.space import SAVINGS, STRUCTURE, Space, switches
 from windtunnel.training import predict
 
 CLOSE = 0.10
@@ -36,6 +40,14 @@ def jobs(path: str) -> list[Case]:
     return list(found.values())
 
 
+def _habits(case: Case, given: dict[str, Any]) -> dict[str, Any]:
+    """Switches that do something in the published plan, as its run had them."""
+    layout = laid_out(case.model, case.cluster, case.plan)
+    saving = {"zero_stage": layout.plan.zero_stage, "recompute": layout.plan.recompute}
+    open_values = switches(Space(case.model, case.cluster, given), layout, saving)
+    return {name: getattr(layout.plan, name) for name, values in open_values.items() if values != HABIT}
+
+
 def _spelled(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
@@ -46,6 +58,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--within", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--switches", action="store_true")
     arguments = parser.parse_args()
     cases = jobs(arguments.table)
     drawn = random.Random(arguments.seed).sample(cases, min(arguments.rows, len(cases)))
@@ -54,6 +67,8 @@ def main() -> None:
         asked = case.plan.model_dump(exclude_unset=True)
         fixed = {name: value for name, value in asked.items() if name not in SEARCHED and value is not None}
         try:
+            if not arguments.switches:
+                fixed = _habits(case, fixed) | fixed
             published = predict(case.model, case.cluster, case.plan)
             answer = best_plan(case.model, case.cluster, fixed, top=1, within_s=arguments.within, choices_within_s=0.0)
         except UserError as error:
