@@ -28,11 +28,20 @@ from typing import Any
 EARLY = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # read when PyTorch is loaded
 
 
-def windtunnel(*words: str, cwd: Path, env: dict[str, str], timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """`python -m windtunnel WORDS`. Raises subprocess.TimeoutExpired."""
+def windtunnel(
+    *words: str, cwd: Path, env: dict[str, str], timeout: float = 300, module: str = "windtunnel"
+) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE WORDS`. Raises subprocess.TimeoutExpired."""
     assert env.get("OMP_NUM_THREADS", "1") == "1", "the server was started with one thread"
     out, err = cwd / ".stdout", cwd / ".stderr"
-    told = {"words": list(map(str, words)), "cwd": str(cwd), "env": env, "out": str(out), "err": str(err)}
+    told = {
+        "module": module,
+        "words": list(map(str, words)),
+        "cwd": str(cwd),
+        "env": env,
+        "out": str(out),
+        "err": str(err),
+    }
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -137,7 +146,7 @@ def serve() -> None:
             streams += [os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("out", "err")]
             sys.path.insert(0, os.getcwd())  # as `python -m` does, and `python -P` does not
             subprocess.Popen = _Forked  # type: ignore[misc]
-            _run("windtunnel", asked["words"], asked["env"], (streams[0], streams[1], streams[2]))
+            _run(asked["module"], asked["words"], asked["env"], (streams[0], streams[1], streams[2]))
         answers.write(json.dumps(_status(pid, asked["timeout"])) + "\n")
 
 

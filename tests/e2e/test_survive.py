@@ -1,21 +1,13 @@
-"""`windtunnel survive` and a real job whose ranks are killed, as a person would run them."""
+"""`windtunnel survive`, as a person would run it."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from windtunnel.cli.app import main
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "resilience" / "train.py"
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
@@ -104,101 +96,3 @@ def test_planned_changes_cost_a_standby_little_and_a_restart_much(capsys: pytest
     assert restart["ettr"] < standby["ettr"] < 1
     assert main(["survive", *words, "--planned-every", "0h"]) == 2
     assert "--planned-every" in capsys.readouterr().err
-
-
-class Strikes:
-    """Kills rank 0 once, and later two ranks at once with the fork server, while one standby is there for them."""
-
-    def __init__(self, seed: int) -> None:
-        self.random, self.seen, self.struck = random.Random(seed), set[int](), 0
-        self.looks = self.random.randrange(5, 25)
-
-    def __call__(self, pids: dict[str, int], members: tuple[str, ...], warm: tuple[str, ...]) -> None:
-        self.seen |= set(pids.values())
-        if not all(name in pids for name in members) or not warm or self.struck == 2:
-            return
-        self.looks -= 1
-        if self.looks < 0:
-            self.struck += 1
-            chosen = [members[0]] if self.struck == 1 else [*members[:2], "server"]
-            for name in chosen:
-                os.kill(pids[name], signal.SIGKILL)
-            self.looks = self.random.randrange(5, 25)
-
-
-def job(tmp_path: Path, name: str, watching: Strikes | None, afresh: bool = False) -> tuple[object, list[str]]:
-    from windtunnel.survive import launch
-
-    losses = tmp_path / f"{name}.json"
-    words = [sys.executable, str(SCRIPT), "--steps", "120", "--pause", "0.02", "--losses", str(losses)]
-    return launch(words, 3, 1, watching=watching, afresh=afresh), json.loads(losses.read_text())
-
-
-@pytest.mark.extras
-@pytest.mark.slow
-def test_killed_ranks_are_replaced_and_the_losses_are_the_same_bits(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    calm, expected = job(tmp_path, "calm", None)
-    assert not calm.replacements  # type: ignore[attr-defined]
-    assert len(set(expected)) > 100
-    killer = Strikes(seed=3)
-    told, losses = job(tmp_path, "killed", killer)
-    assert killer.struck == 2
-    assert losses == expected
-    replacements = told.replacements  # type: ignore[attr-defined]
-    assert sum(len(one.dead) for one in replacements) == 3
-    # A strike before the first step lengthens the start. How long they take: validation/resilience/kills.py
-    assert all(one.downtime_s is None or one.downtime_s > 0 for one in replacements)
-    for pid in killer.seen:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-@pytest.mark.long
-def test_processes_that_are_started_afresh_give_the_same_bits(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    _, forked = job(tmp_path, "forked", None)
-    _, afresh = job(tmp_path, "afresh", None, afresh=True)
-    assert forked == afresh
-
-
-@pytest.mark.extras
-@pytest.mark.slow
-def test_a_launcher_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    script = tmp_path / "stays.py"
-    script.write_text(
-        f"""
-import os, subprocess, time
-from pathlib import Path
-child = subprocess.Popen(["sleep", "600"])
-path = Path({str(tmp_path)!r}) / f"{{os.getpid()}}"
-path.write_text(f"{{os.getpid()}} {{child.pid}}")
-path.rename(path.with_suffix(".pids"))
-time.sleep(600)
-"""
-    )
-    words = [sys.executable, "-m", "windtunnel.survive", "--nproc-per-node", "2", "--standby", "0", str(script)]
-    launcher = subprocess.Popen(words)
-    while len(list(tmp_path.glob("*.pids"))) < 2:
-        assert launcher.poll() is None
-        time.sleep(0.02)
-    launcher.terminate()
-    assert launcher.wait() == 128 + signal.SIGTERM
-    pids = [int(word) for path in tmp_path.glob("*.pids") for word in path.read_text().split()]
-    assert len(pids) == 4
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-@pytest.mark.extras
-def test_a_script_that_fails_ends_the_job_with_its_status(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from windtunnel.survive import launch
-
-    script = tmp_path / "bad.py"
-    script.write_text("raise SystemExit(7)")
-    told = launch([sys.executable, str(script)], 2, 0)
-    assert told.status == 7
-    assert "exit status 7" in told.reason

@@ -4,6 +4,10 @@ A gloo group is built in a thread with a store client of its own, because buildi
 may die meanwhile: then the thread is left to its timeout and the next view is built. A TCPStore client is one
 connection under one lock, so a thread that waits on it would hold up everybody who shares it.
 
+A group whose member is lost is aborted by everybody who hears of it, from a failed collective or from the launcher. A
+closed connection alone does not tell all: in a ring each member hears its neighbours only, and a thread that builds a
+group still keeps its connections open.
+
 NCCL would take the same places (`ProcessGroupNCCL`, `abort()`); that path is not written, since no GPU has run it.
 """
 
@@ -11,12 +15,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from windtunnel.survive.live.place import Place
 
 BUILD_TIMEOUT_S = 60.0
+ABORT_TAG = 2  # a message that nobody sends
 
 
 def store_of(place: Place) -> Any:
@@ -56,12 +62,23 @@ class Building:
         return self.group
 
 
-def reduced(group: Any, pieces: Sequence[Any]) -> bool:
-    """All-reduce the pieces in place; False where a member is gone, and then none of the works is held any longer.
+def abort(group: Any) -> None:
+    """Close all connections of a group. Whatever waits on it fails at once, in any thread here and at its neighbours.
 
-    The traceback of an error holds its frame, the frame holds the works, and they hold the connections open that tell
-    the other members of the loss. So errors end here.
+    Gloo closes them when a receive does not end within its limit. It has no other way: in torch 2.13 its `abort` does
+    nothing, and giving the group up waits for its collectives. A connection that is closed already fails without a
+    wait and closes no other, so every peer is tried.
     """
+    import torch
+
+    for peer in range(group.size()):
+        if peer != group.rank():
+            with suppress(RuntimeError):
+                group.recv([torch.zeros(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
+
+
+def reduced(group: Any, pieces: Sequence[Any]) -> bool:
+    """All-reduce the pieces in place; False where a member is gone."""
     try:
         works = [group.allreduce([piece]) for piece in pieces]
         for work in works:
@@ -88,7 +105,7 @@ def handed_over(group: Any, rank: int, source: int, lacking: Sequence[int], stat
     import torch
 
     try:
-        if rank == source:
+        if rank == source and lacking:
             data = torch.frombuffer(bytearray(state), dtype=torch.uint8)
             for target in lacking:
                 group.send([torch.tensor([data.numel()])], target, 0).wait()

@@ -18,8 +18,10 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,14 @@ from typing import Any
 from windtunnel.errors import SpecError
 from windtunnel.process import die_with_parent
 from windtunnel.survive.checkpoint import Checkpoints
-from windtunnel.survive.live.group import Building, gathered, handed_over, reduced, store_of
+from windtunnel.survive.live.group import Building, abort, gathered, handed_over, reduced, store_of
 from windtunnel.survive.live.place import Place, own_place
 from windtunnel.survive.live.shadow import Recorder, answered
 from windtunnel.survive.watch.log import RankLog
 
 BUCKET_BYTES = 25 << 20  # as DistributedDataParallel has it
 POLL_S = 0.01
+WATCH_S = 0.1
 Loss = Callable[[int, int, int], Any]
 
 
@@ -224,24 +227,58 @@ class _Member:
         self.first_of_generation = True
 
     def run(self) -> list[float]:
-        """Until all steps are done."""
+        """Until all steps are done.
+
+        No thread of it is left inside torch: at its end Python would stop that thread there, and C++ then aborts.
+        """
+        over = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(over,), daemon=True, name="watch")
+        watch.start()
+        try:
+            return self._run()
+        finally:
+            over.set()
+            watch.join()
+
+    def _run(self) -> list[float]:
         self._warm_up()
         self.store.set(f"warm/{self.place.name}", "1")
         if not self._join():
+            self.log.end()
             sys.exit(0)
-        while True:
-            while self.progress.step < self.steps:
-                if not self._step() and not self._join():
-                    return self.progress.losses
-            # Whoever leaves here knows that everybody has done all steps.
-            if gathered(self.group, self.progress.step, self.place.size) is not None:
-                self._finish_saving()
-                self.log.end()
-                self.store.set(f"done/{self.place.name}", "1")
-                return self.progress.losses
-            self.group = None
-            if not self._join():
-                return self.progress.losses
+        while not self._all_done():
+            if not self._join():  # somebody knows that all steps are done: then this member has done them too
+                break
+        self._finish_saving()
+        self.log.end()
+        self.store.set(f"done/{self.place.name}", "1")
+        return self.progress.losses
+
+    def _all_done(self) -> bool:
+        """Do what steps are left. True once everybody has done all; False where a member is lost before."""
+        while self.progress.step < self.steps:
+            if not self._step():
+                return False
+        if gathered(self.group, self.progress.step, self.place.size) is None:
+            self._drop()
+            return False
+        return True
+
+    def _watch(self, over: threading.Event) -> None:
+        """A loss that no connection tells of is told by the next view: then nobody waits in the group of this one."""
+        store = store_of(self.place)
+        with suppress(RuntimeError):  # the launcher has gone
+            while not over.wait(WATCH_S):
+                group = self.group  # read before the generation, which is never behind the group's
+                view = _newest(store)
+                if group is not None and view and not view["planned"] and view["generation"] > self.generation:
+                    abort(group)
+                del group
+
+    def _drop(self) -> None:
+        """A member is lost: nobody shall wait for this one either."""
+        abort(self.group)
+        self.group = None
 
     def _warm_up(self) -> None:
         """A shadow iteration where there is a tape of one, else what a rank can do alone; nothing of it is kept."""
@@ -264,7 +301,7 @@ class _Member:
         with self.log.collective(f"all of view {self.generation}"):
             whole = reduced(self.group, pieces)
         if not whole:
-            self.group = None  # closes the connections: that is how the others learn of it
+            self._drop()
             return False
         if recorder is not None:
             recorder.keep(pieces)
@@ -285,7 +322,7 @@ class _Member:
 
     def _prepare(self) -> None:
         """Begin to build the group of a planned change beside the one that works."""
-        view = self._newest()
+        view = _newest(self.store)
         planned = view is not None and view["planned"] and view["generation"] > self.generation
         if view is None or not planned or (self.next and self.next.generation == view["generation"]):
             return
@@ -306,7 +343,7 @@ class _Member:
         self.generation, self.rank, self.group = chosen.generation, chosen.rank, chosen.group
         self.log.play(self.rank)
         if not self._agree():
-            self.group = None
+            self._drop()
             return False
         if self.rank == 0:
             self.store.set(f"first/{self.generation}", repr(time.time()))
@@ -316,13 +353,12 @@ class _Member:
     def _join(self) -> bool:
         """The group of the next view that stands; False where the job is done or goes on without this process."""
         while True:
-            view = self._newest()
+            view = _newest(self.store)
             if view is None or view["generation"] <= self.generation:
                 time.sleep(POLL_S)
                 continue
             generation, members = view["generation"], view["members"]
             if not members:
-                self.log.end()
                 return False
             if self.place.name not in members:
                 if self.rank >= 0 and not view["planned"]:  # taken for dead, though alive: its rank is played already
@@ -342,7 +378,7 @@ class _Member:
             if self._agree():
                 self.first_of_generation = True
                 return True
-            self.group = None
+            self._drop()
 
     def _agree(self) -> bool:
         """Compare how far everybody is, and take or give state. False where a member is lost on the way."""
@@ -370,23 +406,22 @@ class _Member:
         if self.saving is not None:
             self.saving.finish()
 
-    def _newest(self) -> dict[str, Any] | None:
-        if not self.store.check(["view"]):
-            return None
-        view: dict[str, Any] = json.loads(self.store.get("view").decode())
-        return view
-
     def _superseded(self) -> bool:
-        view = self._newest()
+        view = _newest(self.store)
         return view is not None and view["generation"] > self.generation
+
+
+def _newest(store: Any) -> dict[str, Any] | None:
+    if not store.check(["view"]):
+        return None
+    view: dict[str, Any] = json.loads(store.get("view").decode())
+    return view
 
 
 class _Leaving(Building):
     """The part of a process that is not in the next view."""
 
     def __init__(self, generation: int) -> None:
-        import threading
-
         self.generation, self.members, self.rank, self.group = generation, (), -1, True
         self.over = threading.Event()
         self.over.set()
