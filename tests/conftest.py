@@ -35,15 +35,27 @@ def replays() -> None:
 
 
 def simulators() -> None:
-    """CoflowSim's clock, and what draws samples."""
+    """CoflowSim's clock, what draws samples, and queues of jobs."""
     import_module("windtunnel.engine.compiled.lane_kernels")
     coflows("coflowsim")
+    queues()
 
 
 def coflows(clock: str) -> None:
     from windtunnel.fleet.flows import read_trace, run_flows
 
     run_flows(read_trace(Path(__file__).parent / "unit" / "fleet" / "coflows.txt"), "sebf", clock)
+
+
+def queues() -> None:
+    from windtunnel.fleet.jobs.read import read_jobs
+    from windtunnel.fleet.run import Options, simulate
+    from windtunnel.fleet.site import parse_site
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "jobs.csv"
+        path.write_text("job,submit_s,gpus,duration_s\na,0,1,1\n")
+        simulate(read_jobs(path), parse_site("v100:1"), "fifo", Options())
 
 
 PARTS: tuple[Callable[[], None], ...] = (replays, simulators)
