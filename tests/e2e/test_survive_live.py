@@ -22,11 +22,12 @@ STEPS = 24
 # the group of the next view stands, while rank 1 is held back as a thread is that still builds: with all its
 # connections open, so that nobody hears of the second death from them. At step 12 ranks 0 and 1 are killed at once.
 SCRIPT = """
-import json, os, signal, sys, threading, time
+import gc, json, os, signal, sys, threading, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
 from windtunnel.survive import train
+from windtunnel.survive.live.place import own_place
 
 strikes, folder = "strike" in sys.argv, Path(sys.argv[1])
 (folder / f"{os.getpid()}.pid").touch()
@@ -74,11 +75,13 @@ if strikes:
 def loss(step, rank, world):
     if strikes:
         strike(step, rank)
+    gc.collect()
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step * world + rank))
     return (model(x) - x[:, :4].sin()).square().mean()
 
 losses = train(model, optimizer, loss, int(sys.argv[2]))
 partial = folder / f"losses.{os.getpid()}"
+assert "garbage collection" in (own_place().folder / f"{own_place().name}.log.names").read_text()
 averages = model[1].running_mean.tolist() + model[1].running_var.tolist()
 partial.write_text(json.dumps([one.hex() for one in losses + averages]))
 partial.rename(folder / "losses.json")

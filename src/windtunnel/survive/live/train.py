@@ -236,6 +236,7 @@ class _Member:
         self.store = store_of(place)
         self.log = RankLog.create(place.folder / f"{place.name}.log")
         self.log.start_beat()
+        self.log.watch_garbage()
         self.has_state = False
         self.generation, self.rank = -1, -1
         self.group: Any = None
