@@ -1,9 +1,11 @@
 """Sweeps: predictions per second over two processes, and Ray beside them.
 
-    python benchmarks/sweep.py [--points 2000] [--ray] [--turns 3]
+    python benchmarks/sweep.py [--points 2000] [--ray [ADDRESS]] [--turns 3]
 
 Points differ in batch and plan; none is run twice. With `--ray` (extra `ray`) the same points go through both, one
 after the other, and a line says the ratio of their times; `--turns`: so many times, and the median of the ratios.
+Ray's own start and end on this machine are part of its time; not so with the ADDRESS of a cluster that is there, e.g.
+127.0.0.1:6379 behind `ray start --head --num-cpus 2`.
 `CPU` is what this process and its children used: it hardly depends on what else the machine does (Ray's workers are
 nobody's children, so theirs is not seen).
 """
@@ -42,14 +44,14 @@ def cpu_s() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=2000)
-    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS")
     parser.add_argument("--turns", type=int, default=1)
     arguments = parser.parse_args()
     ratios = []
     for turn in range(arguments.turns):
         with tempfile.TemporaryDirectory() as folder:
-            seconds = {one: run(one, arguments.points, Path(folder)) for one in order(arguments.ray, turn)}
-            if arguments.ray:
+            seconds = {one: run(one, arguments, Path(folder)) for one in order(arguments.ray is not None, turn)}
+            if arguments.ray is not None:
                 same = Path(folder, "ray.parquet").read_bytes() == Path(folder, "processes.parquet").read_bytes()
                 ratios.append(seconds["ray"] / seconds["processes"])
                 print(f"ray / processes {ratios[-1]:.3f}; equal bytes: {same}")
@@ -63,10 +65,11 @@ def order(ray: bool, turn: int) -> tuple[str, ...]:
     return both if turn % 2 == 0 else both[::-1]
 
 
-def run(executor: str, points: int, folder: Path) -> float:
+def run(executor: str, arguments: argparse.Namespace, folder: Path) -> float:
     """Seconds of one sweep, its workers' start among them."""
+    named = f"ray:{arguments.ray}" if executor == "ray" and arguments.ray else executor
     begun, used = time.perf_counter(), cpu_s()
-    done = sweep(study(points), out=folder / f"{executor}.parquet", jobs=2, executor=executor)
+    done = sweep(study(arguments.points), out=folder / f"{executor}.parquet", jobs=2, executor=named)
     seconds, used = time.perf_counter() - begun, cpu_s() - used
     print(
         f"{executor}: {done.points} points in {seconds:.1f} s, {done.points / seconds:.0f}/s;"

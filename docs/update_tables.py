@@ -95,6 +95,8 @@ def shown_value(value: object) -> str:
     """One cell of the table of habits."""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(str(one) for one in value) or "off"
     return f"{value / 1e6:g} million" if isinstance(value, float) else str(value)
 
 

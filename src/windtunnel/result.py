@@ -46,6 +46,7 @@ class StageMemory:
     peak_time_ns: int
     timeline: tuple[tuple[int, int], ...]  # (time_ns, allocated_bytes), thinned for drawing
     gives_back: bool = False  # fits only because the allocator gives cached memory back to the driver, again and again
+    capacity_bytes: int = 0  # of its own device where stages lie on several types of GPU; 0: as the result says
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +247,12 @@ class Result:
 
     @property
     def peak_memory(self) -> StageMemory:
-        """Memory of the fullest rank class."""
-        return max(self.memory, key=lambda stage: stage.device_bytes)
+        """Memory of the rank class that fills most of its device."""
+        return max(self.memory, key=lambda stage: stage.device_bytes / max(self.capacity_of(stage), 1))
+
+    def capacity_of(self, stage: StageMemory) -> int:
+        """What the device of a rank class has for the job."""
+        return stage.capacity_bytes or self.memory_capacity_bytes
 
     def class_name(self, number: int) -> str:
         """What a reader calls the rank class of this number (`stage` of what is told by class)."""
@@ -291,7 +296,11 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; `from_dict` is its inverse."""
-        return cast("dict[str, Any]", _as_data(self))
+        data = cast("dict[str, Any]", _as_data(self))
+        data["memory"] = tuple(
+            one if one["capacity_bytes"] else _without(one, "capacity_bytes") for one in data["memory"]
+        )
+        return data
 
     def to_json(self) -> str:
         """Canonical JSON of the answer: same result, same bytes. Advice is not the answer, and may not be asked for."""

@@ -82,7 +82,7 @@ def test_a_short_job_preempts_and_the_long_one_goes_on_where_it_was(tmp_path):
     document = json.loads(run.stdout)
     by_name = {row["job"]: row for row in document["jobs"]}
     assert by_name["long"]["preemptions"] == 1
-    assert by_name["short"]["jct_s"] < 2.5
+    assert 1.0 + by_name["short"]["jct_s"] < by_name["long"]["jct_s"]  # the long one, which came first, ended after it
     finished(tmp_path, rows)
 
 

@@ -44,7 +44,7 @@ for step in range(4):
     optimizer.zero_grad()
     said = [None] * world
     dist.all_gather_object(said, step)
-    assert said == [step] * world and torch.allclose(x, x.clone())
+    assert said == [step] * world and torch.allclose(x, torch.full((4, 8), 2.0))
     if torch.isnan(loss):
         sys.exit(3)
     logging.info(f"{step}: {loss:.3f}")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from random import Random
 from typing import Any
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.hardware import Cluster, Gpu, Host, Link, parse_cluster
 from windtunnel.model import Model, load_model
-from windtunnel.training import read_plan
+from windtunnel.result import Result
+from windtunnel.training import predict, read_plan
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
@@ -76,16 +80,18 @@ class Job:
         return replace(self, shape=self.shape | changes)
 
 
-def degrees(draw: st.DrawFn, schedule: str | None, layers: int) -> tuple[int, int, int, int]:
+Pick = Callable[[Sequence[Any]], Any]  # one of several
+
+
+def degrees(pick: Pick, schedule: str | None, layers: int) -> tuple[int, int, int, int]:
     """tp, pp, cp, dp that a model of so many layers can be cut into."""
     chunks = {"interleaved": 2, "zb-v": 2, "dualpipe-v": 2}.get(schedule or "", 1)
-    pp = draw(st.sampled_from([p for p in (1, 2, 4) if p * chunks <= layers and (p > 1 or schedule is None)] or [1]))
-    return draw(st.sampled_from([1, 2, 4])), pp, draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([1, 2, 4]))
+    pp = pick([p for p in (1, 2, 4) if p * chunks <= layers and (p > 1 or schedule is None)] or [1])
+    return pick([1, 2, 4]), pp, pick([1, 1, 2]), pick([1, 2, 4])
 
 
-@st.composite
-def jobs(
-    draw: st.DrawFn,
+def pick_job(
+    pick: Pick,
     *,
     experts: bool = True,
     spread: bool = False,
@@ -93,43 +99,73 @@ def jobs(
     recompute: bool = True,
 ) -> Job:
     """Legal jobs of every framework and schedule. `spread`: experts, on two ranks or more."""
-    layers = draw(st.sampled_from([2, 4, 8]))
+    layers = pick([2, 4, 8])
     shape = {
-        "hidden": draw(st.sampled_from([128, 256, 512])),
-        "feed_forward": draw(st.sampled_from([256, 512, 1024])),
+        "hidden": pick([128, 256, 512]),
+        "feed_forward": pick([256, 512, 1024]),
         "layers": layers,
-        "kv_heads": draw(st.sampled_from([4, 8])),
-        "experts": 4 if spread else draw(st.sampled_from([0, 0, 4])) if experts else 0,
+        "kv_heads": pick([4, 8]),
+        "experts": 4 if spread else pick([0, 0, 4]) if experts else 0,
     }
-    named = draw(st.sampled_from([None, None, *NAMES]))
-    tp, pp, cp, dp = degrees(draw, named, layers)
+    named = pick([None, None, *NAMES])
+    tp, pp, cp, dp = degrees(pick, named, layers)
     named = named if pp > 1 else None
     dp = max(dp, 2) if spread else dp
-    micro_batch = draw(st.sampled_from([1, 2]))
+    micro_batch = pick([1, 2])
     plan: dict[str, Any] = {
-        "framework": draw(st.sampled_from(FRAMEWORKS)),
+        "framework": pick(FRAMEWORKS),
         "tp": tp,
         "pp": pp,
         "cp": cp,
         "micro_batch": micro_batch,
-        "global_batch": micro_batch * dp * pp * draw(st.sampled_from([2, 4])),
-        "seq_len": draw(st.sampled_from([256, 512, 1024])),
-        "cp_kind": draw(st.sampled_from(["ring", "ulysses"])),
-        "recompute": draw(st.sampled_from(["none", "full", "selective:core_attention"])) if recompute else "none",
-        "zero_stage": draw(st.sampled_from([None, 0, 1, 2, 3])),
-        "cuda_graphs": draw(st.sampled_from([None, True])),
+        "global_batch": micro_batch * dp * pp * pick([2, 4]),
+        "seq_len": pick([256, 512, 1024]),
+        "cp_kind": pick(["ring", "ulysses"]),
+        "recompute": pick(["none", "full", "selective:core_attention"]) if recompute else "none",
+        "zero_stage": pick([None, 0, 1, 2, 3]),
+        "cuda_graphs": pick([None, True]),
     }
-    plan |= {name: draw(st.sampled_from([None, True, False])) for name in (
+    plan |= {name: pick([None, True, False]) for name in (
         "overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather", "sequence_parallel",
     )}  # fmt: skip
     if low_precision:
-        plan["precision"] = draw(st.sampled_from(["bf16", "fp16", "fp8"]))
+        plan["precision"] = pick(["bf16", "fp16", "fp8"])
     if named:
         plan |= {"schedule": named, "virtual_stages": 2 if named == "interleaved" else 1}
     if shape["experts"]:
         plan["ep"] = 2 if tp * cp * dp % (2 * tp) == 0 else 1
-    gpu = draw(st.sampled_from([name for name in GPUS if plan.get("precision") != "fp8" or name != "a100-80gb-sxm"]))
+    gpu = pick([name for name in GPUS if plan.get("precision") != "fp8" or name != "a100-80gb-sxm"])
     return Job(shape, parse_cluster(f"{gpu}:{tp * pp * cp * dp}"), plan)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, **which: bool) -> Job:
+    """One of all `pick_job(**which)` can pick."""
+    return pick_job(lambda options: draw(st.sampled_from(options)), **which)
+
+
+DRAWN = settings().max_examples  # of the profile: tests/conftest.py
+ANSWERS: dict[str, tuple[Job, Result]] = {}
+
+
+@cache
+def drawn(**which: bool) -> tuple[Job, ...]:
+    """As many, the same for all laws of a process, which so share what was predicted for them."""
+    pick = Random(0 if settings().derandomize else None).choice
+    return tuple(pick_job(pick, **which) for _ in range(DRAWN))
+
+
+def shared_jobs(**which: bool) -> st.SearchStrategy[Job]:
+    """One of those: a law with `max_examples=DRAWN` sees each."""
+    return st.deferred(lambda: st.sampled_from(drawn(**which)))
+
+
+def predicted(job: Job) -> Result:
+    """Its prediction, made once."""
+    before = ANSWERS.get(repr(job))  # which leaves out details of the cluster
+    if before is None or before[0] != job:
+        before = ANSWERS[repr(job)] = job, predict(job.model, job.cluster, job.plan)
+    return before[1]
 
 
 @dataclass(frozen=True)

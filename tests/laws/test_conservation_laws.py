@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from small_jobs import Job, Taken, jobs, model_of, slow_cluster, take
+from small_jobs import DRAWN, Job, Taken, model_of, predicted, shared_jobs, slow_cluster, take
 
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.model import load_model
@@ -22,7 +22,7 @@ from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import schedule
 
-law = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+law = settings(deadline=None, max_examples=DRAWN, suppress_health_check=[HealthCheck.too_slow])
 GRADIENT = {"fp32": 4, "bf16": 2}
 
 
@@ -32,7 +32,7 @@ def taken(job: Job) -> Taken:
 
 def moved(job: Job, kind: str, group: str) -> float:
     """Bytes of one kind of collective over all GPUs of the job, on either tier."""
-    traffic = predict(job.model, job.cluster, job.plan).traffic_bytes
+    traffic = predicted(job).traffic_bytes
     mean = sum(value for key, value in traffic.items() if key.startswith(f"{kind} {group} ("))
     return float(mean * job.cluster.n_gpus)
 
@@ -45,7 +45,7 @@ def tokens(job: Job) -> int:
 
 
 @law
-@given(jobs(recompute=False, experts=False))
+@given(shared_jobs(recompute=False, experts=False))
 def test_a_dense_model_computes_its_flops_in_every_layout(job):
     """Those of the model: forward once, backward twice, attention counted in full as MFU counts it."""
     want = 3.0 * tokens(job) * job.model.forward_flops_per_token(job.plan["seq_len"], "full")
@@ -53,7 +53,7 @@ def test_a_dense_model_computes_its_flops_in_every_layout(job):
 
 
 @law
-@given(jobs(recompute=False))
+@given(shared_jobs(recompute=False))
 def test_flops_do_not_depend_on_the_layout(job):
     plain = {"global_batch", "seq_len", "framework", "precision"}
     alone = {key: value for key, value in job.plan.items() if key in plain}
@@ -62,7 +62,7 @@ def test_flops_do_not_depend_on_the_layout(job):
 
 
 @law
-@given(jobs(recompute=False))
+@given(shared_jobs(recompute=False))
 def test_full_recomputation_adds_at_most_one_forward_pass(job):
     again = taken(job.with_plan(recompute="full")).executed_flops()
     once = taken(job).executed_flops()
@@ -71,9 +71,9 @@ def test_full_recomputation_adds_at_most_one_forward_pass(job):
 
 
 @law
-@given(jobs())
+@given(shared_jobs())
 def test_hfu_counts_what_is_recomputed_and_nothing_else(job):
-    result = predict(job.model, job.cluster, job.plan)
+    result = predicted(job)
     if job.plan["recompute"] == "none":
         assert result.hfu == result.mfu
     else:
@@ -84,7 +84,7 @@ def test_hfu_counts_what_is_recomputed_and_nothing_else(job):
 
 
 @law
-@given(jobs(experts=False), st.sampled_from(["fp32", "bf16"]))
+@given(shared_jobs(experts=False), st.sampled_from(["fp32", "bf16"]))
 def test_every_gradient_is_reduced_once(job, dtype):
     """Without tensor parallelism every parameter is on one rank of a replica, so bytes = parameters x width."""
     job = with_tensor_parallel(job, 1).with_plan(gradient_dtype=dtype)
@@ -111,7 +111,7 @@ def resolved(job: Job) -> Any:
 
 
 @law
-@given(jobs(experts=False, recompute=False, low_precision=False))
+@given(shared_jobs(experts=False, recompute=False, low_precision=False))
 def test_sharded_parameters_are_gathered_once_per_step_or_pass(job):
     layout = resolved(job)
     ranks = layout.dp * layout.plan.cp
@@ -129,7 +129,7 @@ def test_sharded_parameters_are_gathered_once_per_step_or_pass(job):
 
 
 @law
-@given(jobs())
+@given(shared_jobs())
 def test_each_boundary_between_pieces_is_crossed_once_each_way_per_micro_batch(job):
     layout = resolved(job)
     plan = layout.plan
@@ -148,7 +148,7 @@ def test_each_boundary_between_pieces_is_crossed_once_each_way_per_micro_batch(j
 
 
 @law
-@given(jobs(spread=True))
+@given(shared_jobs(spread=True))
 def test_every_token_travels_to_its_experts_and_back_twice(job):
     """Dispatch and combine, forward and backward, once for each of its experts or for each rank that has some."""
     assert job.plan["ep"] > 1
@@ -160,7 +160,7 @@ def test_every_token_travels_to_its_experts_and_back_twice(job):
 
 
 @law
-@given(jobs(recompute=False, experts=False))
+@given(shared_jobs(recompute=False, experts=False))
 def test_the_ring_passes_keys_and_values_by_every_rank(job):
     job = job.with_plan(cp_kind="ring")
     layout = resolved(job)
@@ -172,7 +172,7 @@ def test_the_ring_passes_keys_and_values_by_every_rank(job):
 
 
 @law
-@given(jobs(recompute=False, experts=False, low_precision=False), st.sampled_from([2, 4]))
+@given(shared_jobs(recompute=False, experts=False, low_precision=False), st.sampled_from([2, 4]))
 def test_tensor_parallel_bytes_depend_on_tokens_and_width_only(job, tp):
     """Gathered and scattered bytes of a group: the same however tokens are cut into passes and stages."""
     job = with_tensor_parallel(job, tp).with_plan(sequence_parallel=True)
@@ -183,10 +183,10 @@ def test_tensor_parallel_bytes_depend_on_tokens_and_width_only(job, tp):
 
 
 @law
-@given(jobs())
+@given(shared_jobs())
 def test_nothing_travels_where_there_is_nobody_else(job):
     layout = resolved(job)
-    result = predict(job.model, job.cluster, job.plan)
+    result = predicted(job)
     for key, value in result.traffic_bytes.items():
         group = key.split()[1]
         assert layout.group(group).size > 1 or value == 0, key
@@ -211,7 +211,7 @@ def test_every_parameter_is_on_one_stage(name):
 
 
 @law
-@given(jobs())
+@given(shared_jobs())
 def test_layers_are_dealt_once_and_in_order(job):
     dealt = [number for stage in resolved(job).virtual_layers for number in stage]
     assert dealt == list(range(job.model.n_layers))
@@ -221,7 +221,7 @@ def test_layers_are_dealt_once_and_in_order(job):
 
 
 @law
-@given(jobs())
+@given(shared_jobs())
 def test_one_gpu_takes_the_sum_of_its_parts(job):
     """No partner, no host time: every kernel of every micro-batch, one after the other, then the optimizer."""
     single = ("global_batch", "micro_batch", "seq_len", "framework", "precision", "recompute")
@@ -247,7 +247,7 @@ def test_one_gpu_takes_the_sum_of_its_parts(job):
 
 
 @law
-@given(jobs())
+@given(shared_jobs())
 def test_a_pass_is_split_exactly_and_takes_at_least_its_kernels(job):
     layout = resolved(job)
     pricer = Pricer(layout)
@@ -262,7 +262,7 @@ def test_a_pass_is_split_exactly_and_takes_at_least_its_kernels(job):
 
 
 @law
-@given(jobs())
+@given(shared_jobs())
 def test_traffic_of_a_step_is_that_of_its_ops(job):
     step = taken(job).step
     chosen = schedule(job.plan.get("schedule") or "1f1b", 1, 1)

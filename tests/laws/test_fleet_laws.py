@@ -188,6 +188,19 @@ def test_many_servers_wait_as_erlang_says():
     assert ((start - submit).mean() / NS) == pytest.approx(expected, rel=0.1)
 
 
+def test_shortest_first_on_one_server_waits_as_phipps_says():
+    """Mean wait without preemption: W0 E[1 / (1 - load of all that are shorter)^2], W0 = rate E[duration^2] / 2."""
+    random = np.random.default_rng(7)
+    count, load = 60_000, 0.7
+    submit = np.cumsum(random.exponential(1.0, count) * NS).astype(np.int64)
+    duration = np.maximum((random.exponential(load, count) * NS).astype(np.int64), 1)
+    start, _ = run_queue("sjf", submit, duration, np.ones(count, np.int64), nodes=1, per_node=1, pool=True)
+    x = np.linspace(0, 40, 400_001)  # duration over its mean
+    shorter = load * (1 - (1 + x) * np.exp(-x))
+    waits = load**2 * (np.exp(-x) / (1 - shorter) ** 2).sum() * x[1]
+    assert ((start - submit).mean() / NS) == pytest.approx(waits, rel=0.05)
+
+
 def test_a_lost_node_costs_what_was_done_since_the_checkpoint():
     job = Running(0, 0, 8, Rigid(100.0))
     changes = [NodeChange(45 * NS, 0, 0), NodeChange(60 * NS, 0, 8)]

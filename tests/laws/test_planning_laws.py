@@ -10,7 +10,7 @@ from every_plan import best_of_all, every_plan
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.oracle import memory_bytes, predict, replayed, straggling
+from windtunnel.planning.oracle import checked, laid_out, memory_bytes, predict, replayed, straggling
 from windtunnel.planning.search import Search
 from windtunnel.planning.space import Space, count, structures, switches
 
@@ -77,6 +77,16 @@ def test_bounds_hold_for_every_schedule(schedule: str) -> None:
         assert bounds.memory_bytes(layout) <= found.peak_bytes
         seen += 1
     assert seen
+
+
+def test_the_memory_bound_counts_every_piece_in_flight() -> None:
+    """One layer in a piece, none in the first and the last: most of the memory is what micro-batches keep."""
+    plan = {"global_batch": 256, "seq_len": 8192, "tp": 4, "pp": 2, "virtual_stages": 5, "micro_batch": 4}
+    plan |= {"layers_per_stage": [0, *[1] * 8, 0], "recompute": "none", "zero_stage": 1}
+    cluster = parse_cluster("h100-sxm:64")
+    layout = laid_out(load_model("llama-3-70b").with_changes(layers=8), cluster, checked(plan))
+    least, exact = Bounds(straggling(cluster)).memory_bytes(layout), memory_bytes(layout)
+    assert 0.8 * exact < least <= exact  # the rest is what a pass needs while it runs
 
 
 def test_a_replay_is_what_predict_says() -> None:

@@ -97,7 +97,7 @@ def rank_main(asked: argparse.Namespace) -> None:
     rank = int(os.environ["RANK"])
     where = f"tcp://{os.environ['MASTER']}:29535"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=300))
-    alone = real_runs.alone()
+    alone = real_runs.alone(tuple(dict.fromkeys(what for wanted in both.NEEDS.values() for what in wanted)))
     lines = {name: both.Line(points) for name, points in alone.items()}
     recorder, found = Recorder(), {}
 
@@ -155,6 +155,7 @@ def predicted(name: str, lines: dict[str, both.Line], arguments: tuple, run: dic
         ]
     if name == "local":
         compute, size, steps = arguments
+        compute += lines["sleep"].latency
         reduce = round(1e9 * (lines["all_reduce"].latency + lines["all_reduce"].per_byte * size * both.MIB))
         every, seldom, at = [], [], 0
         for step in range(steps):

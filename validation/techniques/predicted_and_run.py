@@ -2,11 +2,12 @@
 
     sudo python validation/techniques/predicted_and_run.py [--rate 400mbit] [--rounds 5] [--only lina]
 
-What is measured alone first, and what the prediction is made of: each collective at three sizes (a straight line), what
-a rank computes, and for offload one layer's passes and update. Then every configuration is played on these by
-`techniques.flat.play` (or `offload.window.timeline`) without and with the technique, and run without and with it in
-turns. Compute beside communication is played by sleeping, as kernels on a device would: two busy cores would hide the
-effect. Printed: each gain predicted and measured, their error, and whether the sign is right where it is above 5 %.
+Measured alone just before each configuration, since a shared machine is not the same a minute later, and what its
+prediction is made of: each collective at three sizes (a straight line), by how much a sleep is too long, and for
+offload one layer's passes and update. It is played on these by `techniques.flat.play` (or `offload.window.timeline`)
+without and with the technique, and run without and with it in turns, every second time the other way round. Compute
+beside communication is played by sleeping, as kernels on a device would: two busy cores would hide the effect.
+Printed: each gain predicted and measured, their error, and whether the sign is right where it is above 5 %.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from windtunnel.techniques.flat.play import SHARED
 from windtunnel.techniques.offload.window import LayerTimes, timeline
 
 LINK, MIB = "scale_out", 1 << 20
+NEEDS = {  # what each one's prediction is made of
+    "lina": ("sleep", "hand over", "all_to_all", "all_reduce"), "sparse": ("sleep", "all_reduce", "choose"),
+    "partition": ("sleep", "all_gather", "reduce_scatter"), "local": ("sleep", "all_reduce"), "offload": (),
+}  # fmt: skip
 LAYERS = 5
 # (compute s of each layer but the last, of that, all-to-all MiB, all-reduce MiB a layer)
 LINA = [(0.02, 0.4, 2.0, 2.0), (0.02, 0.5, 1.0, 3.0), (0.02, 0.4, 2.0, 3.0), (0.1, 0.1, 1.0, 2.0),
@@ -68,6 +73,12 @@ class Line:
         return Task(name, LINK, whole, after, name, urgency, size, ns(self.latency))
 
 
+def slept(lines: dict[str, Line], seconds: float, *after: int) -> Task:
+    """Compute that a sleep stands for: with what it is too long by, in one piece or in each of several."""
+    more = lines["sleep"].latency
+    return Task("compute", "compute", ns(seconds + more), after, latency_ns=ns(more))
+
+
 def computes_of(short: float, long: float) -> list[float]:
     """Seconds of compute before each layer's all-to-all."""
     return [long if layer == LAYERS - 1 else short for layer in range(LAYERS)]
@@ -93,7 +104,7 @@ def _lina_tasks(
     tasks: list[Task] = []
     last: tuple[int, ...] = ()
     for compute in computes_of(short, long):
-        tasks.append(Task("compute", "compute", ns(compute), last))
+        tasks.append(slept(lines, compute, *last))
         tasks.append(lines["all_to_all"].task("all_to_all", exchange * MIB, len(tasks) - 1))
         last = (len(tasks) - 1,)
         tasks.append(lines["all_reduce"].task("reduce", reduce * MIB, *last, urgency=1))
@@ -108,7 +119,7 @@ def predict_sparse(lines: dict[str, Line], compute: float, size: float, ratio: f
         tasks: list[Task] = []
         for _ in range(LAYERS):
             before = max((i for i, t in enumerate(tasks) if t.lane == "compute"), default=-1)
-            tasks.append(Task("compute", "compute", ns(compute), (before,) if before >= 0 else ()))
+            tasks.append(slept(lines, compute, *((before,) if before >= 0 else ())))
             tasks += parts(len(tasks))
         return play(tasks, {LINK: SHARED}).makespan_ns / 1e9
 
@@ -131,12 +142,9 @@ def predict_partition(lines: dict[str, Line], which: str, pieces: int, compute: 
 
     def one(count: int) -> float:
         first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2)
-        second = Task("compute", "compute", ns(compute), (0,))
+        second = slept(lines, compute, 0)
         if which == "scatter":
-            second, first = (
-                lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2, 0),
-                Task("compute", "compute", ns(compute)),
-            )
+            second, first = lines[kind].task("exchange", ROWS * COLUMNS * 4 * 2, 0), slept(lines, compute)
         return play(cut([first, second], lambda _: count), {LINK: Lane()}).makespan_ns / 1e9
 
     return one(1), one(pieces)
@@ -144,6 +152,7 @@ def predict_partition(lines: dict[str, Line], which: str, pieces: int, compute: 
 
 def predict_local(lines: dict[str, Line], compute: float, size: float, steps: int) -> tuple[float, float]:
     reduce = lines["all_reduce"].latency + lines["all_reduce"].per_byte * size * MIB
+    compute += lines["sleep"].latency
     return compute + reduce, compute + reduce / steps
 
 
@@ -181,12 +190,12 @@ def main() -> None:
 
 
 def report(found: dict) -> None:
-    lines = {name: Line(points) for name, points in found["alone"].items()}
-    for name, line in sorted(lines.items()):
-        print(f"{name:14} {1e3 * line.latency:6.2f} ms + bytes at {1e-6 / max(line.per_byte, 1e-15):8.1f} MB/s")
-    errors, signs = [], []
+    errors, signs, seen = [], [], {}
     for one in found["runs"]:
         name, arguments = one["name"], one["arguments"]
+        lines = {name: Line(points) for name, points in one["alone"].items()}
+        for what, line in lines.items():
+            seen.setdefault(what, []).append((1e3 * line.latency, 1e3 * line.per_byte * MIB))
         if name == "offload":
             times = LayerTimes(**one["times"])
             gone = timeline(times, one["layers"], arguments[0], before_s=one["ends"], end_s=one["end"])
@@ -205,6 +214,11 @@ def report(found: dict) -> None:
             f"{1e3 * statistics.median(one['without']):6.0f} -> {1e3 * statistics.median(one['with']):6.0f} ms gain "
             f"{measured:5.2f}, error {predicted / measured - 1.0:+6.1%}"
         )
+    for what, lines in sorted(seen.items()):
+        least, each = (statistics.median(one) for one in zip(*lines, strict=True))
+        print(
+            f"{what:14} {least:6.2f} ms" + (f" + {each:6.2f} a MiB" if each else "") + ", medians over configurations"
+        )
     print(
         f"{len(errors)} configurations: mean error of the gain {statistics.mean(errors):.1%}, worst {max(errors):.1%};"
         f" sign right in {sum(signs)} of {len(signs)} where the measured gain is above 5 %"
@@ -221,8 +235,6 @@ def rank_main(asked: argparse.Namespace) -> None:
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=2, timeout=timedelta(seconds=300))
     import real_runs
 
-    alone = real_runs.alone()  # the same on both ranks: each time is that of the slower
-    lines = {name: Line(points) for name, points in alone.items()}
     runs = []
     for name, configurations in (
         ("lina", LINA), ("sparse", SPARSE), ("partition", PARTITION), ("local", LOCAL), ("offload", OFFLOAD),
@@ -230,20 +242,23 @@ def rank_main(asked: argparse.Namespace) -> None:
         if asked.only and name != asked.only:
             continue
         for arguments in configurations:
+            alone = real_runs.alone(NEEDS[name])  # the same on both ranks: each time is that of the slower
+            lines = {what: Line(points) for what, points in alone.items()}
             more = (order_of(lines, *arguments),) if name == "lina" else ()
             found = getattr(real_runs, name)(asked.rounds, *more, *arguments)
-            runs.append({"name": name, "arguments": list(arguments), **found})
+            runs.append({"name": name, "arguments": list(arguments), "alone": alone, **found})
             dist.barrier()
     if rank == 0:
-        asked.answers.write_text(json.dumps({"alone": alone, "runs": runs}))
+        asked.answers.write_text(json.dumps({"runs": runs}))
     dist.destroy_process_group()
 
 
 def paired(rounds: int, without: Callable[[], float], after: Callable[[], float]) -> dict:
-    """Seconds of both, in turns, the first turn left out."""
+    """Seconds of both, in turns, the first turn left out; every second turn the other way round, so no drift helps."""
     found = {"without": [], "with": []}
+    turns = (("without", without), ("with", after))
     for number in range(rounds + 1):
-        for name, run in (("without", without), ("with", after)):
+        for name, run in turns if number % 2 else turns[::-1]:
             seconds = run()
             if number:
                 found[name].append(seconds)

@@ -15,7 +15,7 @@ from windtunnel.techniques import offload as window_offload
 from windtunnel.techniques import prioritised_all_to_all, sparse_gradients
 from windtunnel.techniques.collective_partitioning import partitioned
 
-SIZES = (64 * 1024, MIB, 3 * MIB)
+SIZES, NAP_S = (64 * 1024, MIB, 3 * MIB), 0.02
 
 
 def timed(run: Callable[[], None]) -> float:
@@ -28,14 +28,12 @@ def timed(run: Callable[[], None]) -> float:
     return float(done)
 
 
-def alone() -> dict[str, list[tuple[float, float]]]:
-    """Median seconds of each collective by bytes, as `predicted_and_run` counts them."""
+def alone(wanted: tuple[str, ...]) -> dict[str, list[tuple[float, float]]]:
+    """Median seconds by bytes of each collective that is wanted, as `predicted_and_run` counts them."""
 
-    def measured(
-        make: Callable[[int], Callable[[], None]], sizes: tuple[int, ...] = SIZES
-    ) -> list[tuple[float, float]]:
+    def measured(make: Callable[[int], Callable[[], None]]) -> list[tuple[float, float]]:
         points = []
-        for size in sizes:
+        for size in SIZES:
             run = make(size)
             points.append((float(size), statistics.median(timed(run) for _ in range(7))))
         return points
@@ -77,10 +75,6 @@ def alone() -> dict[str, list[tuple[float, float]]]:
         shard, whole = filled(size // 2), filled(size)
         return lambda: partitioned._scatter(shard, whole, None)
 
-    def broadcast(size: int) -> Callable[[], None]:
-        tensor = filled(size)
-        return lambda: dist.broadcast(tensor, 0)
-
     def handed() -> list[tuple[float, float]]:
         """What a piece costs on the communication thread beyond its bytes: the same bytes in more pieces."""
         tensor = torch.ones(3 * MIB // 4)
@@ -99,15 +93,16 @@ def alone() -> dict[str, list[tuple[float, float]]]:
         each = max(0.0, statistics.median(seconds))
         return [(0.0, each), (1.0, each)]
 
-    return {
-        "hand over": handed(),
-        "all_to_all": measured(exchange),
-        "all_reduce": measured(reduce),
-        "all_gather": measured(gather),
-        "reduce_scatter": measured(scatter),
-        "broadcast": measured(broadcast, (4, MIB)),
-        "choose": measured(choose),
-    }
+    def overslept() -> list[tuple[float, float]]:
+        """By how much a sleep is too long on the slower rank, which the other one then waits for."""
+        over = statistics.median(timed(lambda: time.sleep(NAP_S)) for _ in range(9)) - NAP_S
+        return [(0.0, over), (1.0, over)]
+
+    constants = {"sleep": overslept, "hand over": handed}
+    lines = {
+        "all_to_all": exchange, "all_reduce": reduce, "all_gather": gather, "reduce_scatter": scatter, "choose": choose,
+    }  # fmt: skip
+    return {name: constants[name]() if name in constants else measured(lines[name]) for name in wanted}
 
 
 def lina(rounds: int, order: str, short_s: float, long_s: float, exchange: float, reduce: float) -> dict:

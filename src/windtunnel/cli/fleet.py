@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from windtunnel.report.fleet.page import Occupancy
 
 PACKING_SEEDS = 10
+ELASTIC, SPREAD = 0.05, 0.3
+PODS = "pods are packed once and never end: give a cluster such as t4:64"
+LIVE = "jobs run for real, once, and their simulation is told beside them"
 
 fleet = App(
     name="fleet",
@@ -56,7 +59,7 @@ def run(
     when: Annotated[str | None, Parameter(help="When will this job start and end, and why does it wait?")] = None,
     spread: Annotated[
         float, Parameter(help="--when: of the logarithm of run times that are not yet known (0.3).")
-    ] = 0.3,
+    ] = SPREAD,
     slot: Annotated[float | None, Parameter(help="Seconds between decisions in the clock elasticflow.")] = None,
     restart: Annotated[
         str | None, Parameter(help="Without progress after each new allocation, such as 5min or 30 (seconds).")
@@ -75,7 +78,7 @@ def run(
         Path | None, Parameter(help="Nodes come and go as in this CSV: time_s,node,gpus or time_s,nodes.")
     ] = None,
     serving: Annotated[Path | None, Parameter(help="Lyra: the serving pool that lends servers, a YAML file.")] = None,
-    elastic: Annotated[float, Parameter(help="Lyra: share of jobs that can use twice their GPUs (0.05).")] = 0.05,
+    elastic: Annotated[float, Parameter(help="Lyra: share of jobs that can use twice their GPUs (0.05).")] = ELASTIC,
     json: Annotated[bool, Parameter(negative="", help="Print the figures as JSON.")] = False,
     report: Annotated[Path | None, Parameter(help="Write an HTML report.")] = None,
     live: Annotated[Path | None, Parameter(help="Run the commands of this YAML here, beside their simulation.")] = None,
@@ -94,6 +97,8 @@ def run(
     from windtunnel.fleet.jobs.read import read_jobs
 
     if live is not None:
+        if trace is not None:
+            raise SpecError("TRACE", str(trace), "leave it out: --live names the jobs")
         trace = live
     if trace is None:
         raise SpecError("TRACE", None, "give a trace, or --live JOBS.yaml")
@@ -111,20 +116,31 @@ def run(
     packed = cluster.lower().endswith(".csv")
     if executor != "serial" and (seeds is None or when is not None or packed or live is not None):
         raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
+    lyra = any(name.startswith("lyra") for name in names)
     if packed or live is not None:
-        for name, value in (
-            ("--mtbf-node", mtbf_node),
-            ("--capacity", capacity),
-            ("--repair", repair),
-            ("--checkpoint-every", checkpoint_every),
-        ):
+        simulated = {
+            "--mtbf-node": mtbf_node,
+            "--capacity": capacity,
+            "--repair": repair,
+            "--checkpoint-every": checkpoint_every,
+            "--when": when,
+            "--clock": None if clock == "exact" else clock,
+            "--tables": tables,
+            "--slot": slot,
+            "--placement": None if placement == "nodes" else placement,
+            "--report": report,
+            "--serving": serving,
+        }
+        of_jobs = {"--restart": restart, "--gpus-per-node": gpus_per_node}  # that really run
+        of_pods = {"--seeds": seeds, "--jobs-out": jobs_out, "--seed": seed or None}
+        for name, value in {**simulated, **(of_jobs if packed else of_pods)}.items():
             if value is not None:
-                raise SpecError(name, str(value), "leave it out: neither pods nor jobs that really run lose nodes here")
-    if live is not None and seeds is not None:
-        raise SpecError("--seeds", seeds, "leave it out: a live run is one run")
+                raise SpecError(name, str(value), f"leave it out: {PODS if packed else LIVE}")
+    if elastic != ELASTIC and not lyra:
+        raise SpecError("--elastic", elastic, "it is a share of lyra's jobs: give --policy lyra, or leave it out")
+    if spread != SPREAD and when is None:
+        raise SpecError("--spread", spread, "it is how far run times are drawn apart for --when: give that too")
     if packed:
-        if when is not None:
-            raise SpecError("--when", when, "pods are packed and never end: give a cluster such as t4:64")
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
     from windtunnel.fleet.outcome import aggregates, write_jobs
@@ -133,7 +149,7 @@ def run(
     from windtunnel.fleet.tables import Tables
     from windtunnel.units import parse_time
 
-    if serving is not None and not any(name.startswith("lyra") for name in names):
+    if serving is not None and not lyra:
         raise SpecError("--serving", str(serving), "it is the pool that lends servers to lyra: leave it out")
     site = parse_site(cluster, gpus_per_node)
     restart_s = None if restart is None else parse_time(restart, "--restart")
@@ -185,7 +201,7 @@ def run(
         restart_s=restart_s,
         changes=changes,
     )
-    if any(name.startswith("lyra") for name in names):
+    if lyra:
         from windtunnel.cli.fleet_loans import loans_of
 
         with working("serving"):
@@ -203,17 +219,17 @@ def run(
     for name in names:
         with working(f"running {name}"):
             outcomes.append(simulate(jobs, site, name, options))
-    warnings = [*unfit, *left_out(outcomes[0])]
+    warnings = [*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome))]
     for line in warnings[len(unfit) :]:
         note(line)
     figures = [aggregates(outcome, site.gpus) for outcome in outcomes]
     if jobs_out is not None:
         write_jobs(outcomes, jobs_out)
-    _show(_document(trace, where, cluster, site.gpus, figures, outcomes[0]), figures, json, warnings=warnings)
+    document = _document(trace, where, cluster, site.gpus, figures, outcomes)
+    _show(document, figures, json, warnings=warnings)
     if report is not None:
         from windtunnel.report.fleet.page import write_fleet_page
 
-        document = _document(trace, where, cluster, site.gpus, figures, outcomes[0])
         points = None
         if serving is not None and "lyra" in names:
             from windtunnel.fleet.loans.frontier import frontier
@@ -256,7 +272,7 @@ def left_out(outcome: Outcome, most: int = 5) -> list[str]:
 
 
 def _document(
-    trace: Path, where: str, cluster: str, gpus: int, figures: list[dict[str, Any]], outcome: Outcome
+    trace: Path, where: str, cluster: str, gpus: int, figures: list[dict[str, Any]], outcomes: Sequence[Outcome]
 ) -> dict[str, Any]:
     """What `--json` prints: figures by policy, and those of a single policy at the top too."""
     document: dict[str, Any] = dict(figures[0]) if len(figures) == 1 else {}
@@ -266,7 +282,7 @@ def _document(
         cluster=cluster,
         gpus=gpus,
         policies={each["policy"]: each for each in figures},
-        left_out={outcome.jobs.name[at]: text for at, text in (outcome.why or {}).items()},
+        left_out={one.jobs.name[at]: text for one in outcomes for at, text in (one.why or {}).items()},
     )
     return document
 

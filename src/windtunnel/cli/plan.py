@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ def plan(
     head, colon, count = cluster.rpartition(":")
     spec = f"{head}:{{gpus}}" if colon and count.isdigit() and mixed is None else cluster
     sets = [word for text in set for word in ("--set", text)]
-    with working("planning"), _told(tried, model, spec) as told:
+    with working("planning"), _told(tried, model, spec) as told, _nothing_collected():
         found = find(
             asked.model,
             mixed or asked.cluster,
@@ -133,6 +134,18 @@ def plan(
 
         print_plans(document, stdout())
     return INFEASIBLE if document["status"] == "infeasible" else 0
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A search keeps nearly all that it makes: collecting took a tenth of its time and freed nothing."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 @contextmanager

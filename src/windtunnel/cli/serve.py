@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -101,14 +102,23 @@ def serve(
         For --search alpaserve and muxserve several, each with
         its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
+    asked_for = dict(locals())  # the flags, before anything else has a name here
     from windtunnel.cli.output import note, print_answer, working
+    from windtunnel.cli.serve_flags import check_flags
     from windtunnel.errors import UserError
     from windtunnel.header import band_entry
+    from windtunnel.report.files import check_writable, write_atomically
     from windtunnel.serving import Deployment
     from windtunnel.serving.question import ask, made_or_read, parsed_slo
 
+    is_pool = model is not None and model.endswith((".yaml", ".yml"))
+    given = {name: value for name, value in asked_for.items() if name != "model" and value != DEFAULTS[name]}
     if requests is not None and not requests.isdigit():
-        workload = Path(requests)
+        given["workload"] = workload = Path(requests)
+    check_flags(given, pool=is_pool)
+    for place in (requests_out, page, trace):
+        if place is not None:
+            check_writable(place)
     count = int(requests) if requests is not None and requests.isdigit() else None
     layout = Deployment(
         engine=engine,
@@ -129,7 +139,6 @@ def serve(
         speculative_tokens=speculative_tokens,
         acceptance=acceptance,
     )
-    is_pool = model is not None and model.endswith((".yaml", ".yml"))
     if spot is not None and (is_pool or listen is not None or real is not None):
         raise UserError("--spot is for one model and made or read requests: leave out the pool, --listen and --real")
     if model is not None and is_pool:
@@ -162,9 +171,15 @@ def serve(
             from windtunnel.cli.serve_spot import answer_spot
 
             senseless = {
-                "--replicas": replicas != 1, "--slo": slo, "--goodput": goodput, "--prefill": prefill,
-                "--decode": decode, "--search": search, "--kernels": kernels, "--requests-out": requests_out,
-                "--speculative-tokens": speculative_tokens, "--page": page, "--trace": trace,
+                "--ep": (ep, None), "--replicas": (replicas, 1), "--router": (router, "least-loaded"),
+                "--max-num-seqs": (max_num_seqs, None), "--num-gpu-blocks": (num_gpu_blocks, None),
+                "--block-size": (block_size, None), "--prefix-caching": (prefix_caching, None),
+                "--chunked-prefill": (chunked_prefill, None), "--slo": (slo, None), "--goodput": (goodput, False),
+                "--attain": (attain, 0.99), "--prefill": (prefill, None), "--decode": (decode, None),
+                "--search": (search, None), "--kernels": (kernels, None), "--requests-out": (requests_out, None),
+                "--speculative-tokens": (speculative_tokens, 0), "--acceptance": (acceptance, 0.0),
+                "--speed": (speed, 1.0), "--lose": (lose, None), "--max-waiting": (max_waiting, 4096),
+                "--record": (record, None), "--page": (page, None), "--trace": (trace, None),
             }  # fmt: skip
             answer_spot(model, cluster, layout, asked, spot, spot_policy, notice, gpu_hour, senseless, json)
             return None
@@ -189,7 +204,7 @@ def serve(
             curve=page is not None,
         )
     if requests_out is not None:
-        result.write_requests(requests_out)
+        write_atomically(requests_out, result.requests_csv().encode())
         note(f"wrote {requests_out}")
     if page is not None:
         from windtunnel.report.serving.page import write_page
@@ -201,6 +216,7 @@ def serve(
 
         write_trace(result.timeline, trace)
         note(f"wrote {trace}")
+    warned = [str(result.search["warning"])] if result.search is not None and result.search.get("warning") else []
     if json:
         low_high = result.tpot_band_s
         print_answer(
@@ -208,10 +224,16 @@ def serve(
             result.to_dict(),
             band=None if low_high is None else band_entry("tpot_s.mean", *low_high),
             provenance={"step times": list(result.sources)},
+            warnings=warned,
         )
     else:
+        for warning in warned:
+            note(warning)
         from windtunnel.cli.output import stdout
         from windtunnel.report.serving.console import print_serving
 
         print_serving(result.to_dict(), stdout())
     return None
+
+
+DEFAULTS = {name: one.default for name, one in signature(serve).parameters.items()}

@@ -40,8 +40,6 @@ def answer_requests(
     engine: Engine | Pools
     if pools == (None, None):
         engine = priced(model, cluster, deployment, replicas, kernels)
-    elif kernels is not None:
-        raise SpecError("--kernels", kernels, "are for replicas that do both: leave --prefill and --decode out")
     elif router == "prefix-aware" and replicas > 1:
         raise SpecError("--router", router, "looks into replicas that do both: use least-loaded or round-robin")
     else:

@@ -25,14 +25,21 @@ def answer_search(
         _answer_several(search, model, cluster, deployment, workload, slo, rate, json)
         return
     from windtunnel.cli.output import print_answer, stdout
+    from windtunnel.errors import UserError
     from windtunnel.hardware import parse_cluster
     from windtunnel.model import load_model
     from windtunnel.serving.goodput import rate_of
-    from windtunnel.serving.placement.search import Question, search_distserve
+    from windtunnel.serving.placement.search import MOST_RATE, Question, search_distserve
 
     wanted = rate_of(workload) if rate is None and workload.arrival_ns is not None else rate or 0.0
     question = Question(load_model(model), parse_cluster(cluster), deployment, workload, slo, attain, wanted)
     found = search_distserve(question)
+    never = [one for one in found.tried if one.goodput_per_s > MOST_RATE / 2]
+    if never:
+        raise UserError(
+            f"{len(never)} of {len(found.tried)} candidates miss the limits at no rate up to {MOST_RATE:g} per second"
+            f" with {len(workload)} requests; use more requests (--requests), or tighter limits"
+        )
     if json:
         print_answer(f"serve --search {search}", found.to_dict())
         return

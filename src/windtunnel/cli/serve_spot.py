@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from windtunnel.serving import Deployment, Workload
     from windtunnel.serving.spot.study import SpotServing
 
-TICK_S = 1.0  # to which the times of a trace of events are rounded down
-
 
 def answer_spot(
     model: str,
@@ -24,17 +22,17 @@ def answer_spot(
     policies: str,
     notice: str,
     gpu_hour: float | None,
-    others: Mapping[str, Any],
+    others: Mapping[str, tuple[Any, Any]],
     json: bool,
 ) -> None:
-    """Ask and print. `others`: flags with no meaning here, by name, and what they hold. Raises UserError."""
+    """Ask and print. `others`: flags with no meaning here, by name: what was given, and the default. UserError."""
     from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.errors import SpecError
     from windtunnel.report.serving.spot_console import print_spot_serving
     from windtunnel.units import parse_time
 
-    for name, value in others.items():
-        if value:
+    for name, (value, default) in others.items():
+        if value != default:
             raise SpecError(name, value, "has no meaning with --spot: leave it out")
     answer = serve_on_spot(
         model,
@@ -72,27 +70,23 @@ def serve_on_spot(
 ) -> SpotServing:
     """Serve on the machines of a trace (CSV, as `survive_spot` reads it) under each policy.
 
-    Machines of `cluster`'s kind; `cluster` says how many GPUs there are at most. A machine that goes in the trace has
-    its notice `notice_s` before. Raises SpecError, UnknownNameError, InputFileError, UserError.
+    Machines of `cluster`'s kind; `cluster` says how many GPUs there are at most. Time begins with the trace's first
+    second; a machine that goes in it has its notice `notice_s` before. Raises SpecError, UnknownNameError,
+    InputFileError, UserError.
     """
     from windtunnel.hardware.catalogue import parse_cluster
     from windtunnel.model.catalogue import load_model
-    from windtunnel.resilience.spot.trace import read_trace
+    from windtunnel.resilience.spot.trace import read_steps
     from windtunnel.serving import Deployment
     from windtunnel.serving.spot import study
 
-    read = read_trace(Path(trace), TICK_S)
-    steps = tuple(
-        (place * read.interval_s, one.added, one.removed)
-        for place, one in enumerate(read.minutes)
-        if place and (one.added or one.removed)
-    )
+    first, steps = read_steps(Path(trace))
     return study.serve_on_spot(
         load_model(model) if isinstance(model, str) else model,
         parse_cluster(cluster) if isinstance(cluster, str) else cluster,
         Deployment() if deployment is None else deployment,
         workload,
-        study.Availability(read.minutes[0].nodes, steps),
+        study.Availability(first, steps),
         policies,
         notice_s=notice_s,
         usd_per_gpu_hour=usd_per_gpu_hour,

@@ -62,4 +62,5 @@ def sweep(
     if outcome.best is not None:
         words = " ".join(f"{name}={value}" for name, value in outcome.best.items())
         stdout().print(f"best of those tried: {words}", soft_wrap=True)
-    note(f"wrote {outcome.path}")
+    if outcome.ran:
+        note(f"wrote {outcome.path}")

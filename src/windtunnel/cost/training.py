@@ -69,6 +69,8 @@ class TrainingCosts:
     hidden_across: float  # of an expert all-to-all across domains that a framework overlaps with computation
     jitter: float
     measured: bool  # whether training runs on such a GPU informed them
+    # Whether `uncertainty` is what training runs on such a GPU missed by: it holds what its timed kernels leave open.
+    from_runs: bool
     uncertainty: dict[str, float]  # relative standard deviation by part of a step
     compiled_launch_s: float | None = None  # one kernel from torch.compile's code; None: not known
     compiled_call_s: float = 0.0  # one call of a compiled graph: guards, autograd's wrapper
@@ -104,6 +106,7 @@ class Software:
     deduplicates: bool = (
         True  # expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP)
     )
+    masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
@@ -120,6 +123,11 @@ def software(release: str | None) -> Software:
     name, version = _named(release)
     later = [one for one in releases if _named(one)[0] == name and _named(one)[1] >= version]
     return Software(**releases[min(later, key=_named)]) if later else Software()
+
+
+def before(release: str | None, other: str) -> bool:
+    """Whether a release is of the same name as another one and earlier."""
+    return release is not None and _named(release)[0] == _named(other)[0] and _named(release)[1] < _named(other)[1]
 
 
 def _named(release: str) -> tuple[str, tuple[int, ...]]:
@@ -140,6 +148,7 @@ def training_costs(generation: str) -> TrainingCosts:
     return TrainingCosts(
         sustained=Sustained(**known[generation if generation in known else others[generation]]),
         measured=generation in known or others[generation] != "default",
+        from_runs=generation in known or others[generation] != "default",
         launch_s=data["host"]["launch_s"],
         backward_launch=_by_framework(data["host"]["backward_launch"], data["host"]["launch_s"]),
         collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
@@ -158,8 +167,8 @@ def _by_framework(known: Mapping[str, float], frameworks: Iterable[str]) -> dict
     return {name: known.get(name, known["default"]) for name in frameworks}
 
 
-# What of a step's parts stays unknown on a device whose own operations were measured: an estimate, not fitted. Waiting
-# and whatever has no kernel of its own is as unknown as elsewhere.
+# What of a step's parts stays unknown on a device whose own operations were measured: an estimate, not fitted. Its
+# software is its own. Waiting and whatever has no kernel of its own is as unknown as elsewhere.
 _CALIBRATED_UNCERTAINTY: Mapping[str, float] = {
     "gemm": 0.03,
     "gemm_moe": 0.08,
@@ -167,6 +176,7 @@ _CALIBRATED_UNCERTAINTY: Mapping[str, float] = {
     "memory-bound": 0.08,
     "optimizer": 0.10,
     "host": 0.30,
+    "software": 0.03,
 }
 
 
@@ -185,6 +195,7 @@ def calibrated_training_costs(generation: str, calibration: Calibration) -> Trai
     return replace(
         base,
         measured=True,
+        from_runs=False,
         sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
         launch_s=base.launch_s if eager is None else {**dict.fromkeys(base.launch_s, eager), "pytorch": eager},
         graph_launch_s=host.get("launch_graph_s", base.graph_launch_s),

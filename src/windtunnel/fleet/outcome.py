@@ -122,8 +122,9 @@ def aggregates(outcome: Outcome, capacity: int) -> dict[str, Any]:
         result["last_end_s"] = _rounded(last)
         result["makespan_s"] = _rounded(span)
         whole = (outcome.extra or {}).get("capacity_gpu_hours")  # where nodes come and go
-        offered = capacity * span if whole is None else max(whole * 3600.0, 1e-9)
-        result["utilisation"] = _rounded(float(np.nansum(outcome.gpu_seconds[ran])) / offered)
+        offered = capacity * span if whole is None else whole * 3600.0
+        used = float(np.nansum(outcome.gpu_seconds[ran]))
+        result["utilisation"] = _rounded(used / offered) if offered > 0 else None
         ended = np.zeros(len(jobs), bool)
         ended[ran] = True
         ends = np.where(ended, outcome.end_s, last)

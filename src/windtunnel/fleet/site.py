@@ -50,6 +50,8 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
         return _from_yaml(Path(text))
     if "+" in text:
         return _of_kinds(text, per_node)
+    if per_node is not None and per_node < 1:
+        raise SpecError("--gpus-per-node", per_node, "give 1 or more")
     found = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
     if not found:
         raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")

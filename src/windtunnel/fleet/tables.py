@@ -7,6 +7,7 @@ ef_throughput.csv: iterations per second of a model at a batch, by GPU type and 
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from pathlib import Path
 
@@ -49,9 +50,12 @@ class Tables:
                 levels = found.setdefault((gpu.lower(), model, int(batch)), {})
                 if rate:
                     levels[int(gpus)] = float(rate)
+                    if not (0 < levels[int(gpus)] < math.inf and int(gpus) > 0):
+                        raise ValueError
             except ValueError:
                 path = self.folder / "ef_throughput.csv"
-                raise InputFileError(path, f"line {line}: holds what is no number", "mend that line") from None
+                problem = f"line {line}: holds what is no number above 0"
+                raise InputFileError(path, problem, "mend that line; leave a rate empty where there is none") from None
         return {key: dict(sorted(levels.items())) for key, levels in found.items()}
 
     @cached_property

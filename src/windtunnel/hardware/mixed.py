@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError
+from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.hardware.catalogue import parse_cluster
 from windtunnel.hardware.cluster import Cluster, cluster_with
 
@@ -56,16 +56,24 @@ def parse_mixed(spec: object) -> MixedCluster | None:
     `spec`: text with `+`, a YAML file with `groups`, or such a mapping. Raises UserError as `parse_cluster` does.
     """
     if isinstance(spec, Mapping):
-        return _of(spec["groups"]) if "groups" in spec else None
+        return _of_mapping(spec)
     if not isinstance(spec, (str, os.PathLike)):
         return None
     text = os.fspath(spec)
     if Path(text).suffix.lower() in (".yaml", ".yml"):
         from windtunnel.hardware.strict_yaml import read_mapping
 
-        given = read_mapping(text)
-        return _of(given["groups"]) if "groups" in given else None
+        return _of_mapping(read_mapping(text))
     return _of(text.split(JOINED)) if JOINED in text and os.sep not in text else None
+
+
+def _of_mapping(given: Mapping[str, Any]) -> MixedCluster | None:
+    if "groups" not in given:
+        return None
+    for name in given:
+        if name != "groups":
+            raise UnknownNameError("field of a cluster of several types", str(name), ("groups",))
+    return _of(given["groups"])
 
 
 def _of(groups: Any) -> MixedCluster:

@@ -73,6 +73,8 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         kernels=3,
         timed=Timed("scatter_add_rows", routed, h),
     )
+    if shard.masked_dispatch:
+        router, permute, unpermute = _masked(router, local, routed, h, shard)
     ops = [router, permute]
     if exchange:
         assert quantised is not None
@@ -94,6 +96,35 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         back = transferred("combine", exchange, load)
         ops.append(replace(back, before_backward=quantised))  # each rank's own tokens come back
     return [*ops, unpermute]
+
+
+def _masked(router: Operation, tokens: float, places: float, h: float, shard: Shard) -> list[Operation]:
+    """Router, way in and way out of tokens as in DeepSpeed-MoE (`sharded_moe.py`, after GShard).
+
+    The router writes, for each choice of a token, an fp32 table of tokens by places with its weight where it goes.
+    Their sum weighs what comes back; where it is not zero is the mask, as booleans and then as wide as the tokens,
+    which it multiplies. Going back, the sum's gradient is read for each choice. There are as many places as tokens are
+    sent.
+    """
+    w, table, choices = shard.activation_bytes, tokens * places, places / tokens
+    sums = 12.0 * (choices - 1.0)  # two read, one written
+    size = places * h * w
+    product = Operation("", "moe_permute", "gemm", flops=2.0 * table * h, output_bytes=size)
+    return [
+        replace(
+            router,
+            forward_bytes=router.forward_bytes + table * (4.0 * choices + sums + 4.0 + 1.0 + 1.0 + w),
+            backward_bytes=router.backward_bytes + table * 4.0 * choices,
+            saved_bytes=router.saved_bytes + table * (4.0 + w),
+            kernels=router.kernels + round(4 * choices),
+        ),
+        replace(product, name="permute", shape=(places, h, tokens)),
+        # Both of what it multiplies have gradients.
+        replace(
+            product, name="unpermute", kind="gemm_batch", shape=(1.0, tokens, h, places), saved_bytes=size,
+            output_bytes=tokens * h * w,
+        ),
+    ]  # fmt: skip
 
 
 def ranks_per_token(block: FeedForward, ranks: int) -> float:

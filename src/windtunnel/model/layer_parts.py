@@ -102,7 +102,7 @@ def activate(name: str, part: str, rows: float, width: float, block: FeedForward
     inputs = 2 if block.gated else 1
     extra = 0.0 if shard.fused or not block.gated else 2.0 * w  # eager writes silu(gate) before multiplying
     # gpt-oss adds a bias per expert, clamps, gates and weighs: more than fused kernels for plain SwiGLU cover.
-    chain = shard.chained_passes if block.kind == "moe" and block.bias else 1.0
+    chain = shard.chained_passes if block.kind == "moe" and block.bias and block.gated else 1.0
     return Operation(
         name,
         part,

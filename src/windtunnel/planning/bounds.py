@@ -29,7 +29,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.planning.least.beside_passes import Ends, ends_of, least_memory
+from windtunnel.planning.least.beside_passes import (
+    Ends,
+    Ranks,
+    ends_of,
+    kept_in_flight,
+    least_memory,
+    ranks_of,
+)
 from windtunnel.planning.least.block_times import (
     BACKWARD,
     FORWARD,
@@ -208,6 +215,8 @@ class Bounds:
         self._ends: dict[Class, Ends] = {}
         self._kept: dict[Class, Floats] = {}
         self._parameters: dict[Class, tuple[Floats, Floats]] = {}
+        self._ranks: dict[Class, Ranks] = {}
+        self._in_flight: dict[Class, list[float]] = {}
 
     def blocks(self, layout: Layout) -> dict[int, Block]:
         """The distinct blocks of a layout."""
@@ -353,18 +362,23 @@ class Bounds:
 
     def memory_bytes(self, layout: Layout) -> int:
         """Of the fullest rank, at least."""
-        return least_memory(layout, *self.held(layout))
+        chain = (*work_class(layout), layout.plan.pp, layout.virtual_layers, layout.schedule)
+        if chain not in self._ranks:
+            self._ranks[chain] = ranks_of(layout, *self._held(layout))
+        in_flight = (*chain, layout.micro_batches, layout.plan.recompute, layout.plan.offload_activations)
+        if in_flight not in self._in_flight:
+            self._in_flight[in_flight] = kept_in_flight(layout, self.held(layout)[2]).tolist()
+        return least_memory(layout, self._ranks[chain], self._in_flight[in_flight])
 
     def held(self, layout: Layout) -> tuple[Floats, Floats, Floats]:
         """Dense and expert parameters on one rank of every virtual stage, and what its layers keep of a micro-batch."""
         first, last = spans(layout.virtual_layers)
-        last = np.maximum(last, first - 1)
         plan, some = layout.plan, layout.plan.recompute_layers
         kept = np.zeros(len(first))
         if not plan.offload_activations:
             plain = self._kept_by(layout, "none" if plan.recompute.startswith("full") else plan.recompute)
-            a, b = np.maximum(first, 1), np.minimum(last, layout.model.n_layers)
-            a, b = a + 1, np.maximum(b, a)  # all but one: what comes in and goes out of a stage is counted elsewhere
+            a = np.maximum(first, 1)
+            b = np.maximum(np.minimum(last, layout.model.n_layers), a - 1)
             again = a if some == 0 else np.maximum(a, b + 1) if some is None else np.clip(a + some, a, b + 1)
             kept = plain[b] - plain[np.minimum(again - 1, b)]
             if some != 0:

@@ -205,13 +205,12 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
         stages, layers = plan.pp * plan.virtual_stages, layout.model.n_layers
         return has.interleaves and (layers % stages == 0 or (layers + 2) % stages == 0)
     if name == "zero_stage":
-        return value in has.zero or (value in has.zero_alone and plan.pp == 1)
+        return value in has.sharding(pipelined=plan.pp > 1)
     if name == "shard_group":
         return has.hsdp
     if name == "recompute":
         mixture = any(layer.feed_forward.kind == "moe" for layer, _ in layout.model.distinct_layers())
-        selective = (*has.selective, *(has.selective_moe if mixture else ()))
-        return value in ("none", "full", *selective) or (has.some_layers and value.startswith("full:"))
+        return value in ("none", "full", *has.parts(mixture=mixture)) or (has.some_layers and value.startswith("full:"))
     if name == "cuda_graphs" and value:
         dense = all(layer.feed_forward.kind != "moe" for layer, _ in layout.model.distinct_layers())
         return True in has.cuda_graphs and dense and not plan.recompute.startswith("full")

@@ -177,7 +177,9 @@ def plan(
         "structures": sum(one.counts.structures for _, one in answers),
     }
     space_counts["bounded"] = space_counts["legal"] - space_counts["replayed"]
-    gap = max((one.gap for _, one in answers), default=0.0)
+    whole = [(one.n_gpus, answer) for one, answer in answers if id(answer) in measured]
+    gaps = [_gap([answer for gpus, answer in whole if gpus == size]) for size, _ in whole]
+    gap = max([*gaps, *(one.gap for _, one in answers if id(one) not in measured)])
     result = Plans(
         tuple(ranked[:top]), space_counts, gap, objective, monotonic() - begun,
         techniques=None if attempts is None else attempts.to_dict(),
@@ -207,6 +209,14 @@ def plan(
         front=_front(ranked) if pareto or gpus is not None else (),
         seconds=monotonic() - begun,
     )
+
+
+def _gap(answers: Sequence[Answer]) -> float:
+    """How much faster than the best plan of these searches, which are over the same GPUs, another one may be."""
+    best = min(map(_best_ns, answers))
+    if best == float("inf"):
+        return max(one.gap for one in answers)
+    return max(0.0, 1.0 - min(one.bound_ns for one in answers) / best)
 
 
 def _best_ns(answer: Answer) -> float:

@@ -62,7 +62,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a search found. `gap`: 0 where it is proven that nothing in the space is faster."""
+    """What a search found. `gap`: 0 where it is proven that nothing in the space is faster, or that nothing fits."""
 
     found: tuple[Found, ...]
     counts: Counts
@@ -82,6 +82,7 @@ def step_time(layout: Layout, step_ns: int) -> float:
 
 UNSAVED = {"zero_stage": 1, "recompute": "none"}  # with which every switch is there that any saving has
 NEAREST_KEPT = 64
+FIRST_S = 10.0  # that a search has beyond its time to find a first plan
 
 
 @dataclass(order=True, slots=True)
@@ -112,7 +113,7 @@ class Search:
     def run(self, top: int = 1, within_s: float | None = None, *, spare: int = 0) -> Answer:
         """The `top` best plans that differ in more than switches.
 
-        `within_s`: of which the time of `spare` replays is left for what comes after.
+        `within_s`: of which the time of `spare` replays is left for what comes after; FIRST_S longer to find any plan.
         """
         begun = monotonic()
         self._heap: list[Node] = []
@@ -128,8 +129,10 @@ class Search:
         best: dict[tuple[Any, ...], Found] = {}
         answers: list[Found] = []
         while self._heap and len(answers) < top:
-            if within_s is not None and best and monotonic() - begun + spare * self._replay_s() > within_s:
-                break
+            if within_s is not None:
+                limit_s = within_s if best else within_s + FIRST_S
+                if monotonic() - begun + spare * self._replay_s() > limit_s:
+                    break
             node = heapq.heappop(self._heap)
             if node.found is not None:
                 self._told.append(node)
@@ -146,7 +149,8 @@ class Search:
         if not proven or not answers:
             tried = sorted((one for one in best.values() if one not in answers), key=lambda one: one.score_ns)
             answers = [*answers, *tried][:top]
-            gap = 0.0 if proven or not answers else max(0.0, 1.0 - left / answers[0].score_ns)
+            if not proven:
+                gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
         missed = sorted(self._missed, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
         least = min([left, *(one.score_ns for one in answers[:1])])
         return Answer(tuple(answers), replace(self.counts), gap, least, tuple(missed), monotonic() - begun)

@@ -108,7 +108,9 @@ def first_refusal(space: Space) -> UserError | None:
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     for fields in _candidates(space):
         try:
-            laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            found = laid_out(space.model, space.cluster, base.model_copy(update=fields))
+            if space.mixed is not None:
+                _check_placed(space, found)
         except UserError as error:
             return error
     return None
@@ -139,11 +141,12 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
         dp = n // (tp * pp * cp)
         if batch % dp or (space.given.get("dp") or dp) != dp:
             continue
+        parts = micro_batches(batch // dp, length // cp)
         options = {
             "cp_kind": space.values("cp_kind", context_kinds(model, has, tp, cp)),
-            "ep": space.values("ep", tuple(ep for ep in experts if tp * cp * dp % ep == 0)),
-            "etp": space.values("etp", tuple(dict.fromkeys((1, tp))) if space.mixture else HABIT),
-            "micro_batch": space.values("micro_batch", micro_batches(batch // dp, length // cp)),
+            "ep": space.values("ep", tuple(ep for ep in experts if (tp * cp * dp if has.folds else dp) % ep == 0)),
+            "etp": space.values("etp", expert_degrees(tp, folds=has.folds) if space.mixture else HABIT),
+            "micro_batch": space.values("micro_batch", parts if pp > 1 or has.accumulates else (batch // dp,)),
             "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
             "compile": space.values("compile", has.compile),
         }
@@ -159,6 +162,11 @@ def _interleaving(space: Space, pp: int) -> Features:
     """What the framework has for a pipeline of so many ranks."""
     refused = space.framework == "megatron" and not interleaves(pp, space.given.get("overlap_p2p"))
     return replace(space.features, interleaves=False) if refused else space.features
+
+
+def expert_degrees(tp: int, *, folds: bool) -> tuple[int, ...]:
+    """Tensor-parallel degrees inside experts."""
+    return (1, tp) if folds and tp > 1 else (tp,)
 
 
 def context_kinds(model: Model, has: Features, tp: int, cp: int) -> tuple[str, ...]:
@@ -198,10 +206,10 @@ def _savings(
     given: tuple[tuple[str, Any], ...],
 ) -> tuple[dict[str, Any], ...]:  # fmt: skip
     said = dict(given)
-    stages = (said["zero_stage"],) if "zero_stage" in said else has.zero + (() if pipelined else has.zero_alone)
+    stages = (said["zero_stage"],) if "zero_stage" in said else has.sharding(pipelined=pipelined)
     if replicas == 1 and "zero_stage" not in said:
         stages = stages[:1]
-    recomputes: list[str] = ["none", *has.selective, *(has.selective_moe if mixture else ())]
+    recomputes: list[str] = ["none", *has.parts(mixture=mixture)]
     if has.some_layers:
         recomputes += [f"full:{count}" for count in sorted({most // 4, most // 2, 3 * most // 4} - {0, most})]
     recomputes.append("full")
@@ -228,7 +236,7 @@ def switches(space: Space, layout: Layout, saving: Mapping[str, Any]) -> dict[st
     hidden = hides_exchange(plan.pp, plan.virtual_stages, saving["recompute"])
     graphs = not space.mixture and not saving["recompute"].startswith("full")  # what graphs can hold in Megatron-Core
     open_values = {
-        "overlap_tp": has.overlap_tp if plan.tp > 1 else HABIT,
+        "overlap_tp": has.overlap_tp if plan.tp > 1 and (plan.compile or not has.overlap_tp_compiled) else HABIT,
         "overlap_grad_reduce": has.overlap_replicas if replicas else HABIT,
         "overlap_param_gather": has.overlap_replicas if replicas and saving["zero_stage"] else HABIT,
         "overlap_p2p": has.overlap_p2p if plan.pp > 1 and plan.virtual_stages > 1 else HABIT,
@@ -242,7 +250,7 @@ def count(space: Space, layout: Layout) -> int:
     """How many plans a structure stands for."""
     plan = layout.plan
     most = max(len(layers) for layers in layout.virtual_layers)
-    shape = (plan.tp, plan.pp > 1, plan.virtual_stages > 1, plan.ep > 1, layout.dp * plan.cp, most)
+    shape = (plan.tp, plan.pp > 1, plan.virtual_stages > 1, plan.ep > 1, layout.dp * plan.cp, most, plan.compile)
     known = space.counts.get(shape)
     if known is None:
         known = space.counts[shape] = sum(leaves(space, layout, saving) for saving in savings(space, layout))

@@ -9,6 +9,17 @@ from pathlib import Path
 from windtunnel.errors import InputFileError
 
 
+def check_writable(path: Path) -> None:
+    """Refuse, before any work, a place where no file can be written. Raises InputFileError."""
+    path = Path(path)
+    problem = "is a folder" if path.is_dir() else ""
+    above = next((one for one in path.absolute().parents if os.path.lexists(one)), Path("/"))
+    if not problem and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        problem = f"cannot be written: {above} is no folder that can be written to"
+    if problem:
+        raise InputFileError(path, problem, "give a place that can be written")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Put `data` at `path`, creating folders. Raises InputFileError when the place cannot be written."""
     path = Path(path)

@@ -77,6 +77,11 @@ def engine_of(
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
     generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
+    routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
+    # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
+    borrowed = routed and prices is None and generation == "blackwell" and "fp8" in deployment.routed
+    slices, groups = deployment.expert_sizes
+    borrowed = borrowed and slices == 1 < groups
     times = StepTimes(
         own,
         used,
@@ -85,11 +90,19 @@ def engine_of(
         _speculation(model, deployment, used),
         2.0 * model.n_layers / deployment.pp if deployment.tp > 1 else 0.0,
         used.quantised_prefill_factor_blackwell if generation == "blackwell" and quantised else 1.0,
-        used.expert_marginal_blackwell_fp8 if generation == "blackwell" and "fp8" in deployment.routed else 1.0,
+        used.expert_marginal_blackwell_fp8 if borrowed else 1.0,
         used.draft_step_hopper_s if generation == "hopper" else 0.0,
     )
     return Engine(
-        model, cluster, deployment, used, memory, times, rules_of(used, deployment, blocks), blocks, kernels.measured
+        model,
+        cluster,
+        deployment,
+        used,
+        memory,
+        times,
+        rules_of(used, deployment, blocks, times.tokens_per_step),
+        blocks,
+        kernels.measured,
     )
 
 

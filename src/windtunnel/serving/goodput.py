@@ -3,6 +3,11 @@
 Every rate runs the same requests in the same order with the same unit-rate gaps, only closer together; so attainment
 falls with the rate but for scheduling noise, and the search is repeatable. It doubles or halves the rate until the
 answer is enclosed, then bisects in the logarithm to 1 %. The answer says how many rates were run.
+
+A rate is held where enough requests meet their limits and the queue does not grow (regime `over`): a load ends, and
+with limits as long as the whole run all of it may be in time at any rate. Where one burst misses nothing, the requests
+say nothing about rates, and more are asked for; where the highest rate held has them all there before the first is
+answered, their number decides it, and `search` says so.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from windtunnel.errors import UserError
 from windtunnel.serving.result import ServingResult
 from windtunnel.serving.workload.requests import Workload
 
@@ -52,7 +58,8 @@ def rate_of(workload: Workload) -> float:
 def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
     """The result at the highest rate with attainment of at least `attain`; `search` says what was tried.
 
-    Where even the slowest rate misses, the result is that of the slowest, with a goodput of zero.
+    Where even the slowest rate misses, the result is that of the slowest, with a goodput of zero. Raises UserError
+    where none does, however close together these requests are sent.
     """
     tried: list[tuple[float, float]] = []
 
@@ -68,7 +75,7 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
     low, high = 0.0, math.inf
     best: ServingResult | None = None
     for _ in range(DOUBLINGS):
-        if (result.slo_attainment or 0.0) >= attain:
+        if _held(result, attain):
             low, best = rate, result
             if math.isfinite(high):
                 break
@@ -81,14 +88,36 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
         result = attempt(rate)
     if best is None:
         return replace(result, goodput_requests_per_s=0.0, search=_told(tried, attain, 0.0, high))
-    while math.isfinite(high) and high / low > 1.0 + PRECISION:
+    if math.isinf(high):
+        raise UserError(
+            f"{len(workload)} requests miss the limits at no rate, not even in one burst: use more requests"
+            " (--requests), or tighter limits"
+        )
+    while high / low > 1.0 + PRECISION:
         rate = math.sqrt(low * high)
         result = attempt(rate)
-        if (result.slo_attainment or 0.0) >= attain:
+        if _held(result, attain):
             low, best = rate, result
         else:
             high = rate
-    return replace(best, goodput_requests_per_s=low, search=_told(tried, attain, low, high))
+    told = _told(tried, attain, low, high)
+    if _all_at_once(best):
+        told["warning"] = (
+            f"at {low:.4g} requests/s all {len(workload)} were there before the first was answered: their number"
+            " decides this goodput, not the rate; use more requests"
+        )
+    return replace(best, goodput_requests_per_s=low, search=told)
+
+
+def _held(result: ServingResult, attain: float) -> bool:
+    """Whether a rate can go on for ever with enough requests in time."""
+    return (result.slo_attainment or 0.0) >= attain and result.regime != "over"
+
+
+def _all_at_once(result: ServingResult) -> bool:
+    """Whether every request had arrived before the first was answered."""
+    found = result.stamps
+    return found is not None and bool(found.arrival.max() <= np.nanmin(found.last))
 
 
 def rate_curve(run: Run, workload: Workload, around: ServingResult) -> Curve:

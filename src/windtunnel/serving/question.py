@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,6 +105,8 @@ def ask(
     curve: bool = False,
 ) -> tuple[ServingResult, Curve | None]:
     """The answer, and the latency-rate curve where one is wanted. Raises UserError."""
+    if cost_per_gpu_hour is not None and not 0.0 <= cost_per_gpu_hour < math.inf:
+        raise SpecError("--gpu-hour", cost_per_gpu_hour, "give a price of at least 0")
     built = load_model(model)
     machine = parse_cluster(cluster)
     _check_replicas(replicas, replicas * deployment.gpus if pools == (None, None) else 0, machine)

@@ -1,19 +1,19 @@
 """What a serving run says: latencies, throughput, attainment, regime, and how they came about.
 
-The regime compares the time that replicas worked with the time that there was, and the queue's growth:
+The regime says what queueing does to TTFT, and whether the queue grows:
 
     stable           the queue keeps its length; TTFT is a property of the deployment
-    near saturation  busy more than 90 % of the time or queueing is most of TTFT: no point TTFT is promised
+    near saturation  queueing is most of TTFT: no point TTFT is promised
     over             the queue grows as long as requests come: TTFT is a property of how long one looks
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.serving.measures import Distribution, Stamps
@@ -75,18 +75,18 @@ class ServingResult:
             return None
         return self.cost_per_gpu_hour * self.gpus / 3600.0 / self.output_tokens_per_s * 1e6
 
-    def write_requests(self, path: Path) -> None:
+    def requests_csv(self) -> str:
         """One CSV line per request that was sent: its stamps in seconds, empty where an event never came."""
+        text = io.StringIO()
+        lines = csv.writer(text)
+        lines.writerow(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"))
         found = self.stamps
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            lines = csv.writer(file)
-            lines.writerow(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"))
-            if found is None:
-                return
+        if found is not None:
             columns = (found.queued, found.scheduled, found.first, found.last)
             for place, index in enumerate(found.index.tolist()):
                 times = (float(column[place]) for column in columns)
                 lines.writerow((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
+        return text.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: plain numbers, None where there is nothing to say."""

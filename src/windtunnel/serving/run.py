@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.profile import Profile
 from windtunnel.serving.measures import Stamps, distribution, gap_distribution, stamps_of
 from windtunnel.serving.replica.replica import Replica
+from windtunnel.serving.replica.sequence import Sequence as Request
 from windtunnel.serving.result import Regime, ServingResult
 from windtunnel.serving.routing.choices import LeastLoaded, PrefixAware, RoundRobin
 from windtunnel.serving.simulate import Rejected, Router, simulate
-from windtunnel.serving.step_time.times import TICKS_PER_S, Prices
+from windtunnel.serving.step_time.times import EXPERT_KNEE, TICKS_PER_S, Prices
 from windtunnel.serving.workload.requests import Workload
 
 ROUTERS: dict[str, Callable[[], Router]] = {
@@ -29,7 +31,6 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "least-loaded": LeastLoaded,
     "prefix-aware": PrefixAware,
 }
-BUSY = 0.9  # share of busy time from which a run counts as near saturation
 GROWING = 2.0  # times by which the queueing of the last third exceeds that of the first, for a run that is over
 
 
@@ -86,14 +87,18 @@ def serve_with(
         servers[0].tally.timeline = []
     chosen = _router(router) if isinstance(router, str) else router
     sent, refused = simulate(workload, servers, chosen, block_size=engine.rules.block_size, longest=engine.longest)
-    extra = round(engine.profile.first_token_s * 1e9)
-    if extra:
-        for one in sent:
-            if one.first_ns >= 0:
-                one.first_ns += extra
-            if one.last_ns >= 0:
-                one.last_ns += extra
+    hand_on(sent, engine.profile)
     return summarise(engine, workload, servers, stamps_of(sent), refused, slo or {}, cost_per_gpu_hour)
+
+
+def hand_on(sent: Sequence[Request], profile: Profile) -> None:
+    """Tokens as clients get them: later than the engine has them, by what the engine's front end takes."""
+    extra = round(profile.first_token_s * 1e9)
+    for one in sent if extra else ():
+        if one.first_ns >= 0:
+            one.first_ns += extra
+        if one.last_ns >= 0:
+            one.last_ns += extra
 
 
 def summarise(
@@ -114,13 +119,14 @@ def summarise(
     outputs, prompts = float(stamps.output[done].sum()), float(stamps.prompt[done].sum())
     busy = sum(one.tally.busy_ticks for one in servers) / TICKS_PER_S
     total_ticks = max(1, sum(one.tally.busy_ticks for one in servers))
-    blocks = max(1, engine.blocks)
     attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(workload)) if slo else None
     share = busy / (window * len(servers))
     lookups = sum(one.pool.lookups for one in servers)
     all_gpus = engine.deployment.gpus * len(servers) if gpus is None else gpus
     waited = (stamps.scheduled - stamps.arrival)[~np.isnan(stamps.scheduled)]
-    regime = _regime(stamps, share, workload)
+    regime = _regime(stamps, workload)
+    batch = sum(one.tally.sequence_ticks for one in servers) / total_ticks
+    context = float(workload.input_tokens.mean() + workload.output_tokens.mean() / 2)
     rate = float(done.sum()) / window
     return ServingResult(
         spec=_spec(engine, workload, len(servers)),
@@ -145,13 +151,13 @@ def summarise(
         gpus=all_gpus,
         gpu_seconds=all_gpus * window,
         utilisation=share,
-        batch_mean=sum(one.tally.sequence_ticks for one in servers) / total_ticks,
-        kv_use_mean=sum(one.tally.block_ticks for one in servers) / total_ticks / blocks,
-        kv_use_peak=max(one.pool.peak for one in servers) / blocks,
+        batch_mean=batch,
+        kv_use_mean=sum(one.tally.block_ticks / max(1, one.pool.total) for one in servers) / total_ticks,
+        kv_use_peak=max(one.pool.peak / max(1, one.pool.total) for one in servers),
         preemptions=sum(one.tally.preemptions for one in servers),
         prefix_hit_rate=sum(one.pool.hits for one in servers) / lookups if lookups else 0.0,
         steps=sum(one.tally.steps for one in servers),
-        band=engine.profile.band,
+        band=hypot(engine.profile.band, engine.times.doubt(batch, context)),
         sources=sources_of(engine),
         memory=_memory(engine),
         stamps=stamps,
@@ -165,10 +171,18 @@ def sources_of(engine: Engine) -> tuple[str, ...]:
     kernels = (
         "kernels: measured (aiconfigurator-core)" if engine.measured else "kernels: bytes over bandwidth (roofline)"
     )
-    return (kernels, f"engine: profile {engine.profile.engine} {engine.profile.release}, fitted constants")
+    told = (kernels, f"engine: profile {engine.profile.engine} {engine.profile.release}, fitted constants")
+    marginal = engine.times.expert_marginal
+    if marginal == 1.0:
+        return told
+    return (
+        *told,
+        f"experts: another engine's kernels, x {marginal:g} per token beyond {EXPERT_KNEE:.0f}, fitted on one"
+        " deployment; what that decides is in the band",
+    )
 
 
-def _regime(stamps: Stamps, share: float, workload: Workload) -> Regime:
+def _regime(stamps: Stamps, workload: Workload) -> Regime:
     ttft, queue = stamps.first - stamps.arrival, stamps.scheduled - stamps.arrival
     if len(queue) == 0 or np.isnan(queue).all():
         return "over"

@@ -93,8 +93,7 @@ def read(
         disturbed = with_waiting(disturbed, straggling, n_gpus, total)
     waiting = {STRAGGLING: straggling, DISTURBED: makespan_ns - calm_ns}
     breakdown, stages = breakdown_of(classes, waiting, total)
-    spread = kernels.p5_to_p95 / kernels.time if kernels.time else 0.0
-    low, high = band_of(breakdown, spread, training.uncertainty, experts=experts)
+    low, high = band_of(breakdown, own_spread(kernels, training), training.uncertainty, experts=experts)
     return Reading(
         total,
         round(total * low),
@@ -106,6 +105,17 @@ def read(
         calm_ns,
         waiting,
     )
+
+
+def own_spread(kernels: Kernels, training: TrainingCosts) -> float:
+    """(p95 - p5) / time of kernels, as far as `training.uncertainty` does not hold it already.
+
+    What training runs missed by holds what their kernels missed by. Kernels that nobody timed are no part of that.
+    """
+    if not kernels.time:
+        return 0.0
+    untimed = provenance_of(kernels.busy_s)["roofline"] if training.from_runs else 1.0
+    return untimed * kernels.p5_to_p95 / kernels.time
 
 
 def breakdown_of(

@@ -26,7 +26,7 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slow", tuple(self.slow))
+        object.__setattr__(self, "slow", (self.slow,) if isinstance(self.slow, str) else tuple(self.slow))
 
     @property
     def disturbs(self) -> bool:

@@ -103,6 +103,7 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
     """Ray: the cluster at `address`, or one of this machine that ends with the sweep."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as other processes: with Ray's 15 a busy machine leaves less
     try:
         import ray
     except ImportError:
@@ -114,8 +115,7 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=128 * 2**20,
-            runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
-        )
+        )  # without an environment of its own for workers: those that Ray starts ahead have this process's
     elif own:
         ray.init(address=address, log_to_driver=False)
     try:

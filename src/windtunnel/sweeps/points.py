@@ -10,7 +10,7 @@ A study is a mapping (or a YAML file):
     optuna: {trials: 50, seed: 0, minimise: step_time_s, over: {...}}
 
 A dot goes into a nested mapping. Two points with the same inputs are one. A point's key is the hash of its verb, its
-inputs, what is in the files that they name, and the version of windtunnel.
+inputs, what is in the files that they name (of a folder: names, sizes, times of its files), and windtunnel's version.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import os
 import random
 import stat
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.input_file import read_mapping
 
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
+FILES_OF_A_FOLDER = 10_000  # that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Study:
 
 def point_of(verb: str, inputs: Mapping[str, Any], version: str) -> Point:
     """A point with its key. Raises SpecError on a value that JSON does not know."""
-    files = {value: digest for value in inputs.values() if isinstance(value, str) and (digest := _digest(value))}
+    files = {value: digest for value in _texts(inputs) if (digest := _digest(value))}
     parts = [verb, inputs, version, *([files] if files else [])]
     try:
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -67,10 +69,24 @@ def point_of(verb: str, inputs: Mapping[str, Any], version: str) -> Point:
     return Point(hashlib.sha256(text.encode()).hexdigest()[:16], dict(sorted(inputs.items())))
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, however deep: each may name a file."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
 def _digest(value: str) -> str:
-    """Of the file that a value names; empty where it names none."""
+    """Of the file or folder that a value names; empty where it names none."""
     try:
         found = os.stat(value)
+        if stat.S_ISDIR(found.st_mode):
+            return _digest_of_folder(value)
         return _digest_of(value, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else ""
     except (OSError, ValueError):  # no name of a file at all, or one that nobody may read: whoever opens it says so
         return ""
@@ -81,6 +97,13 @@ def _digest_of(path: str, changed_ns: int, size: int) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
+def _digest_of_folder(path: str) -> str:
+    """Of the names, sizes and times of its files: they may hold weights, which nobody wants to read."""
+    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    found = [(str(one), one.lstat().st_size, one.lstat().st_mtime_ns) for one in islice(files, FILES_OF_A_FOLDER)]
+    return hashlib.sha256(json.dumps(sorted(found)).encode()).hexdigest()
+
+
 def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
     """A study from a mapping or a YAML file. Raises InputFileError or SpecError."""
     if not isinstance(spec, Mapping):
@@ -88,51 +111,86 @@ def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
     for name in spec:
         if name not in FIELDS:
             raise UnknownNameError("field of a study", str(name), FIELDS)
-    verb, fixed = str(spec.get("verb", "predict")), dict(spec.get("fixed") or {})
+    verb, fixed = str(spec.get("verb", "predict")), dict(_mapping("fixed", spec.get("fixed")))
     found: dict[str, Point] = {}
     for inputs in _inputs(spec):
         point = point_of(verb, {**fixed, **inputs}, version)
         found.setdefault(point.key, point)
     optuna = spec.get("optuna")
+    if optuna is not None:
+        for name in ("trials", "seed"):
+            _whole(f"optuna.{name}", _mapping("optuna", optuna).get(name, 0))
+        for name, values in _mapping("optuna.over", optuna.get("over")).items():
+            _require_range(f"optuna.over.{name}", values)
     if not found and optuna is None:
         raise SpecError("study", dict(spec), "give points: grid, list, random or optuna")
     return Study(verb, tuple(found.values()), fixed, optuna, version)
 
 
 def _inputs(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    grid = spec.get("grid") or {}
+    grid = _mapping("grid", spec.get("grid"))
     if grid:
         for name, values in grid.items():
             if not isinstance(values, list):
                 raise SpecError(f"grid.{name}", values, "give a list of values")
         for chosen in product(*grid.values()):
             yield dict(zip(grid, chosen, strict=True))
-    for one in spec.get("list") or ():
-        if not isinstance(one, Mapping):
-            raise SpecError("list", one, "give mappings of inputs")
-        yield dict(one)
-    drawn = spec.get("random")
-    if drawn:
-        draw = random.Random(int(drawn.get("seed", 0)))
-        for _ in range(int(drawn.get("count", 0))):
-            yield {name: _drawn(draw, name, values) for name, values in drawn.get("over", {}).items()}
+    listed = spec.get("list") or []
+    if not isinstance(listed, list):
+        raise SpecError("list", listed, "give a list of mappings of inputs")
+    for one in listed:
+        yield dict(_mapping("list", one))
+    drawn = _mapping("random", spec.get("random"))
+    draw = random.Random(_whole("random.seed", drawn.get("seed", 0)))
+    over = _mapping("random.over", drawn.get("over"))
+    for name, values in over.items():
+        _require_range(f"random.over.{name}", values)
+    for _ in range(_whole("random.count", drawn.get("count", 0))):
+        yield {name: _drawn(draw, values) for name, values in over.items()}
 
 
-def _drawn(draw: random.Random, name: str, values: Any) -> Any:
+def _mapping(field: str, value: Any) -> Mapping[str, Any]:
+    """A mapping of names; none given is an empty one."""
+    value = {} if value is None else value
+    if not isinstance(value, Mapping):
+        raise SpecError(field, value, "give lines of `name: value`")
+    for name in value:
+        if not isinstance(name, str):
+            raise SpecError(field, name, "names are text, e.g. plan.tp")
+    return value
+
+
+def _whole(field: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SpecError(field, value, "give a whole number, 0 or more")
+    return value
+
+
+def _require_range(field: str, values: Any) -> None:
+    """Values to draw from: a list of some, or numbers low and high."""
     if isinstance(values, list) and values:
-        return draw.choice(values)
+        return
     if isinstance(values, Mapping) and {"low", "high"} <= set(values):
         low, high = values["low"], values["high"]
-        if isinstance(low, int) and isinstance(high, int):
-            return draw.randint(low, high)
-        return draw.uniform(float(low), float(high))
-    raise SpecError(name, values, "give a list, or low and high")
+        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+        if numbers and low <= high:  # not where one is NaN
+            return
+    raise SpecError(field, values, "give a list, or low and high, the lower first")
+
+
+def _drawn(draw: random.Random, values: Any) -> Any:
+    if isinstance(values, list):
+        return draw.choice(values)
+    low, high = values["low"], values["high"]
+    if isinstance(low, int) and isinstance(high, int):
+        return draw.randint(low, high)
+    return draw.uniform(float(low), float(high))
 
 
 def nested(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`{"plan.tp": 4}` as `{"plan": {"tp": 4}}`. Raises SpecError where a name is both a value and a mapping."""
     found: dict[str, Any] = {}
-    for name, value in inputs.items():
+    for name, value in deepcopy(dict(inputs)).items():  # what is written into here may be shared by other points
         *outer, last = name.split(".")
         inside = found
         for part in outer:

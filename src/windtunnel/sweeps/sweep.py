@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.sweeps.executors import rows_of
 from windtunnel.sweeps.journal import Journal, read_journal
 from windtunnel.sweeps.points import Point, Study, read_study
@@ -53,6 +53,8 @@ def sweep(
     UserError on a study that cannot be; a point that fails is a row. A table of just this study at `out` is the answer:
     remove it to run again.
     """
+    if jobs is not None and jobs < 1:
+        raise SpecError("--jobs", jobs, "give 1 or more")
     read = read_study(study, _version())
     path = Path(out)
     journal = path.with_name(path.name + ".journal")
@@ -63,7 +65,7 @@ def sweep(
         answer = _answered(read, finished, path)
         if answer is not None:
             return answer
-    workers = max(1, jobs or os.cpu_count() or 1)
+    workers = jobs or os.cpu_count() or 1
     rows = read_journal(journal)
     with Journal(journal) as log:
         points, ran = _run(read, rows, log, called, executor, workers, progress)
@@ -166,9 +168,9 @@ def _trials(
     assert study.optuna is not None
     asked = study.optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=int(asked.get("seed", 0)))
+    sampler = optuna.samplers.TPESampler(seed=asked.get("seed", 0))
     search = optuna.create_study(direction="minimize", sampler=sampler)
-    target, count, ran = str(asked.get("minimise", "step_time_s")), int(asked.get("trials", 20)), 0
+    target, count, ran = str(asked.get("minimise", "step_time_s")), asked.get("trials", 20), 0
     known = {point.key for point in points}
     best: tuple[float, Mapping[str, Any]] | None = None
     for number in range(count):

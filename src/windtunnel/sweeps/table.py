@@ -11,6 +11,8 @@ from typing import Any
 from windtunnel.errors import InputFileError
 from windtunnel.sweeps.points import Point
 
+INPUTS = b"windtunnel.inputs"  # of the file's metadata: the names of the inputs, as JSON
+
 
 def write_table(points: Sequence[Point], rows: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Columns key, status, reason, the inputs, the outputs (with a leading `out.` where an input has the name)."""
@@ -31,7 +33,7 @@ def write_table(points: Sequence[Point], rows: Mapping[str, Mapping[str, Any]], 
         columns[column] = _array([rows[point.key]["outputs"].get(name) for point in points])
     partial = path.with_name(path.name + ".partial")
     try:
-        pq.write_table(pa.table(columns), partial, compression="zstd")
+        pq.write_table(pa.table(columns, metadata={INPUTS: json.dumps(inputs)}), partial, compression="zstd")
         os.replace(partial, path)
     except OSError as error:
         raise InputFileError(path, error.strerror or "cannot be written", "give a path that can be written") from None

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from windtunnel.result import Infeasible, Result, StageMemory, TechniqueGain
 
-WAITING = "waiting for offloaded layers"
-
 
 def answered(
     result: Result, gain: TechniqueGain, seconds: float, device_bytes: int | None, reproduce: str
@@ -36,18 +34,20 @@ def answered(
         mfu=result.mfu / scale,
         hfu=result.hfu / scale,
         model_tflops_per_gpu=result.model_tflops_per_gpu / scale,
-        breakdown_ns=moved_to(result.breakdown_ns, total),
-        stages=tuple(replace(stage, breakdown_ns=moved_to(stage.breakdown_ns, total)) for stage in result.stages),
+        breakdown_ns=moved_to(result.breakdown_ns, total, gain.name),
+        stages=tuple(
+            replace(stage, breakdown_ns=moved_to(stage.breakdown_ns, total, gain.name)) for stage in result.stages
+        ),
         technique=gain,
         reproduce=reproduce,
     )
 
 
-def moved_to(parts: Mapping[str, int], total: int) -> dict[str, int]:
-    """The parts with a new sum: what is exposed shrinks first, then all alike; what is more is waiting."""
+def moved_to(parts: Mapping[str, int], total: int, technique: str) -> dict[str, int]:
+    """The parts with a new sum: what is exposed shrinks first, then all alike; what is more is the technique's."""
     now = sum(parts.values())
     if total >= now:
-        more = {WAITING: total - now} if total > now else {}
+        more = {f"added by {technique}": total - now} if total > now else {}
         return {**parts, **more}
     exposed = {name: value for name, value in parts.items() if name.startswith(("exposed", "slowed"))}
     less = now - total

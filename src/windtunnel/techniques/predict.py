@@ -202,6 +202,12 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
     lina.checked(step, parameters)
     ep = work.plan.ep
     wanted = [p for p in range(1, ep + 1) if ep % p == 0] if parameters.packing is None else [parameters.packing]
+    if work.parameters and wanted != [1]:  # of techniques before this one, which a step lowered anew would be without
+        if parameters.packing is not None:
+            name = f"prioritised_all_to_all:packing={parameters.packing}"
+            raise SpecError("technique", name, "packing lowers the step anew: name it first, or use packing=1")
+        wanted = [1]
+        work.notes.append("packing is tried only where prioritised_all_to_all is named first")
     steps = {p: step if p == 1 else replace_ep(work, ep // p) for p in wanted}
     tried: list[tuple[float, FlatStep, int, int]] = []
     for p, base in steps.items():

@@ -47,8 +47,9 @@ class Habits:
     # every step.
     pure_precision: bool = False
     clips_gradients: bool = True  # by their norm over all ranks
-    # torch.distributed.pipelining gathers FSDP2's shards and reduces gradients once in a step (`pipelined_shards.py`).
-    pipeline_shares_once: bool = False
+    # ZeRO stages at which a pipeline gathers shards and reduces gradients once in a step (`pipelined_shards.py`): FSDP2
+    # in torch.distributed.pipelining; and ZeRO-2 beside others, as Llama 3's trainer has it (arXiv 2407.21783, 3.3.2).
+    pipeline_shares_once: tuple[int, ...] = ()
     copies_exchanges: bool = False  # DTensor copies what it cuts or joins along the second dimension
     sums_norms_apart: bool = False  # over tensor-parallel ranks, one collective for each gradient
     # The product of a weight's gradient is a tensor, which a kernel of its own adds to the fp32 buffer (nanotron,
@@ -84,6 +85,7 @@ HABITS: dict[Framework, Habits] = {
         fused_optimizer=True,
         expert_tensor_parallel=True,
         vocabulary_unit=128,  # `--make-vocab-size-divisible-by`
+        pipeline_shares_once=(2,),
         overlaps_muon=False,  # `validate_args` refuses it
     ),
     "torchtitan": Habits(
@@ -97,7 +99,7 @@ HABITS: dict[Framework, Habits] = {
         message_parameters=40e6,
         overlap_param_gather=True,
         fused_optimizer=True,
-        pipeline_shares_once=True,
+        pipeline_shares_once=(2, 3),
         copies_exchanges=True,
         sums_norms_apart=True,
         fused_norms=True,
@@ -111,7 +113,7 @@ HABITS: dict[Framework, Habits] = {
         overlap_sharded_reduce=True,
         message_parameters=40e6,
         overlap_param_gather=True,
-        pipeline_shares_once=True,
+        pipeline_shares_once=(2, 3),
         copies_exchanges=True,
         sums_norms_apart=True,
         fused_norms=True,
@@ -167,7 +169,7 @@ HABITS |= {
         parameter_dtype="bf16",  # fp32 only in the optimizer's shard
         message_parameters=500e6,
         fused_optimizer=True,
-        pipeline_shares_once=False,
+        pipeline_shares_once=(),
         copies_exchanges=False,
         sums_norms_apart=False,
         measured=False,
@@ -210,7 +212,7 @@ HABITS |= {
         overlap_tp=True,
         compile=True,
         fused_optimizer=True,
-        pipeline_shares_once=False,
+        pipeline_shares_once=(),
         copies_exchanges=False,
         sums_norms_apart=False,
         measured=False,

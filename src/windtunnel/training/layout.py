@@ -95,7 +95,7 @@ class Layout:
     @property
     def shares_once(self) -> bool:
         """Whether shards are gathered and gradients reduced once in a step: `lowering/shards/pipelined_shards.py`."""
-        return self.habits.pipeline_shares_once and self.plan.pp > 1 and (self.plan.zero_stage or 0) >= 2
+        return self.plan.pp > 1 and self.plan.zero_stage in self.habits.pipeline_shares_once
 
     @property
     def gathers_in_passes(self) -> bool:
@@ -155,6 +155,9 @@ class Layout:
         return self.cluster.n_gpus, 1
 
 
+_SHARED = ("zero_stage", "overlap_grad_reduce", "overlap_param_gather")  # habits that need somebody to share with
+
+
 def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     """Fill the blanks of a plan and check it. Raises LayoutError or SpecError on what cannot run anywhere."""
     if not model.layers:
@@ -172,6 +175,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     _check_adapters(plan)
     if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
         plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
+        changes = {name: value for name, value in changes.items() if name not in _SHARED}
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
     _check_schedule(schedule, plan, micro_batches)

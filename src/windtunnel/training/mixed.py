@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from windtunnel.errors import LayoutError
 from windtunnel.hardware import Cluster
-from windtunnel.hardware.mixed import MixedCluster
+from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.model import Model
 from windtunnel.result import Result, StageMemory
 from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
@@ -29,6 +30,7 @@ from windtunnel.training.lowering.simulated import Simulated
 from windtunnel.training.memory.peak import memory_of, ranks_peak_bytes
 from windtunnel.training.plan import Plan
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import TRAITS, check, schedule
 
 Predict = Callable[[Model, Cluster, Plan], Result]
@@ -52,15 +54,16 @@ class Staged:
     def memory(self) -> tuple[StageMemory, ...]:
         """Of each pipeline rank, on its own type."""
         step, end_ns = self.simulated.step, self.simulated.timeline.end_ns
-        of_type = []
-        for layout, held in zip(self.layouts, self.pieces, strict=True):
-            needs, usable = ranks_peak_bytes(layout, held, step.schedule), layout.cluster.gpu.usable_memory_bytes
-            # A rank that fits is told as it is, whatever the others of its type, or those of another one, would need.
-            of_type.append([
-                replace(one, device_bytes=need, gives_back=False) if need <= usable else one
-                for one, need in zip(memory_of(layout, held, step, end_ns), needs, strict=True)
-            ])  # fmt: skip
-        return tuple(of_type[number][rank] for rank, number in enumerate(self.type_of))
+        found: list[StageMemory] = []
+        for number, (layout, held) in enumerate(zip(self.layouts, self.pieces, strict=True)):
+            here = [rank for rank, one in enumerate(self.type_of) if one == number]
+            usable, needs = layout.cluster.gpu.usable_memory_bytes, ranks_peak_bytes(layout, held, step.schedule)
+            for one in memory_of(layout, held, step, end_ns, here):
+                # A rank that fits is told as it is, whatever the others of its type would need.
+                fits = needs[one.stage] <= usable
+                own = replace(one, device_bytes=needs[one.stage], gives_back=False) if fits else one
+                found.append(replace(own, capacity_bytes=usable))
+        return tuple(sorted(found, key=lambda one: one.stage))
 
 
 def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
@@ -74,8 +77,18 @@ def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
     return Staged(layouts, pricers, pieces, type_of, simulate_by_stage(pricers, pieces, chosen, type_of))
 
 
-def of_all_types(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
-    """The faster of what replicas and stages on one type each give. Raises LayoutError where neither can be."""
+def of_all_types(
+    model: Model,
+    cluster: MixedCluster,
+    plan: Plan,
+    predict: Predict,
+    by_stage: ByStage,
+    named: tuple[object, object] = (None, None),
+) -> Result:
+    """The faster of what replicas and stages on one type each give. Raises LayoutError where neither can be.
+
+    `named`: model and cluster as they were given, for the command that asks again.
+    """
     layout = resolve(model, cluster.alike()[0], plan)
     found, refusals = [], []
     for placed, check_placed in ((_by_replica, check_lies_on_one), (_by_stage, stages_of)):
@@ -88,7 +101,15 @@ def of_all_types(model: Model, cluster: MixedCluster, plan: Plan, predict: Predi
     if not found:
         raise refusals[0]
     best = min(found, key=lambda one: (one.status != "ok", one.step_time_ns))
-    return replace(best, spec={**best.spec, "mixed": [part.told() for part in cluster.parts]})
+    command = reproduce(layout, named[0], _as_named(named[1], cluster))
+    return replace(best, spec={**best.spec, "mixed": [part.told() for part in cluster.parts]}, reproduce=command)
+
+
+def _as_named(given: object, cluster: MixedCluster) -> str | Path:
+    """As it was given; else by its name, or as a file that holds what has no name."""
+    if isinstance(given, str | Path):
+        return given
+    return cluster.name if parse_mixed(cluster.name) == cluster else Path("cluster.yaml")
 
 
 def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
@@ -101,7 +122,11 @@ def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predic
         f"{part.gpu.name} {one.step_time_s:.4g} s" for part, one in zip(cluster.parts, results, strict=True)
     )
     warning = f"mixed GPU types ({times} each alone): the step is that of the slowest"
-    return _of_both(shown, cluster, alike[results.index(shown)], plan, warning)
+    # Who is late in the worst case may be another type than who is late as a rule.
+    warnings = dict.fromkeys(word for one in (shown, *results) for word in one.warnings)
+    late = max(one.step_time_p95_ns for one in (shown, *(() if lacking else results)))
+    told = replace(shown, warnings=tuple(warnings), step_time_p95_ns=late)
+    return _of_both(told, cluster, alike[results.index(shown)], plan, warning)
 
 
 def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
@@ -123,7 +148,6 @@ def _of_both(shown: Result, cluster: MixedCluster, told: Cluster, plan: Plan, wa
         hfu=shown.hfu * share,
         mfu_convention=f"{shown.mfu_convention}, of all types together",
         warnings=(*shown.warnings, warning),
-        reproduce=shown.reproduce.replace(_word(shown.reproduce), cluster.name),
     )
 
 
@@ -163,8 +187,3 @@ def stages_of(layout: Layout, cluster: MixedCluster) -> tuple[int, ...]:
     if any(part.gpu.generation == "cpu" for part in cluster.parts):
         raise LayoutError("stages on CPUs and GPUs together are not predicted", "use GPUs")
     return tuple(found)
-
-
-def _word(reproduce: str) -> str:
-    words = reproduce.split()
-    return words[words.index("--cluster") + 1]

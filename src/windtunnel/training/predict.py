@@ -7,7 +7,7 @@ to the step; each rank class has its own in `Result.stages`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -74,10 +74,12 @@ def predict(
     scenario = replace(scenario, **parts)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
-        if scenario.disturbs or scenario.samples:
+        given = scenario.router_load is not None or scenario.lengths is not None
+        if scenario.disturbs or scenario.samples or given:
             raise SpecError("cluster", mixed.name, "of several types: disturbances, routers and lengths need one type")
+        named = (model, cluster)
         model = model if isinstance(model, Model) else load_model(model)
-        return of_all_types(model, mixed, read_plan(plan), predict, _by_stage)
+        return of_all_types(model, mixed, read_plan(plan), predict, _by_stage, named)
     named = (model, cluster)
     model = model if isinstance(model, Model) else load_model(model)
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)  # type: ignore[arg-type]
@@ -120,7 +122,7 @@ def predict(
     if seed and extra and "--seed" not in words:
         words += f" --seed {seed}"
     command = reproduce(layout, *named) + "".join(extra) + words
-    result = _result(layout, pricer, base.step, base.timeline, memory, command, makespan, disturbed)
+    result = _result(layout, (pricer,), base.step, base.timeline, memory, command, makespan, disturbed)
     if uneven is None:
         return result
     warnings = tuple(busiest_experts(uneven.load, layout) if text == EVENLY else text for text in result.warnings)
@@ -130,21 +132,17 @@ def predict(
 def _by_stage(model: Model, cluster: MixedCluster, plan: Plan) -> tuple[Result, int]:
     """A pipeline whose stages lie on several types; and the type whose memory it is told against.
 
-    That of the stage that lacks most of what it needs; where all fit, that of the stage that needs most.
+    That of the stage that needs the largest share of what it has.
     """
     job = staged(model, cluster, plan)
     memory = job.memory()
 
-    def worth_telling(one: StageMemory) -> tuple[float, bool, int]:
-        share = one.device_bytes / job.layout_of(one.stage).cluster.gpu.usable_memory_bytes
-        return max(1.0, share), one.gives_back, one.device_bytes
-
-    shown = job.type_of[max(memory, key=worth_telling).stage]
+    shown = job.type_of[max(memory, key=lambda one: one.device_bytes / one.capacity_bytes).stage]
     own = tuple(one for one in memory if job.type_of[one.stage] == shown)
-    layout, simulated = job.layouts[shown], job.simulated
-    command = reproduce(layout)
+    simulated = job.simulated
+    pricers = tuple(pricer for number, pricer in enumerate(job.pricers) if number in job.type_of)
     result = _result(
-        layout, job.pricers[0], simulated.step, simulated.timeline, own, command, simulated.makespan_ns, None
+        job.layouts[shown], pricers, simulated.step, simulated.timeline, own, "", simulated.makespan_ns, None
     )
     return replace(result, memory=memory), shown
 
@@ -156,7 +154,7 @@ def fullest(steps: Iterable[tuple[StageMemory, ...]]) -> tuple[StageMemory, ...]
 
 def _result(
     layout: Layout,
-    pricer: Pricer,
+    pricers: Sequence[Pricer],
     step: LoweredStep,
     timeline: Timeline,
     memory: tuple[StageMemory, ...],
@@ -164,10 +162,14 @@ def _result(
     makespan_ns: int,
     disturbed: Disturbed | None,
 ) -> Result:
+    """`pricers`: of each type of GPU that ranks lie on; each part of a step has the uncertainty of the least known."""
     cluster, plan, experts = layout.cluster, layout.plan, _has_experts(layout)
+    training = pricers[0].training
+    widest = {name: max(one.training.uncertainty[name] for one in pricers) for name in training.uncertainty}
+    training = replace(training, uncertainty=widest)
     classes = _classes(layout, step, timeline)
     reading = read(
-        timeline.makespan_ns, makespan_ns, disturbed, classes, _kernels(step), pricer.training,
+        timeline.makespan_ns, makespan_ns, disturbed, classes, _kernels(step), training,
         n_gpus=cluster.n_gpus, experts=experts,
     )  # fmt: skip
     most = max(memory, key=lambda stage: stage.device_bytes)
@@ -184,7 +186,7 @@ def _result(
         )
     return result_of(
         reading,
-        _work(layout, pricer, step),
+        _work(layout, pricers[0], step),
         cluster,
         spec={
             "version": product_version(),
@@ -197,8 +199,8 @@ def _result(
         limits=limits_of(layout, reading.breakdown_ns, reading.total_ns, step),
         defaults=layout.defaults,
         warnings=(
-            *roofline_warning(reading.provenance, cluster.gpu.name),
-            *unmeasured_of(layout, pricer),
+            *roofline_warning(reading.provenance, " and ".join(one.layout.cluster.gpu.name for one in pricers)),
+            *dict.fromkeys(word for one in pricers for word in unmeasured_of(one.layout, one)),
             *([FULL] if full else []),
             *_warnings(layout),
         ),

@@ -34,8 +34,9 @@ REPORTS = ("plan", "serve", "fleet", "survive", "explain")  # verbs that draw an
 # What writes elsewhere, listens, or starts other programs.
 REFUSED = (
     *("--listen", "--real", "--live", "--executor", "--json"),
-    *("--out", "--report", "--page", "--requests-out", "--jobs-out", "--decisions-out", "--rows", "--trace", "--tried"),
+    *("--report", "--page", "--rows", "--trace", "--tried", "--record"),
 )
+WRITES = "-out"  # how the names of all other flags end that name a file to write
 # Waits for the question so that its status is kept even where the server is gone.
 KEEPER = """
 import os, subprocess, sys
@@ -111,7 +112,8 @@ class JobList:
             raise SpecError("words", text, f"close the quotation ({error})") from None
         for word in words:
             name, _, value = word.partition("=")
-            if name in REFUSED:
+            name = name.replace("_", "-")  # the command line takes either
+            if name in REFUSED or (name.startswith("--") and name.endswith(WRITES)) or name == "--out":
                 raise SpecError("words", word, "the page decides where answers go, and starts no other programs")
             for part in (word, value):
                 if ("/" in part and not re.fullmatch(r"[\w.:*%= ]+/[sh]", part)) or re.match(r"~|\.(?!\d)", part):

@@ -76,6 +76,7 @@ def values_of(field: str, values: Mapping[str, str]) -> tuple[str, ...]:
     tried = VALUES[field]
     now = values.get(field, "").strip()
     if field in ("gpus", "global_batch"):
+        now = now.replace(",", "")
         if not now.isdigit() or int(now) < 1:
             raise SpecError(field, now or None, "give a whole number")
         tried = tuple(str(int(now) * 2**power // 8) for power in range(1, 7) if int(now) * 2**power % 8 == 0)
@@ -85,10 +86,13 @@ def values_of(field: str, values: Mapping[str, str]) -> tuple[str, ...]:
     return tried if now in tried or not now else (*tried, now)
 
 
-def _answered(field: str, value: str, values: Mapping[str, str], uploads: Path) -> tuple[str, Result]:
-    """The answer at a value. A slow GPU costs most on the fullest stage: the first or, with the head, the last."""
+def _answered(field: str, value: str, values: Mapping[str, str], uploads: Path, *, now: bool) -> tuple[str, Result]:
+    """The answer at a value. A slow GPU costs most on the fullest stage: the first or, with the head, the last.
+
+    What was asked, `now`, is answered as it was asked.
+    """
     result = asked_of({**values, field: value}, uploads).answer()
-    if field == "slow" and value in VALUES["slow"] and value:
+    if field == "slow" and value in VALUES["slow"] and value and not now:
         last = value.replace("gpu=0", f"gpu={result.n_gpus - 1}")
         other = asked_of({**values, field: last}, uploads).answer()
         if other.step_time_ns > result.step_time_ns:
@@ -100,10 +104,11 @@ def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
     """An answer for each value; what cannot be says why."""
     found = []
     here = values.get(field, "").strip() or (plan_fields()[field].default if field in plan_fields() else "")
+    here = here.replace(",", "") if field in ("gpus", "global_batch") else here
     for value in values_of(field, values):
         now = value == here
         try:
-            value, result = _answered(field, value, values, uploads)
+            value, result = _answered(field, value, values, uploads, now=now)
         except UserError as error:
             found.append(Point(value or "none", now, problem=str(error)))
             continue

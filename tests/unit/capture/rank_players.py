@@ -8,16 +8,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from windtunnel.capture.processes.file_mailbox import LetterBox, write_whole
+from windtunnel.capture.processes.fork_server import state_of
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def play(task: dict[str, Any]) -> int:
     folder, rank = Path(task["folder"]), task["rank"]
     box = LetterBox(folder, rank)
     outcome: dict[str, Any] = {"status": "ok", "rank": rank, "seconds": 0.0}
+    write_whole(folder / f"pid_{rank}", str(os.getpid()).encode())
     signal.signal(signal.SIGUSR1, lambda *_: write_whole(folder / f"where_{rank}", b"train.py:7"))
     for word in task["does"].get(str(rank), task["does"].get("*", "")).split():
         what, _, about = word.partition(":")
@@ -27,6 +37,11 @@ def play(task: dict[str, Any]) -> int:
             outcome["heard"] = box.get(f"group/{about}>{rank}/0", 30.0).decode()
         elif what == "sleep":
             time.sleep(float(about))
+        elif what == "begun":
+            until((folder / f"pid_{about}").exists)
+        elif what == "stands":
+            pid = int((folder / f"pid_{about}").read_text())
+            until(lambda pid=pid: state_of(pid)[0] == "T")  # type: ignore[misc]
         elif what == "tick":
             for _ in range(int(about)):
                 time.sleep(0.01)

@@ -44,6 +44,7 @@ PUBLISHED = [
     ("all_reduce", 16 * MIB, "h100-sxm:8", 8, 124.0e-6),  # AWS, p5
     ("all_reduce", 1 << 30, "aws-p5:16", 16, 4607.6e-6),  # AWS, 2 x p5
     ("all_reduce", 64 * MIB, "aws-p5:16", 16, 601.5e-6),
+    ("all_reduce", 1 << 28, "aws-p5:32", 32, 2 * 31 / 32 * 2**28 / 160.1e9),  # Ultra-Scale Playbook, 4 x p5
     ("all_reduce", 1 << 30, "aws-p4de:16", 16, 26217.0e-6),  # AWS, 2 x p4de
     ("all_reduce", 1 << 34, "h100-sxm:512", 512, 2 * 511 / 512 * 2**34 / 375e9),  # NVIDIA chart, 512 x H100 on NDR
     ("all_reduce", 1 << 28, "h100-sxm:128", 128, 2 * 127 / 128 * 2**28 / 297e9),
@@ -75,6 +76,9 @@ def test_algorithms_are_those_nccl_would_run():
         latency_and_bandwidth("all_reduce", 1 << 30, Group(8, 8), cluster_with(H100, nvlink_sharp=False))[0] == "ring"
     )
     assert latency_and_bandwidth("all_to_all", 1 << 30, Group(8, 8), H100)[0] == "direct"
+    efa = parse_cluster("aws-p5:512")  # AWS's tuner: no NVLS tree beyond two nodes
+    assert latency_and_bandwidth("all_reduce", 1 << 28, Group(16, 8), efa)[0] == "nvls_tree"
+    assert {latency_and_bandwidth("all_reduce", 1 << 28, Group(8 * m, 8), efa)[0] for m in (4, 8, 64)} == {"tree"}
 
 
 def test_a_forced_algorithm_is_taken_and_an_impossible_one_named():

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from windtunnel.engine import compiled
 
+Run = Callable[[Path], tuple[Path, str, int]]
 KERNEL = """
 from numba import int64
 from sealed.compiled import njit
@@ -20,10 +22,21 @@ from sealed.compiled import njit
 def one_more(n):
     return n + 1
 """
+# Numba is loaded, and compiles its first function, once: each folder gets a process of its own, forked from that.
 PROGRAM = """
+import os, sys, tempfile
+from numba import int64, njit
 from numba.core import config
-from sealed.compiled.kernel import one_more
-print(config.CACHE_DIR, one_more(41), sum(one_more.stats.cache_hits.values()))
+njit(int64(int64))(lambda n: n)
+for folder in map(str.strip, sys.stdin):
+    if os.fork() == 0:
+        os.environ["TMPDIR"], tempfile.tempdir = folder + "/t", None
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        from sealed.compiled.kernel import one_more
+        print(config.CACHE_DIR, one_more(41), sum(one_more.stats.cache_hits.values()))
+        break
+    print(os.wait()[1], flush=True)
 """
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users")
@@ -42,20 +55,32 @@ def sealed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(sealed: Path) -> tuple[Path, str, int]:
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
     """Where compiled code is kept, what the kernel says and how often it came from there."""
     kept_out = ("NUMBA_", "XDG_", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(kept_out)}
-    environment |= {"HOME": "/dev/null", "TMPDIR": str(sealed / "t"), "PYTHONPATH": str(sealed)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, cwd=sealed, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    folder, answer, hits = done.stdout.rsplit(maxsplit=2)
-    return Path(folder), answer, int(hits)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment | {"HOME": "/dev/null"}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        asked, answers = server.stdin, server.stdout
+
+        def process_in(sealed: Path) -> tuple[Path, str, int]:
+            print(sealed, file=asked, flush=True)
+            said = answers.readline()
+            assert len(said.split()) > 1, f"status {said}"
+            assert answers.readline() == "0\n"
+            folder, answer, hits = said.rsplit(maxsplit=2)
+            return Path(folder), answer, int(hits)
+
+        yield process_in
+        asked.close()
 
 
-def test_it_is_kept_in_a_temporary_folder_of_ours(sealed: Path) -> None:
+def test_it_is_kept_in_a_temporary_folder_of_ours(sealed: Path, run: Run) -> None:
     folder, answer, hits = run(sealed)
     assert (answer, hits) == ("42", 0)
     assert folder.parent == sealed / "t"
@@ -66,7 +91,7 @@ def test_it_is_kept_in_a_temporary_folder_of_ours(sealed: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", [b"", b"cut", b"flipped"], ids=["emptied", "cut", "flipped"])
-def test_a_damaged_file_is_compiled_again(sealed: Path, kind: str, damage: bytes) -> None:
+def test_a_damaged_file_is_compiled_again(sealed: Path, run: Run, kind: str, damage: bytes) -> None:
     folder, _, _ = run(sealed)
     (file,) = folder.rglob(f"*.{kind}")
     whole = file.read_bytes()
@@ -77,7 +102,7 @@ def test_a_damaged_file_is_compiled_again(sealed: Path, kind: str, damage: bytes
     assert run(sealed) == (folder, "42", 1)
 
 
-def test_a_folder_in_a_files_place_is_no_error(sealed: Path) -> None:
+def test_a_folder_in_a_files_place_is_no_error(sealed: Path, run: Run) -> None:
     folder, _, _ = run(sealed)
     (file,) = folder.rglob("*.nbc")
     file.unlink()
@@ -85,7 +110,7 @@ def test_a_folder_in_a_files_place_is_no_error(sealed: Path) -> None:
     assert run(sealed)[1:] == ("42", 0)
 
 
-def test_a_folder_that_others_can_write_to_is_not_trusted(sealed: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_not_trusted(sealed: Path, run: Run) -> None:
     folder, _, _ = run(sealed)
     folder.chmod(0o777)
     other, answer, hits = run(sealed)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from every_plan import every_plan
 
-from windtunnel.errors import LayoutError, SpecError
+from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.model import load_model
 from windtunnel.planning import plan
+from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.search import Search
 from windtunnel.planning.space import Space
@@ -78,7 +79,7 @@ def test_stages_on_two_equal_types_are_one_cluster(more: dict[str, Any]) -> None
     )
     assert both.step_time_ns == one.step_time_ns
     assert both.breakdown_ns == one.breakdown_ns
-    assert both.memory == one.memory
+    assert both.memory == tuple(replace(stage, capacity_bytes=one.memory_capacity_bytes) for stage in one.memory)
     assert both.mfu == pytest.approx(one.mfu)
     assert both.traffic_bytes == one.traffic_bytes
     assert any("pipeline stages, 1 on h100-sxm, 1 on h100-sxm" in text for text in both.warnings)
@@ -164,3 +165,67 @@ def test_plans_lie_on_one_type_and_are_what_predict_says() -> None:
         assert 8 % replica == 0 or (stages > 1 and 8 % (24 // stages) == 0)
         assert predict("llama-3.2-3b", words, one.plan).step_time_s == one.step_time_s
     assert words in found[0].reproduce
+
+
+def test_what_lies_on_another_type_decides_nothing_about_this_one() -> None:
+    """Stage 0 gives cached memory back on its own GPU, however many layers the larger GPU holds."""
+    job = {"pp": 2, "global_batch": 16, "seq_len": 2048, "micro_batch": 1, "framework": "deepspeed"}
+    found = []
+    for beyond in (16, 32):
+        model = replace(load_model("llama-3-8b"), layers=load_model("llama-3-8b").layers[:1] * (16 + beyond))
+        plan = {**job, "layers_per_stage": (16, beyond)}
+        found.append(predict(model, "a100-40gb:8+h200-sxm:8", plan))
+    first, second = (one.memory[0] for one in found)
+    assert (first.device_bytes, first.gives_back) == (second.device_bytes, second.gives_back)
+    for one in found:
+        assert one.peak_memory.capacity_bytes == one.memory_capacity_bytes
+        assert [stage.capacity_bytes for stage in one.memory] == [
+            parse_cluster(name).gpu.usable_memory_bytes for name in ("a100-40gb:8", "h200-sxm:8")
+        ]
+
+
+def test_a_step_of_two_types_is_as_uncertain_as_the_less_known_one() -> None:
+    job = {"tp": 4, "pp": 2, "global_batch": 32, "seq_len": 1024}
+    one, other = (predict("llama-3.2-3b", words, job) for words in ("h100-sxm:8+mi300x:8", "mi300x:8+h100-sxm:8"))
+    for found in (one, other):
+        assert any("generation cdna3" in text for text in found.warnings)
+    width = [(one.step_time_p95_ns - one.step_time_p5_ns) / one.step_time_ns for one in (one, other)]
+    assert width[0] == pytest.approx(width[1], rel=0.05)
+
+
+def test_the_command_asks_the_same_again(tmp_path: Path) -> None:
+    file = tmp_path / "mix.yaml"
+    file.write_text("groups: [h100-sxm:8, {gpu: a100-80gb, gpus: 8, nic: 100Gb/s}]\n")
+    found = predict("llama-3.2-3b", str(file), JOB)
+    assert found.reproduce.startswith(f"windtunnel predict llama-3.2-3b --cluster {file} --tp 4")
+    named = predict("llama-3.2-3b", parse_mixed("h100-sxm:8+a100-80gb:8") or "", JOB)
+    assert "--cluster h100-sxm:8+a100-80gb-sxm:8 " in named.reproduce
+    assert "--set" not in named.reproduce
+
+
+def test_fields_that_a_cluster_of_two_types_has_not_are_refused() -> None:
+    with pytest.raises(UserError, match="foo"):
+        predict("llama-3.2-3b", {"groups": ["h100-sxm:8", "a100-80gb:8"], "foo": 1}, JOB)
+    with pytest.raises(SpecError, match="need one type"):
+        predict("llama-3.2-3b", "h100-sxm:8+a100-80gb:8", JOB, router_load="")
+
+
+def test_the_gap_of_two_searches_is_that_of_the_best_plan() -> None:
+    """Llama 3 8B does not fit on the small type in a replica: that search finds nothing, the one by stages does."""
+    found = plan("llama-3-8b", "a100-80gb:4+h100-sxm:4+l40s:8", global_batch=32, seq_len=1024, within_s=4)
+    assert found.plans
+    assert 0 <= found.gap < 1
+
+
+def test_a_search_that_finds_nothing_ends_in_time_and_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.planning.search.FIRST_S", 0.0)
+    space = Space(load_model("llama-3-70b"), parse_cluster("h100-sxm:8"), {"global_batch": 64, "seq_len": 8192})
+    answer = Search(space, Bounds(0.0)).run(1, 0.0)
+    assert not answer.found
+    assert answer.gap == 1.0
+    assert Search(space, Bounds(0.0)).run(1).gap == 0.0  # proven: nothing fits
+
+
+def test_a_plan_that_would_lie_on_two_types_is_refused_by_that() -> None:
+    with pytest.raises(LayoutError, match="would lie on two types"):
+        plan("llama-3-8b", "h100-sxm:8+a100-80gb:8", tp=16, pp=1, global_batch=64, seq_len=4096)

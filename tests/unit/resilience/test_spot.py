@@ -20,7 +20,7 @@ from windtunnel.resilience.spot.formula import parse_cases, parse_formula
 from windtunnel.resilience.spot.moves import Moves, move_ms
 from windtunnel.resilience.spot.policies import fastest, parcae, varuna
 from windtunnel.resilience.spot.tables import SpotModel, read_model
-from windtunnel.resilience.spot.trace import Minute, SpotTrace, read_trace
+from windtunnel.resilience.spot.trace import Minute, SpotTrace, read_steps, read_trace
 
 # Nodes that come and go in each minute; a dot: none.
 EVENTS = """
@@ -183,6 +183,8 @@ def test_a_formula_is_read_and_nothing_is_run() -> None:
         ("minute,added,removed\n0,1,2\n", "more nodes go"),
         ("time_s,event,node\n0,vanish,n\n", "vanish"),
         ("time_s,event,node\nsoon,add,n\n", "no number"),
+        ("time_s,event,node\ninf,add,n\n", "no number"),
+        ("time_s,event,node\n0,add,n\n9e8,add,n\n", "intervals of 60 s"),
     ],
 )
 def test_a_wrong_trace_is_one_clear_error(text: str, said: str, tmp_path: Path) -> None:
@@ -197,6 +199,16 @@ def test_events_in_seconds_and_counts_by_minute_are_the_same(tmp_path: Path) -> 
     events.write_text("time_s,event,node\n0,add,a\n0,add,b\n119.9,remove,a\n180,add,c\n")
     counts.write_text("minute,added,removed\n0,2,0\n1,0,1\n2,0,0\n3,1,0\n")
     assert read_trace(events) == read_trace(counts)
+
+
+def test_stamps_count_from_the_first_event_and_only_seconds_with_events_are_kept(tmp_path: Path) -> None:
+    path, counts = tmp_path / "epoch.csv", tmp_path / "counts.csv"
+    path.write_text("time_s,event,node\n1.7e9,add,a\n1700000000.4,add,b\n1700000060.2,remove,a\n2e9,add,c\n")
+    assert read_steps(path) == (2, ((60.0, 0, 1), (3e8, 1, 0)))
+    path.write_text("time_s,event,node\n1.7e9,add,a\n1700000060.2,remove,a\n")
+    assert read_trace(path) == SpotTrace((Minute(0, 1, 0), Minute(1, 0, 1)), 28333333)
+    counts.write_text("minute,added,removed\n5,2,0\n6,0,0\n7,1,1\n")
+    assert read_steps(counts) == (2, ((120.0, 1, 1),))
 
 
 def test_money_is_hours_times_the_price_of_the_kind_of_machine(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

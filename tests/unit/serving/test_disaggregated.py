@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prices import plain_times
 
+from windtunnel.hardware import parse_cluster
+from windtunnel.model import load_model
+from windtunnel.serving import Deployment, load_engine
+from windtunnel.serving.disaggregated.pools import Pools, pools_of, run_pools
 from windtunnel.serving.disaggregated.server import Disaggregated
 from windtunnel.serving.replica import Replica, Rules
 from windtunnel.serving.simulate import simulate
@@ -19,17 +25,23 @@ def test_prompts_move_once_and_nothing_is_lost(seed: int, senders: int, takers: 
     prompts, outputs = draw.integers(1, 600, 40), draw.integers(1, 200, 40)
     load = Workload(prompts, outputs, arrivals(40, rate, 1.0, seed))
     rules = Rules(max_num_seqs=8)
+    copied: list[int] = []
+
+    def copy_ns(tokens: int) -> int:
+        copied.append(tokens)
+        return 1_000_000 + 2_000 * tokens
+
     server = Disaggregated(
         [Replica(plain_times(), rules, blocks) for _ in range(senders)],
         [Replica(plain_times(), rules, blocks) for _ in range(takers)],
-        lambda tokens: 1_000_000 + 2_000 * tokens,
+        copy_ns,
     )
     sent, refused = simulate(load, [server], None, block_size=16, longest=blocks * 16)
     assert len(sent) == 40 - len(refused)
     for one in sent:
         assert one.last_ns >= one.first_ns > one.arrival_ns
         assert one.generated == one.output
-    assert server.copied_tokens == sum(one.prompt for one in sent if one.output > 1)
+    assert sum(copied) == sum(one.prompt for one in sent if one.output > 1)
     for replica in (*server.prefill, *server.decode):
         assert replica.pool.held == 0
         assert replica.load == 0
@@ -49,3 +61,39 @@ def test_decodes_are_not_held_up_by_prompts() -> None:
         return float(np.mean([(one.last_ns - one.first_ns) / (one.output - 1) for one in sent]))
 
     assert tpot(apart) < 0.8 * tpot(mixed)
+
+
+def test_an_empty_replica_gives_all_its_blocks_to_a_prompt_that_comes() -> None:
+    rules = Rules(watermark_blocks=3)
+    server = Disaggregated([Replica(plain_times(), rules, 10)], [Replica(plain_times(), rules, 10)], lambda _: 1000)
+    load = Workload(np.full(4, 150), np.full(4, 5), arrivals(4, 5.0, 0.0, 0))  # 10 blocks at the end
+    sent, refused = simulate(load, [server], None, block_size=16, longest=160)
+    assert not refused
+    assert all(one.last_ns > 0 for one in sent)
+
+
+def _pools(**changes: object) -> Pools:
+    side = (1, Deployment(engine="vllm-0.12", num_gpu_blocks=200))
+    found = pools_of(
+        load_model("llama-3.1-8b"), parse_cluster("h100-sxm:2"), (1, replace(side[1], num_gpu_blocks=2000)), side
+    )
+    profile = replace(load_engine("vllm-0.12"), **changes)  # type: ignore[arg-type]
+    return replace(
+        found, prefill=replace(found.prefill, profile=profile), decode=replace(found.decode, profile=profile)
+    )
+
+
+def test_blocks_are_counted_against_the_pool_they_are_of() -> None:
+    load = Workload(np.full(60, 600), np.full(60, 40), arrivals(60, 400.0, 0.0, 0))
+    found = run_pools(_pools(), parse_cluster("h100-sxm:2"), load, {})
+    assert 0.5 < found.kv_use_peak <= 1.0
+    assert 0.0 < found.kv_use_mean <= 1.0
+
+
+def test_what_the_front_end_takes_is_in_the_answer_of_pools() -> None:
+    load = Workload(np.full(5, 600), np.full(5, 40), arrivals(5, 1.0, 0.0, 0))
+    plain, slow = (run_pools(_pools(first_token_s=s), parse_cluster("h100-sxm:2"), load, {}) for s in (0.0, 0.25))
+    assert plain.ttft is not None
+    assert slow.ttft is not None
+    assert abs(slow.ttft.mean - plain.ttft.mean - 0.25) < 1e-6
+    assert slow.tpot == plain.tpot

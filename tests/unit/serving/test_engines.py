@@ -10,6 +10,7 @@ from windtunnel.model import load_model
 from windtunnel.serving import Deployment, engine_of, load_engine
 from windtunnel.serving.engines.profile import engine_names
 from windtunnel.serving.kv.capacity import kv_bytes_per_token, weight_bytes
+from windtunnel.serving.run import sources_of
 
 
 @pytest.mark.parametrize("name", engine_names())
@@ -39,6 +40,26 @@ def test_unknown_engines_and_faulty_files_are_refused(tmp_path: Path) -> None:
     other.write_text("releases: {'1': {speed: 3}}\n")
     with pytest.raises(SpecError, match="speed"):
         load_engine(str(other))
+
+
+def test_how_requests_are_looked_for_can_be_said_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("releases: {'1': {framework: sglang, receive_steps: 10, gather: 6, gather_steps: 40}}\n")
+    llama, gpu = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1")
+    rules = engine_of(llama, gpu, Deployment(engine=str(path))).rules
+    assert (rules.receive_steps, rules.gather, rules.gather_steps) == (10, 6, 40)
+    drafting = Deployment(engine=str(path), speculative_tokens=1, acceptance=0.5)
+    assert engine_of(llama, gpu, drafting).rules.receive_steps == 15  # 10 steps give 15 tokens
+
+
+def test_a_factor_of_one_deployment_stays_where_kernels_bear_it_out_and_is_in_band_and_sources() -> None:
+    mixtral = load_model("mixtral-8x7b")
+    for gpu, ep, stays in (("gb200:4", 4, True), ("gb200:4", 1, False), ("h100-sxm:4", 4, False)):
+        engine = engine_of(mixtral, parse_cluster(gpu), Deployment(engine="trtllm", weights="fp8", tp=4, moe_ep=ep))
+        assert (engine.times.expert_marginal < 1.0) == stays
+        assert any("one deployment" in one for one in sources_of(engine)) == stays
+        assert (engine.times.doubt(2048, 500) > 0.01) == stays
+        assert engine.times.doubt(64, 500) == 0.0
 
 
 def test_captured_batches_pad_to_the_next_size() -> None:

@@ -157,6 +157,17 @@ def test_where_no_machine_is_left_the_rest_is_told_as_unfinished(tmp_path: Path)
     assert found["total"]["finished"] + found["total"]["unfinished"] == 400
 
 
+def test_a_machine_that_another_model_gives_back_is_waited_for(tmp_path: Path) -> None:
+    load = {"prompt": 100, "output": 10, "rate": 20, "requests": 2}
+    scale = {"least": 0, "most": 1, "target": 4, "every": "10s", "idle": "60s"}
+    model = {"model": "llama-3.1-8b", "startup": "1s", "autoscale": scale, "workload": load}
+    found = run_pool(_pool(tmp_path, {"groups": {"g": {"cluster": "h100-sxm:1"}}, "models": {"a": model, "b": model}}))
+    assert found.models["a"].finished == found.models["b"].finished == 2
+    model["autoscale"] = {**scale, "least": 1}  # never given back
+    rest = run_pool(_pool(tmp_path, {"groups": {"g": {"cluster": "h100-sxm:1"}}, "models": {"a": model, "b": model}}))
+    assert (rest.models["a"].finished, rest.models["b"].finished) == (2, 0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=60), st.integers(0, 3), st.integers(0, 8))
 def test_a_scaler_stays_in_its_bounds_and_waits_before_it_shrinks(loads: list[int], least: int, more: int) -> None:

@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.serving.routing.cache_aware import Holder, first_answer_s, route
-from windtunnel.serving.spot.mapping import map_positions, maximum_matching, overlap, positions_of
-from windtunnel.serving.spot.reconfigure import Choice, choose, migrate, resumed, tokens_before
+from windtunnel.serving.spot.mapping import (
+    Layout,
+    map_positions,
+    maximum_matching,
+    missing_layers,
+    overlap,
+    positions_of,
+)
+from windtunnel.serving.spot.reconfigure import Choice, Received, choose, migrate
 
 
 @settings(max_examples=150, deadline=None)
@@ -71,17 +78,29 @@ def test_layouts_are_chosen_for_latency_while_the_rate_is_met() -> None:
 
 
 def test_serving_starts_with_the_front_and_never_waits_for_a_later_layer() -> None:
-    layers = [1.0] * 8
-    slow = migrate(2.0, layers, 1.0, 2, layer_compute_s=0.1)
-    assert slow.layer_s == tuple(range(3, 11))
-    assert slow.done_s == 10.0
-    assert slow.serving_s == pytest.approx(10.0 - 7 * 0.1)
-    quick = migrate(2.0, layers, 1.0, 2, layer_compute_s=5.0)
-    assert quick.serving_s == pytest.approx(4.0)
-    assert migrate(2.0, layers, 1.0, 2, progressive=False).serving_s == 10.0
-    assert tokens_before(30.0, 10.0, 0.25) == 80
-    assert tokens_before(5.0, 10.0, 0.25) == 0
-    assert resumed([7, 9], [True, False]) == [0, 9]
+    """Eight layers of a second each behind two seconds of cache, then the same cut into two stages."""
+    whole = [Received(2.0, 0, [1.0] * 8)]
+    slow = migrate(whole, 1.0, 0.1)
+    assert (slow.serving_s, slow.done_s) == (pytest.approx(10.0 - 7 * 0.1), 10.0)
+    assert migrate(whole, 1.0, 5.0).serving_s == pytest.approx(3.0)
+    assert migrate(whole, 1.0, 0.0).serving_s == 10.0
+    stages = [Received(1.0, 0, [1.0] * 4), Received(1.0, 4, [1.0] * 4)]
+    assert migrate(stages, 1.0, 0.5).serving_s == pytest.approx(5.0 - 3 * 0.5)
+    assert migrate(stages, 1.0, 2.0).serving_s == pytest.approx(2.0)
+    nothing = migrate([Received(0.0, 0, [0.0] * 4)], 1.0, 0.0)
+    assert (nothing.serving_s, nothing.done_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("old", "new"), [((1, 3, 2), (2, 2, 4)), ((2, 2, 2), (1, 3, 2)), ((1, 1, 4), (1, 1, 4))])
+def test_layers_that_are_missing_add_up_to_the_weights_that_are_received(old: Layout, new: Layout) -> None:
+    for wanted in positions_of(new):
+        for mine in [None, *positions_of(old)]:
+            held = [mine if place == 0 else None for place in range(len(positions_of(new)))]
+            front, lacks = missing_layers(mine, old, wanted, new, 44, 100.0)
+            share = 0.0 if mine is None else overlap(mine, old, wanted, new)
+            assert sum(lacks) == pytest.approx(100.0 * (1.0 / (new[1] * new[2]) - share))
+            assert front <= wanted[1] * 44 / new[1] < front + 1
+            assert map_positions(held, old, new, 100.0).moved_bytes <= 100.0 * new[0]
 
 
 def test_a_load_in_three_stages_is_as_long_as_its_slowest_and_its_ends() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from prices import plain_times
 
-from windtunnel.errors import InputFileError, SpecError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.serving.goodput import at_rate, goodput_of, rate_of
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.replica import Replica, Rules
@@ -101,6 +101,45 @@ def test_goodput_is_the_edge_of_attainment() -> None:
     assert missed is not None
     assert kept >= 0.9 > missed
     assert rate_of(at_rate(load, 9.0)) == pytest.approx(9.0, rel=0.01)
+
+
+def test_a_rate_that_is_never_reached_is_no_goodput() -> None:
+    from windtunnel.hardware import parse_cluster
+    from windtunnel.model import load_model
+    from windtunnel.serving import Deployment, engine_of, serve_with
+
+    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment())
+    slo = {"ttft_s": 60.0}  # as long as the whole run: a burst meets it, too
+    prompts, outputs = lengths(600, 100, 20, 1.0, 0)
+    load = Workload(prompts, outputs, arrivals(600, 1.0, 1.0, 0))
+    found = goodput_of(lambda one: serve_with(engine, one, slo=slo), load, 0.99)
+    assert found.regime != "over"
+    served = serve_with(engine, Workload(prompts, outputs, None, 600), slo=slo).requests_per_s
+    assert found.goodput_requests_per_s is not None
+    assert found.goodput_requests_per_s < 1.5 * served
+    assert found.search is not None
+    assert "warning" not in found.search
+    few = Workload(prompts[:20], outputs[:20], arrivals(20, 1.0, 1.0, 0))
+    with pytest.raises(UserError, match="more requests"):
+        goodput_of(lambda one: serve_with(engine, one, slo=slo), few, 0.99)
+    told = goodput_of(lambda one: serve_with(engine, one, slo={"ttft_s": 0.045}), few, 0.99).search
+    assert told is not None
+    assert "20 were there" in str(told["warning"])
+
+
+def test_a_calendars_times_are_moved_to_the_first_request_and_dates_know_no_unit(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    head = "arrival_ms,input_tokens,output_tokens\n"
+    for first, second, moved in (
+        ("2023-11-16 18:01:50", "2023-11-16 18:01:52", [0, 2 * 10**9]),
+        ("2023-11-16T18:01:50+02:00", "2023-11-16T18:01:52+02:00", [0, 2 * 10**9]),
+        ("1700157710000", "1700157712000", [0, 2 * 10**9]),
+        ("500", "2500", [5 * 10**8, 25 * 10**8]),  # from the start of the run: they stay
+    ):
+        path.write_text(f"{head}{first},5,5\n{second},5,5\n")
+        load = read_workload(path)
+        assert load.arrival_ns is not None
+        assert load.arrival_ns.tolist() == moved
 
 
 def test_requests_of_one_token_have_no_time_per_token() -> None:

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.cost.price import Z95, Source
+from windtunnel.cost.training import training_costs
 from windtunnel.step.band import SLOWER, band_of
 from windtunnel.step.result_of import (
     ClassTime,
+    Kernels,
     breakdown_of,
+    own_spread,
     provenance_of,
     roofline_warning,
     sum_to,
@@ -74,6 +77,16 @@ def test_a_kernels_own_band_counts_where_it_is_wider_and_for_kernels_only() -> N
     assert band_of({"gemm": 100}, 2 * Z95 * 0.4, KNOWN, experts=False)[1] > usual[1] + 0.3
     exposed = {"exposed tp (scale-up)": 100}
     assert band_of(exposed, 2 * Z95 * 0.9, KNOWN, experts=False) == band_of(exposed, 0.0, KNOWN, experts=False)
+
+
+def test_kernels_bands_count_on_a_gpu_that_runs_informed_only_as_far_as_nobody_timed_the_kernels() -> None:
+    runs, none = (training_costs(name) for name in ("hopper", "cdna3"))
+    timed, guessed = ({source: 1.0} for source in (Source.FITTED, Source.ROOFLINE))
+    half = {Source.FITTED: 1.0, Source.ROOFLINE: 1.0}
+    assert own_spread(Kernels(10.0, 4.0, timed), runs) == 0.0
+    assert own_spread(Kernels(10.0, 4.0, half), runs) == pytest.approx(0.2)
+    assert own_spread(Kernels(10.0, 4.0, guessed), runs) == own_spread(Kernels(10.0, 4.0, timed), none) == 0.4
+    assert own_spread(Kernels(0.0, 0.0, {}), none) == 0.0
 
 
 def test_products_of_routed_experts_have_a_band_of_their_own() -> None:

@@ -39,10 +39,10 @@ def same(a, b) -> bool:
     )
 
 
-# PyTorch is loaded once, and each that is killed is a fork.
+# PyTorch is loaded once (`_dynamo` by the first optimizer, if not here), and each that is killed is a fork.
 KILLED = """
 import os, resource, signal, sys
-import torch.distributed.checkpoint
+import torch._dynamo, torch.distributed.checkpoint
 sys.path.insert(0, {tests!r})
 from test_checkpoint import trained, Checkpoints
 from pathlib import Path
@@ -148,7 +148,7 @@ JOBS = """
 import os, socket, sys
 from datetime import timedelta
 from pathlib import Path
-import torch, torch.distributed as dist, torch.distributed.checkpoint
+import torch, torch._dynamo, torch.distributed as dist, torch.distributed.checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from windtunnel.survive.checkpoint import Checkpoints

@@ -15,10 +15,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from windtunnel.errors import UserError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.sweeps import sweep
 from windtunnel.sweeps.journal import Journal, read_journal
-from windtunnel.sweeps.points import point_of
+from windtunnel.sweeps.points import nested, point_of, read_study
+from windtunnel.sweeps.show import best_at_each
 
 GRID = {"verb": "predict", "grid": {"a": list(range(8)), "b.c": [1.5, 2.5]}}
 CALLED = "swept_functions:double"
@@ -129,3 +130,57 @@ def test_a_file_that_has_changed_is_another_point(tmp_path: Path) -> None:
     assert keys[0] != keys[1]
     assert keys[0] == keys[2]
     assert point_of("predict", {"model": str(path)}, "").key != point_of("predict", {"model": "llama-3-8b"}, "").key
+
+
+def test_points_do_not_write_into_each_other() -> None:
+    shared = {"seq_len": 2048}
+    points = [{"plan": shared, "plan.tp": 8}, {"plan": shared, "plan.pp": 2}, {"plan": shared}]
+    assert [nested(one)["plan"] for one in points] == [{**shared, "tp": 8}, {**shared, "pp": 2}, shared]
+    assert shared == {"seq_len": 2048}
+
+
+def test_a_key_changes_with_what_is_in_a_folder_or_a_file_however_deep(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    asked = [{"model": str(folder)}, {"plan": {"files": [str(folder / "config.json")]}}]
+    before = [point_of("predict", one, "1").key for one in asked]
+    assert before == [point_of("predict", one, "1").key for one in asked]
+    (folder / "config.json").write_text('{"layers": 4}')
+    assert all(point_of("predict", one, "1").key != key for one, key in zip(asked, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        {"fixed": 3},
+        {"grid": [1, 2]},
+        {"grid": {1: [2]}},
+        {"grid": {"a": 5}},
+        {"list": 5},
+        {"list": [3]},
+        {"random": 5},
+        {"random": {"count": "x", "over": {"a": [1]}}},
+        {"random": {"count": 1, "over": {"a": {"low": 8, "high": 1}}}},
+        {"random": {"count": 1, "over": {"a": {"low": float("nan"), "high": 1.0}}}},
+        {"random": {"count": 1, "over": {"a": []}}},
+        {"optuna": {"trials": "many", "over": {"a": [1]}}},
+        {"optuna": {"trials": 2, "over": {"a": {"low": 1}}}},
+    ],
+    ids=str,
+)
+def test_a_study_that_cannot_be_names_its_field(study: dict[str, object]) -> None:
+    (field,) = study
+    with pytest.raises(SpecError, match=field):
+        read_study(study, "1")
+
+
+def test_a_look_into_a_table_says_which_inputs_gave_the_best(tmp_path: Path) -> None:
+    study = {"fixed": {"b": {"c": 2.5}}, "grid": {"a": [3, 1]}}
+    table = sweep(study, out=tmp_path / "t.parquet", executor="serial", function=CALLED).path
+    assert best_at_each(table, "a_vs_status") == [{"status": "ok", "a": 1}]
+    rows = best_at_each(table, "twice_vs_status")
+    assert rows == [{"status": "ok", "twice": 4.5, "a": 1}]
+    pq.write_table(pq.read_table(table).replace_schema_metadata(None), table)
+    with pytest.raises(InputFileError, match="a table that `windtunnel sweep` wrote"):
+        best_at_each(table, "twice_vs_status")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 
 import pytest
@@ -173,7 +175,26 @@ def _packed(packings):
             weight.grad = None
         dist.all_reduce(gradients)
         found.append((out.detach(), leaf.grad, gradients / p, layer.bytes_left))
+    # Every token to one expert: the others are given none, and learn nothing.
+    layer.pack(2)
+    alone = layer(x, torch.zeros(64, dtype=torch.long))
+    alone.sum().backward()
+    layer.reduce_gradients()
+    learns = {expert: bool(weight.grad.any()) for expert, weight in layer.weights.items()}
+    # From a checkpoint at one expert a rank into new objects, packed otherwise.
+    layer.pack(1)
+    again = prioritised_all_to_all.PackedExperts(layer.weights[rank], layer.expert, 2)
+    assert torch.equal(again(x, expert_of), found[0][0])
+    first = home.clone()
+    dist.broadcast(first, 0)
+    assert torch.allclose(alone, torch.tanh(x @ first), atol=1e-6)
+    assert learns == {expert: expert == 0 for expert in _held(rank)}
     return found
+
+
+def _held(rank):
+    """Of four experts, two to a rank: blocks of two ranks hold all."""
+    return (0, 1) if rank % 2 == 0 else (2, 3)
 
 
 def test_packing_changes_bytes_and_nothing_else(on_ranks) -> None:
@@ -205,6 +226,23 @@ def _groups():
 def test_groups_made_by_their_members_alone_work(on_ranks) -> None:
     for rank, sums in enumerate(on_ranks(4, _groups)):
         assert sums == [sum(next(one for one in family if rank in one)) for family in FAMILIES]
+
+
+def _alone(folder):
+    if dist.get_rank() == 1:
+        (folder / "gone").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        megascale.make_groups([[[0, 1]]], timeout_s=1.0)
+    except dist.DistStoreError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.long
+def test_a_group_whose_member_has_died_is_not_waited_for_longer_than_asked(on_ranks, tmp_path) -> None:
+    assert "wait timeout after 1000ms" in on_ranks(2, _alone, tmp_path, dies=1)[0]
+    assert (tmp_path / "gone").exists()
 
 
 def test_families_need_fewer_arrivals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 
@@ -181,6 +182,54 @@ def test_checkpoint_and_resume() -> None:
         losses.append(loss.item())
     assert losses == expected
     again.close()
+
+
+def test_a_forward_pass_that_raises_is_no_step() -> None:
+    expected, _ = plain(6)
+    model = Net()
+    run = offload.apply(model, adam, window=2)
+
+    def broken(module, args):
+        raise ValueError("a bad batch")
+
+    losses = []
+    for step in range(6):
+        if step == 3:
+            hook = model.layers[4].register_forward_pre_hook(broken)
+            with pytest.raises(ValueError, match="a bad batch"):
+                model(batch(100))
+            hook.remove()
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        run.step()
+        losses.append(loss.item())
+    assert losses == expected
+    run.close()
+
+
+def test_a_backward_pass_that_raises_is_told_and_a_checkpoint_goes_on() -> None:
+    expected, _ = plain(6)
+    losses, run = windowed_run(3, 2)
+    state, model = copy.deepcopy(run.state_dict()), run.model  # as from a file: optimizers hand out their own tensors
+
+    def broken(gradient):
+        raise ValueError("a bad gradient")
+
+    bad = model.layers[1].register_forward_hook(lambda module, args, out: out.register_hook(broken) and None)
+    with pytest.raises(ValueError, match="a bad gradient"):
+        loss_of(model, batch(3)).backward()
+    bad.remove()
+    with pytest.raises(RuntimeError, match=r"step\(\) was not called.*load a checkpoint"):
+        model(batch(3))
+    model.zero_grad()
+    run.load_state_dict(state)
+    for step in range(3, 6):
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        run.step()
+        losses.append(loss.item())
+    assert losses == expected
+    run.close()
 
 
 def test_a_failing_update_is_raised() -> None:

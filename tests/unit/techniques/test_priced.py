@@ -14,6 +14,8 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.result import Result
 from windtunnel.techniques import gains, predict_with
+from windtunnel.techniques.flat import lower_flat
+from windtunnel.techniques.megascale.features import MegaScalePlan, with_feature
 from windtunnel.techniques.named import TECHNIQUES, asked, told
 from windtunnel.techniques.offload.window import LayerTimes, by_formula, timeline
 from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing, estimate, place
@@ -212,3 +214,38 @@ def test_the_command_line(capsys) -> None:
     assert "stronghold" in capsys.readouterr().out
     assert main([*words[:-2], "offload", "--technique", "lina"]) == 2
     assert "do not go together" in capsys.readouterr().err
+
+
+def test_the_update_waits_for_every_reduction() -> None:
+    plan = {"tp": 8, "global_batch": 64, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": False}
+    step = lower_flat(load_model("llama-3-8b"), parse_cluster("h100-sxm:64"), read_plan(plan))
+    (update,) = (task for task in step.one if task.role == "update")
+    reductions = {number for number, task in enumerate(step.one) if task.role == "reduce"}
+    assert len(reductions) > 1
+    assert reductions <= set(update.after)
+
+
+def test_packing_after_another_technique_is_refused_and_nothing_before_it_is_dropped() -> None:
+    with pytest.raises(SpecError, match="name it first"):
+        mixture("centauri", "lina:packing=2")
+    both = mixture("centauri", "lina")
+    assert both.technique.parameters["prioritised_all_to_all"]["packing"] == 1
+    assert any("named first" in note for note in both.technique.notes)
+
+
+def test_what_a_technique_costs_has_its_name() -> None:
+    longer = dense("sparse_gradients:ratio=0.99,chunk=1")
+    assert longer.technique.gain < 1
+    assert longer.breakdown_ns["added by sparse_gradients"] > 0
+
+
+@pytest.mark.parametrize("part", ["host_threads=0", "updaters=0", "device_memory=0"])
+def test_offload_with_nothing_is_refused(part: str) -> None:
+    with pytest.raises(SpecError, match=part.partition("=")[0]):
+        dense(f"offload:{part}")
+
+
+def test_a_sliding_window_widens_none() -> None:
+    model, _ = with_feature(load_model("gemma-3-4b"), read_plan(DENSE), "sliding_window", MegaScalePlan(window=900))
+    narrow = [layer.attention.window for layer in load_model("gemma-3-4b").layers]
+    assert [layer.attention.window for layer in model.layers] == [min(one or 900, 900) for one in narrow]

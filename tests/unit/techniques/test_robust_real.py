@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import time
 
 import pytest
 
@@ -94,13 +93,12 @@ DEARER = [pytest.param(kind, marks=pytest.mark.long) for kind in ("packed", "loc
 
 @pytest.mark.parametrize("kind", ["sparse", "parted", "lane", *DEARER])
 def test_a_rank_that_dies_is_told_to_the_other_at_once(kind: str, tmp_path, on_ranks) -> None:
-    began = time.monotonic()
     found = on_ranks(2, _one_dies, kind, tmp_path, dies=1)
     assert (tmp_path / kind).exists()
     ((_, said, cause, number),) = found
     assert number >= DIES_AT - 1
     assert "onnection" in said + cause  # gloo: "Connection closed by peer", "Connection reset by peer"
-    assert time.monotonic() - began < 35  # the group's timeout is 40 s: nobody waited for it
+    assert "imed out" not in said + cause  # nobody waited for the group's timeout
 
 
 def _odd(kind):
@@ -130,13 +128,13 @@ def test_tied_parameters_and_some_that_a_step_leaves_out(on_ranks) -> None:
     assert torch.isfinite(sparse).all()
 
 
-def _resumed(at):
+def _resumed(at, rule):
     """Weights after twelve steps; with `at`, everything is written then and read into new objects."""
     rank, kept = dist.get_rank(), io.BytesIO()
 
     def made():
         ddp = DistributedDataParallel(Odd())
-        state = sparse_gradients.State(ddp.module, ratio=0.2, chunk=16, momentum=0.9)
+        state = sparse_gradients.State(ddp.module, ratio=0.2, chunk=16, momentum=0.9, rule=rule, warmup=2)
         ddp.register_comm_hook(state, sparse_gradients.hook)
         return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.05)
 
@@ -157,28 +155,52 @@ def _resumed(at):
 
 
 def _both(at):
-    return _resumed(None), _resumed(at)
+    return [_resumed(when, rule) for rule in ("topk", "threshold") for when in (None, at)]
 
 
 def test_sparse_gradients_go_on_from_a_checkpoint_in_new_objects(on_ranks) -> None:
-    for calm, resumed in on_ranks(2, _both, 6):
+    for calm, resumed, steered, steered_on in on_ranks(2, _both, 6):
         assert torch.equal(calm, resumed)
+        assert torch.equal(steered, steered_on)
+        assert not torch.equal(calm, steered)
 
 
-def test_local_sgd_goes_on_in_the_middle_of_a_round() -> None:
+def _local(at):
+    """Weights after three rounds of three steps; with `at`, everything is written then and read into new objects."""
+    kept = io.BytesIO()
+
     def made():
-        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        model = Odd()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         plan = LocalPlan(local_steps=3, rounds="inverse", round_rate=1.0, steps="exponential", step_rate=0.5)
-        return optimizer, local_sgd.LearningRate(optimizer, plan)
+        rates = local_sgd.LearningRate(optimizer, plan)
+        return (model, optimizer, rates), local_sgd.LocalSGD(model, rates)
 
-    optimizer, rates = made()
-    for _ in range(4):
-        rates.step()
-    other, new = made()
-    new.load_state_dict(rates.state_dict())
-    for _ in range(4):
-        assert other.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-        assert new.step() == rates.step()
+    parts, local = made()
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(9):
+        if step == at:
+            torch.save([part.state_dict() for part in parts], kept)
+            kept.seek(0)
+            parts, local = made()
+            for part, found in zip(parts, torch.load(kept, weights_only=True), strict=True):
+                part.load_state_dict(found)
+        model, optimizer, _ = parts
+        model(torch.randn(8, 48, generator=generator), step % 2 == 0).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        local.after_step()
+    assert model.second.weight is model.first.weight
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def _local_both(at):
+    return _local(None), _local(at)
+
+
+def test_local_sgd_with_odd_parameters_goes_on_in_the_middle_of_a_round(on_ranks) -> None:
+    found = [one for pair in on_ranks(2, _local_both, 4) for one in pair]
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 def _raises_in_the_hook():

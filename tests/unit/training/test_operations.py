@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.model import load_model
+from windtunnel.model.families import transformer
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
 from windtunnel.model.operations import Operation, Shard
 
@@ -118,6 +119,33 @@ def test_experts_send_each_token_to_its_experts() -> None:
     assert found["combine"].before == found["dispatch"].before
     assert found["experts_up"].shape == (2, routed / 2, 2 * 14336, 4096)
     assert "dispatch" not in ops(MIXTRAL)
+
+
+def test_a_masked_dispatch_multiplies_all_tokens_with_all_places() -> None:
+    plain = ops(MIXTRAL, ep=4, deduplicates=False)
+    found, half = (
+        ops(MIXTRAL, seq_len=tokens, ep=4, masked_dispatch=True, deduplicates=False) for tokens in (4096, 2048)
+    )
+    tokens, places = 4096, 4096 * 2
+    assert found["permute"].flops == found["unpermute"].flops == 2 * tokens * places * 4096
+    # Kept: weights in fp32, the mask in bf16.
+    assert found["router"].saved_bytes == plain["router"].saved_bytes + tokens * places * 6
+    tables, fewer = (one["router"].forward_bytes - two for one, two in (
+        (found, plain["router"].forward_bytes), (half, plain["router"].forward_bytes / 2),
+    ))  # fmt: skip
+    assert tables > 3.9 * fewer  # all but the matrix grow with tokens squared
+    assert list(found) == list(plain)
+    for name in set(found) - {"router", "permute", "unpermute"}:
+        assert found[name] == plain[name]
+
+
+def test_biased_experts_without_a_gate_have_a_plain_activation() -> None:
+    """Clamp, gate and weigh are gpt-oss's: GELU reads and writes each element once, with a bias or without."""
+    numbers = {"hidden": 512, "layers": 1, "heads": 8, "vocab": 256, "ffn": 2048, "gated": False}
+    dense = ops(transformer(**numbers, family="gpt"))["activation"]
+    experts = ops(transformer(**numbers, family="gpt", experts=4, topk=2))["expert_activation"]
+    assert experts.forward_bytes == 2 * dense.forward_bytes  # every token goes to two
+    assert experts.backward_bytes == 2 * dense.backward_bytes
 
 
 def test_only_some_layers_of_deepseek_have_experts() -> None:

@@ -1,4 +1,4 @@
-"""FSDP2 in a pipeline: gathered and reduced once in a step, as `torch.distributed.pipelining` does it."""
+"""Sharded data parallelism in a pipeline: gathered and reduced once in a step."""
 
 from __future__ import annotations
 
@@ -131,3 +131,17 @@ def test_a_step_waits_for_its_gathers_and_reductions() -> None:
     assert shared.step_time_ns > alone.step_time_ns
     assert any(name.startswith("exposed dp") for name in shared.breakdown_ns)
     assert not any(name.startswith("exposed dp") for name in alone.breakdown_ns)
+
+
+def test_gradients_sharded_beside_a_megatron_pipeline_are_whole_for_as_long_as_a_chunk_makes_them() -> None:
+    """And its parameters are gathered once, however many chunks there are. Llama 3's trainer is of that kind."""
+    plan = {"framework": "megatron", "zero_stage": 2, "gradient_dtype": "fp32", "virtual_stages": 8}
+    pieces = pieces_of(resolved(**plan))
+    held, chunk = sum(piece.dense_parameters for piece in pieces) / 4, pieces[1].dense_parameters
+    in_a_row, in_turns = answer(16, **plan), answer(32, **plan)  # micro-batches: as many as stages, and twice as many
+    for found in (in_a_row, in_turns):
+        assert bytes_of(found.traffic_bytes, "all_gather dp") == pytest.approx(2 * held, rel=1e-6)
+        assert bytes_of(found.traffic_bytes, "reduce_scatter dp") == pytest.approx(4 * held, rel=1e-6)
+    assert 4 * chunk <= in_a_row.memory[1].categories["gradients"] + 1 <= 2 * 4 * chunk
+    assert in_turns.memory[1].categories["gradients"] == pytest.approx(8 * 4 * chunk, rel=1e-6)
+    assert answer(16, **plan, overlap_grad_reduce=False).step_time_ns > in_a_row.step_time_ns

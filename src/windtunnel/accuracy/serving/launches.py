@@ -32,7 +32,7 @@ from dataclasses import replace
 from windtunnel.accuracy.serving.rows import ServingRow
 from windtunnel.serving.build import Engine
 from windtunnel.serving.engines.profile import order_of
-from windtunnel.serving.replica.rules import Rules
+from windtunnel.serving.replica.rules import Rules, looks_every
 
 BATCH, SPARE = 512, 1500  # the generator's least batch, and tokens beside batch and prompt
 PROMPTS = 100  # aiperf's, where none are said
@@ -82,7 +82,7 @@ def _inferencex(row: ServingRow, engine: Engine) -> Rules:
     if engine.profile.framework == "sglang":
         chunk = 16384 if four_bits else 8192 if blackwell and engine.deployment.tp == 4 else 32768
         looks = next(steps for least, steps in LOOKS if concurrency >= least) if blackwell else 1
-        steps = max(1, round(looks * engine.times.tokens_per_step)) if looks > 1 else 1
+        steps = looks_every(looks, engine.times.tokens_per_step)
         seqs = 512 if isl == row.whole("osl", 1) == 1024 else 256
         seqs = min(rules.max_num_seqs, seqs * engine.deployment.attn_dp)
         return replace(_holding(rules, engine, chunk), receive_steps=steps, max_num_seqs=seqs)

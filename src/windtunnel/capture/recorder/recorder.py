@@ -190,7 +190,9 @@ class Recorder:
                 self.programs.clear()
             self.programs.append(program)
         self._start(bound)
-        if program is not None and report and self.on_step is not None:
+        # Without any forward or backward pass it may only make an optimizer's state: whoever waits is not told.
+        trained = program is not None and any(op.phase == "backward" for op in program.ops)
+        if program is not None and report and self.on_step is not None and (trained or not self._without_modules):
             self.on_step(program)
 
     def _assembled(self, ops: int, events: int) -> RankProgram:

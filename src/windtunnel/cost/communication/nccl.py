@@ -79,6 +79,7 @@ class Fabric(NamedTuple):
     bulk_s: float
     bulk_nvls_s: float
     tree_of_two: float  # how often a message leaves each of two nodes in a tree
+    nvls_tree_most: float  # scale-up domains across which NVLS trees run, at most
     measured_up: bool  # False: no measurement of this generation on this link class
     measured_net: bool
 
@@ -150,6 +151,7 @@ def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:
         bulk_s=net["bulk_us"] * 1e-6,
         bulk_nvls_s=net["bulk_nvls_us"] * 1e-6,
         tree_of_two=net.get("tree_of_two", 1.0),
+        nvls_tree_most=net.get("nvls_tree_most", math.inf),
         measured_up=known,
         measured_net=links.net_protocol in nets and links.net_protocol != "generic",
     )
@@ -167,7 +169,7 @@ def candidates(kind: str, bytes_total: float, shape: Shape, fabric: Fabric) -> l
     if kind == "all_reduce":
         if shape.m > 1:
             found += _trees(bytes_total, shape, fabric)
-        if fabric.nvls and shape.k > 2:
+        if fabric.nvls and shape.k > 2 and (shape.m == 1 or shape.m <= fabric.nvls_tree_most):
             found.append(_nvls(bytes_total, shape, fabric, fabric.nvls))
     elif shape.m > 1 and shape.k == 1 and kind in ("all_gather", "reduce_scatter"):
         found.append(_pat(bytes_total, shape, fabric))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
+SURELY = 1 + 1e-9  # more than what rounding does to a sum of work
 
 
 class Jobs(NamedTuple):
@@ -53,6 +54,7 @@ class Plan(NamedTuple):
     in_time: Array  # bool[1]
     given: Array  # i64 scratch
     before: Array  # i64 scratch
+    pick: Array  # i64 scratch
 
 
 def line(length: int) -> Line:
@@ -62,7 +64,7 @@ def line(length: int) -> Line:
 
 def room(length: int) -> Plan:
     """Room for plans over timelines of up to `length` entries."""
-    scratch = np.empty(length, np.int64), np.empty(length, np.int64)
+    scratch = np.empty(length, np.int64), np.empty(length, np.int64), np.empty(length, np.int64)
     return Plan(line(length), line(length), np.zeros(2), np.zeros(1, np.bool_), *scratch)
 
 
@@ -127,10 +129,14 @@ def _insert(at: Line, time: float, gpus: int) -> int:
 
 
 @njit(cache=True)
-def _finish(end: float, real: float, before: int, known: bool, deadline: float, out: Plan) -> None:
+def _finish(end: float, real: float, before: int, known: bool, deadline: float, whole: bool, out: Plan) -> None:
     """Close a plan: GPUs are `before` again from `end` on, unless the timeline before the job `known` that time."""
     n = out.free.used[0]
     _merge(out.free.time, out.given, n, True, out.allocations)
+    out.end[0], out.end[1] = end, real
+    out.in_time[0] = real <= deadline
+    if not whole:
+        return
     if not known:
         place = _insert(out.free, end, before)
         out.free.gpus[place] = before
@@ -141,15 +147,23 @@ def _finish(end: float, real: float, before: int, known: bool, deadline: float, 
             out.free.gpus[kept] = last = out.free.gpus[at]
             kept += 1
     out.free.used[0] = kept
-    out.end[0], out.end[1] = end, real
-    out.in_time[0] = real <= deadline
 
 
 @njit(cache=True)
 def plan(
-    jobs: Jobs, job: int, now: float, free: Line, cluster: int, slot: float, assigned: int, as_released: bool, out: Plan
+    jobs: Jobs,
+    job: int,
+    now: float,
+    free: Line,
+    cluster: int,
+    slot: float,
+    assigned: int,
+    as_released: bool,
+    whole: bool,
+    out: Plan,
 ) -> None:
-    """Plan a job as late and as narrow as its deadline allows. `assigned`: index of the level held first, or -1."""
+    """Plan a job as late and as narrow as its deadline allows. `assigned`: index of the level held first, or -1.
+    `whole`: also what is free after it."""
     left, deadline = jobs.left[job], jobs.deadline[job]
     level, rate = jobs.level[job], jobs.rate[job]
     bound = aligned(now, deadline, slot)
@@ -189,7 +203,7 @@ def plan(
                     back = after[at]
                     after[at] -= gpus
                 known |= before[at] >= 0 and time[at] == end
-            _finish(end, real, back, known, deadline, out)
+            _finish(end, real, back, known, deadline, whole, out)
             return
         lasts = (deadline if later == bound else later) - now
         if later_at == n and bound < now:
@@ -205,35 +219,43 @@ def plan(
             if time[at] < bound and given[at] < 0:
                 given[at] = 0
     start = time[first]
-    limit, below, top = min(cluster, jobs.largest[job]), -1, 0
+    pick_of = out.pick
+    for at in range(first, n):
+        if time[at] > bound:
+            break
+        pick_of[at] = _within(jobs, job, after[at])
+    limit, below, top, fastest = min(cluster, jobs.largest[job]), -1, 0, 0.0
     while top < jobs.levels[job] and level[top] <= limit:
-        begin = _backwards(jobs, job, time, after, n, first, bound, top, left)
-        if begin >= 0:
-            _forwards(jobs, job, now, n, first, bound, begin, top, below, left, slot, cluster, out)
-            return
+        fastest = max(fastest, rate[top])
+        if fastest * (bound - start) * SURELY >= left:
+            begin = _backwards(jobs, job, time, pick_of, n, first, bound, top, left)
+            if begin >= 0:
+                _forwards(jobs, job, now, n, first, bound, begin, top, below, left, slot, cluster, whole, out)
+                return
         below = top
         top += 1
     for at in range(first, n - 1):
         if time[at + 1] > bound:
             break
-        pick = min(below, _within(jobs, job, after[at]))
+        pick = min(below, pick_of[at])
         given[at] = level[pick] if pick >= 0 else 0
         after[at] -= given[at]
         if pick >= 0:
             left -= ((deadline if time[at + 1] == bound else time[at + 1]) - time[at]) * rate[pick]
-    _late(jobs, job, now, n, max(bound, start), bound, left, slot, cluster, assigned, out)
+    _late(jobs, job, now, n, max(bound, start), bound, left, slot, cluster, assigned, whole, out)
 
 
 @njit(cache=True)
 def _backwards(
-    jobs: Jobs, job: int, time: Array, after: Array, n: int, first: int, bound: float, top: int, left: float
+    jobs: Jobs, job: int, time: Array, pick_of: Array, n: int, first: int, bound: float, top: int, left: float
 ) -> int:
-    """Index of the interval from which on level `top` is needed; -1 where it is not enough."""
+    """Index of the interval from which on level `top` is needed; -1 where it is not enough. `pick_of`: index of the
+    largest level that is free, by interval."""
     done, later = 0.0, bound
     for at in range(n - 1, first - 1, -1):
         if time[at] >= bound:
             continue
-        pick = min(top, _within(jobs, job, after[at]))
+        pick = min(top, pick_of[at])
         if pick >= 0:
             done += ((jobs.deadline[job] if later == bound else later) - time[at]) * jobs.rate[job, pick]
             if done >= left:
@@ -256,6 +278,7 @@ def _forwards(
     left: float,
     slot: float,
     cluster: int,
+    whole: bool,
     out: Plan,
 ) -> None:
     """Lay a plan out that is in time: level `below` until `begin`, `top` from there on."""
@@ -265,7 +288,7 @@ def _forwards(
     for at in range(first, n):
         if time[at] > bound:
             break
-        pick = min(top if at >= begin else below, _within(jobs, job, after[at]))
+        pick = min(top if at >= begin else below, out.pick[at])
         given[at] = level[pick] if pick >= 0 else 0
         after[at] -= given[at]
         last = at == n - 1 or time[at + 1] > bound
@@ -280,11 +303,12 @@ def _forwards(
         end, real = time[at] + aligned(0.0, rest, slot), time[at] + rest
         break
     back, known = cluster, False
-    for at in range(n):
-        if before[at] >= 0 and time[first] <= time[at] < end:
-            back = before[at]
-        known |= before[at] >= 0 and time[at] == end
-    _finish(end, real, back, known, deadline, out)
+    if whole:
+        for at in range(n):
+            if before[at] >= 0 and time[first] <= time[at] < end:
+                back = before[at]
+            known |= before[at] >= 0 and time[at] == end
+    _finish(end, real, back, known, deadline, whole, out)
 
 
 @njit(cache=True)
@@ -299,6 +323,7 @@ def _late(
     slot: float,
     cluster: int,
     assigned: int,
+    whole: bool,
     out: Plan,
 ) -> None:
     """Whatever is free after the deadline, until the job is done."""
@@ -324,7 +349,7 @@ def _late(
                     if time[here] <= time[at] < end:
                         after[at] -= given[here]
                     known |= before[at] >= 0 and time[at] == end
-                _finish(end, real, back, known, deadline, out)
+                _finish(end, real, back, known, deadline, whole, out)
                 return
             left -= work
             for at in range(n):
@@ -336,7 +361,7 @@ def _late(
     real = np.ceil(time[here] + max(left, 0.0) / rate[pick])
     end = aligned(now, real, slot)
     after[here] = cluster - level[pick]
-    _finish(end, real, cluster, False, deadline, out)
+    _finish(end, real, cluster, False, deadline, whole, out)
 
 
 @njit(cache=True)
@@ -348,7 +373,7 @@ def plan_all(
     free.time[0], free.gpus[0], free.used[0] = now, cluster, 1
     in_time = True
     for job in range(len(jobs.left)):
-        plan(jobs, job, now, free, cluster, slot, -1, as_released, out)
+        plan(jobs, job, now, free, cluster, slot, -1, as_released, True, out)
         _keep(kept, job, out)
         end[job] = out.end
         _copy(out.free, free)
@@ -418,18 +443,19 @@ def _consider(
     as_released: bool,
     free: Line,
     kept: Any,
+    held_gpu_s: float,
+    whole: bool,
     wide: Line,
     out: Plan,
 ) -> float:
-    """What one level more is worth to a job that holds some; its plan is left in `out`. -inf where it cannot be."""
+    """What one level more is worth to a job that holds some; its plan is left in `out`. -inf where it cannot be.
+    `held_gpu_s`: of its plan so far. `whole`: as for `plan`."""
     level = level_up(jobs, job, held)
     if level == held or level - held > spare:
         return -np.inf
     _given_back(kept, job, end, free, cluster, wide)
-    plan(jobs, job, now, wide, cluster, slot, _within(jobs, job, level), as_released, out)
-    added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - _gpu_time(
-        kept[0][job], kept[1][job], kept[2][job], end
-    )
+    plan(jobs, job, now, wide, cluster, slot, _within(jobs, job, level), as_released, whole, out)
+    added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - held_gpu_s
     worth: float = added / (level - held)
     return worth if as_released else -worth
 
@@ -448,16 +474,17 @@ def spread(
     kept: Any,
     wide: Line,
     out: Plan,
-    chosen: Array,
-) -> int:
-    """Give spare GPUs, one level at a time, to the job that gains most; returns how often.
+) -> None:
+    """Give spare GPUs, one level at a time, to the job that gains most.
 
-    `order`: of jobs, re-ordered by worth in place; `held` i64[jobs]; `end` f64[jobs], the planned end; `chosen`
-    f64[gpus, 2]: (job, new end) of each step. The better plan is in `kept`, what is left in `free`.
+    `order`: of jobs, re-ordered by worth in place; `held` i64[jobs] and `end` f64[jobs], the planned end, become what
+    they are then. The better plans are in `kept`, what is left in `free`.
     """
     n = len(order)
-    spare, steps = cluster - held.sum(), 0
-    worth, planned = np.full(n, -np.inf), np.zeros(n, np.bool_)
+    spare = cluster - held.sum()
+    worth, planned, held_gpu_s = np.full(n, -np.inf), np.zeros(n, np.bool_), np.empty(n)
+    for job in range(n):
+        held_gpu_s[job] = _gpu_time(kept[0][job], kept[1][job], kept[2][job], end[job])
     while True:
         for job in range(n):
             level = level_up(jobs, job, held[job])
@@ -466,7 +493,21 @@ def spread(
                 worth[job] = np.inf if planned[job] else -np.inf
             elif level > held[job]:
                 worth[job] = _consider(
-                    jobs, job, now, held[job], end[job], spare, cluster, slot, as_released, free, kept, wide, out
+                    jobs,
+                    job,
+                    now,
+                    held[job],
+                    end[job],
+                    spare,
+                    cluster,
+                    slot,
+                    as_released,
+                    free,
+                    kept,
+                    held_gpu_s[job],
+                    False,
+                    wide,
+                    out,
                 )
                 planned[job] = worth[job] != -np.inf
         _sort(order, worth)
@@ -476,15 +517,16 @@ def spread(
                 best = order[at]
                 break
         if best < 0 or spare <= 0:
-            return steps
-        _consider(jobs, best, now, held[best], end[best], spare, cluster, slot, as_released, free, kept, wide, out)
+            return
+        _consider(
+            jobs, best, now, held[best], end[best], spare, cluster, slot, as_released, free, kept, 0.0, True, wide, out
+        )
         _keep(kept, best, out)
         _copy(out.free, free)
         level = level_up(jobs, best, held[best])
         spare -= level - held[best]
         held[best], end[best] = level, out.end[0]
-        chosen[steps, 0], chosen[steps, 1] = best, out.end[0]
-        steps += 1
+        held_gpu_s[best] = _gpu_time(kept[0][best], kept[1][best], kept[2][best], end[best])
         planned[best] = False
 
 

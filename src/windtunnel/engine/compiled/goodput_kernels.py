@@ -27,10 +27,12 @@ SURELY = 1 + 1e-12  # more than what rounding does to a goodput
 
 
 @njit(cache=True)
-def loss(u: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array, out: Array) -> float:
+def loss(
+    u: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array, work: Array, out: Array
+) -> float:
     """Error of the curve; its gradient goes into `out` (f64[7]). `case`: 0 one GPU, 2 across nodes, 4 inside one.
 
-    `u`: logarithms of the six times, then the exponent: times differ by orders of magnitude.
+    `u`: logarithms of the six times, then the exponent: times differ by orders of magnitude. Scratch: `work` f64[6, n].
     """
     n = len(local)
     x = np.exp(u)
@@ -39,17 +41,20 @@ def loss(u: Array, case: Array, beyond: Array, local: Array, log_compute: Array,
     for at in range(n):
         compute = x[0] + x[1] * local[at]
         network = FLOOR if case[at] == 0 else x[case[at]] + x[case[at] + 1] * beyond[at]
-        squares_compute += (np.log(compute) - log_compute[at]) ** 2
-        squares_step += (np.log(compute**c + network**c) / c - log_step[at]) ** 2
+        first, second = compute**c, network**c
+        logs = np.log(compute), np.log(first + second)
+        work[0, at], work[1, at], work[2, at], work[3, at] = compute, network, first, second
+        work[4, at], work[5, at] = logs
+        squares_compute += (logs[0] - log_compute[at]) ** 2
+        squares_step += (logs[1] / c - log_step[at]) ** 2
     rms_compute, rms_step = np.sqrt(squares_compute / n + SMOOTH), np.sqrt(squares_step / n + SMOOTH)
     out[:] = 0.0
     for at in range(n):
-        compute = x[0] + x[1] * local[at]
-        network = FLOOR if case[at] == 0 else x[case[at]] + x[case[at] + 1] * beyond[at]
-        first, second = compute**c, network**c
+        compute, network, first, second = work[0, at], work[1, at], work[2, at], work[3, at]
         total = first + second
-        error_compute = np.log(compute) - log_compute[at]
-        error_step = np.log(total) / c - log_step[at]
+        log_of_compute, log_of_total = work[4, at], work[5, at]
+        error_compute = log_of_compute - log_compute[at]
+        error_step = log_of_total / c - log_step[at]
         weight_compute = error_compute / (n * rms_compute) if rms_compute > 0 else 0.0
         weight_step = error_step / (n * rms_step) if rms_step > 0 else 0.0
         by_compute = weight_compute / compute + weight_step * first / (compute * total)
@@ -59,8 +64,8 @@ def loss(u: Array, case: Array, beyond: Array, local: Array, log_compute: Array,
             by_network = weight_step * second / (network * total)
             out[case[at]] += by_network
             out[case[at] + 1] += by_network * beyond[at]
-        mixed = (first * np.log(compute) + second * np.log(network)) / total
-        out[6] += weight_step * (mixed - np.log(total) / c) / c
+        mixed = (first * log_of_compute + second * np.log(network)) / total
+        out[6] += weight_step * (mixed - log_of_total / c) / c
     value: float = rms_compute + rms_step + 1e-3 * (c - 1) ** 2
     out[6] += 2e-3 * (c - 1)
     for at in (2, 4):
@@ -80,7 +85,8 @@ def minimise(
     """Improve `x` in place between its bounds; returns the error reached."""
     n = len(x)
     gradient, gradient_there = np.empty(n), np.empty(n)
-    value = loss(x, case, beyond, local, log_compute, log_step, gradient)
+    work = np.empty((6, len(local)))
+    value = loss(x, case, beyond, local, log_compute, log_step, work, gradient)
     inverse = np.eye(n)
     free, free_before = np.empty(n, np.bool_), np.zeros(n, np.bool_)
     direction, there = np.empty(n), np.empty(n)
@@ -130,7 +136,7 @@ def minimise(
             for at in range(n):
                 there[at] = min(max(x[at] + step * direction[at], low[at]), high[at])
                 promise += gradient[at] * (there[at] - x[at])
-            value_there = loss(there, case, beyond, local, log_compute, log_step, gradient_there)
+            value_there = loss(there, case, beyond, local, log_compute, log_step, work, gradient_there)
             if value_there <= value + 1e-4 * promise and value_there < value:
                 found = True
                 break

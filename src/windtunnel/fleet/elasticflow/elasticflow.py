@@ -31,7 +31,7 @@ PER_JOB = 16  # entries of a timeline: two for each plan of a job, which is plan
 class _Room:
     """Arrays in which plans of up to `jobs` jobs are made."""
 
-    def __init__(self, jobs: int, gpus: int) -> None:
+    def __init__(self, jobs: int) -> None:
         from windtunnel.engine.compiled.elastic_plan_kernels import line, room
 
         length = PER_JOB * jobs + 64
@@ -39,7 +39,6 @@ class _Room:
         self.free, self.wide, self.plan = line(length), line(length), room(length)
         self.kept = np.empty((jobs, length)), np.empty((jobs, length), np.int64), np.zeros(jobs, np.int64)
         self.end = np.zeros((jobs, 2))
-        self.chosen = np.empty((gpus, 2))
 
 
 @dataclass
@@ -73,7 +72,7 @@ def run(
     """Run until all jobs are done; each job's fields hold the outcome. `together`: the artifact's reading."""
     gpus = nodes * gpus_per_node
     known, row = _known(jobs), {job: at for at, job in enumerate(jobs)}
-    cluster = _Cluster(gpus, slot_s, together, known, row, _Room(min(len(jobs), 64), gpus))
+    cluster = _Cluster(gpus, slot_s, together, known, row, _Room(min(len(jobs), 64)))
     ran: set[tuple[int, int]] = set()  # first GPU and GPUs of gangs that have run
     events = Events(jobs)
     elapsed_s: float = 0
@@ -85,16 +84,17 @@ def run(
         events.remove(event)
         _end(cluster, event)
         ordered = _admit(cluster, event, now_s)
-        _settle(cluster, events)
-        _start(cluster, events, now_s)
-        _spare(cluster, events, ordered, now_s)
+        _settle(cluster)
+        _spare(cluster, ordered, now_s)
+        _start(cluster, now_s)
         change_s = _next_change_s(cluster)
+        first_s = min((job.end_s for job in cluster.runnable), default=math.inf)
+        first_s = min(first_s, events.next_start_s())
         cluster.runnable.sort(key=lambda job: -job.gpus)
-        _place(cluster.runnable, nodes, gpus_per_node, ran)
-        if math.isfinite(change_s) and (not events.list or change_s < events.list[0].time_s):
-            events.note(change_s)
-        if not events.list:
-            return
+        for job in cluster.runnable:
+            job.placed = job.gpus > 0
+        if overheads:  # nothing else depends on where a job lies
+            _place(cluster.runnable, nodes, gpus_per_node, ran)
         restart = decisions > 0 and decisions % slot_s == 0
         decisions += 1
         if restart:
@@ -103,16 +103,17 @@ def run(
             job.overhead_s = 0
             if job.gpus > 0 and overheads:
                 job.overhead_s = overhead_s(job.gpus, cluster.gpus, restart=restart, cached=job.in_cache)
-                job.old_end_s = job.end_s
                 job.end_s += job.overhead_s
-                events.move_end(job)
+            events.move_end(job)
+        if change_s < first_s:
+            events.note(change_s)
+        if not events.list:
+            return
         elapsed_s = int(events.merge(now_s, slot_s) - now_s)
 
 
 def _place(jobs: list[EfJob], nodes: int, gpus_per_node: int, ran: set[tuple[int, int]]) -> None:
     """Place those that hold GPUs, and note whether a gang of their size has run on these before."""
-    for job in jobs:
-        job.placed = job.gpus > 0
     for at, first in gangs(tuple(job.gpus for job in jobs), nodes, gpus_per_node):
         job = jobs[at]
         gang = (first, job.gpus)
@@ -137,7 +138,7 @@ def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs,
 
     jobs.sort(key=lambda job: job.deadline_s)
     if len(jobs) > cluster.room.jobs:
-        cluster.room = _Room(2 * len(jobs), cluster.gpus)
+        cluster.room = _Room(2 * len(jobs))
     room, known = cluster.room, cluster.known
     rows = np.array([cluster.row[job] for job in jobs], np.int64)
     left = np.array([job.iterations_left for job in jobs], float)
@@ -181,31 +182,24 @@ def _admit(cluster: _Cluster, event: Event, now_s: float) -> Jobs:
     return _plan_all(cluster, cluster.runnable, now_s)[0] if planned is None else planned
 
 
-def _settle(cluster: _Cluster, events: Events) -> None:
-    """Move the ends of those that were accepted to where the plans have them."""
+def _settle(cluster: _Cluster) -> None:
+    """Those that were accepted hold what the plans give them, and end where the plans have them."""
     ends, gpus = cluster.room.end.tolist(), cluster.room.kept[1][:, 0].tolist()
     for row, job in enumerate(cluster.runnable):
         job.end_s, job.real_end_s = ends[row]
         before = job.gpus
         job.gpus = gpus[row]
         job.restarts += job in cluster.running and job.gpus not in (0, before)
-        events.move_end(job)
-        job.old_end_s = job.end_s
 
 
-def _start(cluster: _Cluster, events: Events, now_s: float) -> None:
+def _start(cluster: _Cluster, now_s: float) -> None:
     for job in cluster.runnable:
-        if job not in cluster.running and job.gpus > 0:
-            _run(cluster, job, now_s)
-            events.add_end(job)
+        if job.gpus > 0 and job not in cluster.running:
+            cluster.running.add(job)
+            job.start_s, job.state = now_s, "running"
 
 
-def _run(cluster: _Cluster, job: EfJob, now_s: float) -> None:
-    cluster.running.add(job)
-    job.start_s, job.state = now_s, "running"
-
-
-def _spare(cluster: _Cluster, events: Events, ordered: Jobs, now_s: float) -> None:
+def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
     """Give what is free now to those who gain most."""
     from windtunnel.engine.compiled.elastic_plan_kernels import spread
 
@@ -215,12 +209,12 @@ def _spare(cluster: _Cluster, events: Events, ordered: Jobs, now_s: float) -> No
     assert room.free.gpus[0] == spare, "the timeline and the jobs disagree on what is free"
     if spare == 0 or not jobs:
         return
-    order = np.arange(len(jobs))
-    steps = spread(
+    order, end = np.arange(len(jobs)), room.end[: len(jobs), 0].copy()
+    spread(
         ordered,
         order,
         held,
-        room.end[: len(jobs), 0].copy(),
+        end,
         float(now_s),
         cluster.gpus,
         float(cluster.slot_s),
@@ -229,16 +223,9 @@ def _spare(cluster: _Cluster, events: Events, ordered: Jobs, now_s: float) -> No
         room.kept,
         room.wide,
         room.plan,
-        room.chosen,
     )
-    for row, end_s in room.chosen[:steps].tolist():
-        job = jobs[int(row)]
-        job.old_end_s, job.end_s = job.end_s, end_s
-        if job not in cluster.running:
-            _run(cluster, job, now_s)
-        events.move_end(job)
-    for job, gpus in zip(jobs, held.tolist(), strict=True):
-        job.gpus = gpus
+    for job, gpus, end_s in zip(jobs, held.tolist(), end.tolist(), strict=True):
+        job.gpus, job.end_s = gpus, end_s
     cluster.runnable = [jobs[row] for row in order.tolist()]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 
+from windtunnel.errors import UserError
 from windtunnel.fleet.elasticflow.gandiva import SIZES
 
 LARGEST_FIRST = tuple(reversed(SIZES))
@@ -34,9 +35,16 @@ class _NodeSet:
 def gangs(sizes: tuple[int, ...], nodes: int, gpus_per_node: int) -> Gangs:
     """First GPUs of jobs of these sizes, in the order in which nodes are read.
 
+    Raises UserError for a size that is no power of two.
     Whole nodes are given first, in the order of `sizes`, then parts, by falling size. AssertionError where a job does
     not fit. Of several jobs on a set of whole nodes only the first is told, as released.
     """
+    for size in sizes:
+        if size & (size - 1):
+            raise UserError(
+                f"ElasticFlow's placement knows powers of two, and a job runs on {size} GPUs: leave such rows out of"
+                " ef_throughput.csv, or use --clock exact"
+            )
     lists: dict[int, list[_NodeSet]] = {size: [] for size in sorted({*SIZES, *sizes})}
     taken = 0
     whole = [at for at, size in enumerate(sizes) if size >= gpus_per_node]

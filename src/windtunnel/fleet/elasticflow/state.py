@@ -81,6 +81,10 @@ class Events:
         """The event of this time."""
         return self.by_time.get(time_s)
 
+    def next_start_s(self) -> float:
+        """When the next jobs arrive."""
+        return next((event.time_s for event in self.list if event.starts), math.inf)
+
     def _add(self, event: Event) -> None:
         self.by_time[event.time_s] = event
         at = bisect_left(self.times, event.time_s)

@@ -105,7 +105,7 @@ class Clock:
         self.queue: EventQueue[tuple[int, Any]] = EventQueue()
         self.interval_ns = round(getattr(policy, "interval_s", 0.0) * NS)
         self.wake: tuple[int, int] | None = None
-        self.down_gpu_ns = 0  # GPU time that nodes lacked while there were jobs
+        self.outages: list[tuple[int, int, int]] = []  # from, to, GPUs that nodes lacked, while there were jobs
         self.whole_gpus = sum(nodes)
         self.changed_ns = min((job.submit_ns for job in self.jobs), default=0)
         self.node_losses = 0
@@ -147,7 +147,8 @@ class Clock:
 
     def down_until(self, end_ns: int) -> int:
         """GPU-nanoseconds that nodes lacked up to the end of a run."""
-        return self.down_gpu_ns + (self.whole_gpus - sum(self.nodes)) * max(end_ns - self.changed_ns, 0)
+        lacking = (*self.outages, (self.changed_ns, end_ns, self.whole_gpus - sum(self.nodes)))
+        return sum(gpus * max(min(to_ns, end_ns) - from_ns, 0) for from_ns, to_ns, gpus in lacking)
 
     def _happens(self, now_ns: int, kind: int, what: Any, ticket: int) -> bool:
         """Take one event in; returns whether the policy is to be asked."""
@@ -247,7 +248,7 @@ class Clock:
         self._next_change()
         before = self.nodes[change.node]
         if now_ns > self.changed_ns:
-            self.down_gpu_ns += (self.whole_gpus - sum(self.nodes)) * (now_ns - self.changed_ns)
+            self.outages.append((self.changed_ns, now_ns, self.whole_gpus - sum(self.nodes)))
             self.changed_ns = now_ns
         self.nodes[change.node] = change.gpus
         if change.gpus >= before:

@@ -145,7 +145,10 @@ def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Any, rest
         from windtunnel.fleet.exact.work import by_levels
 
         job = ef_jobs(jobs.take(np.array([index])), site.gpu, options.tables, "elasticflow")[0]
-        return Scaling(iterations, by_levels(job.rates), job.largest, restart_s)
+        least = min(job.rates)
+        if least > site.gpus:
+            raise UserError(f"{jobs.where(index)}: measured on {least} GPUs or more, and there are {site.gpus}")
+        return Scaling(iterations, by_levels(job.rates), job.largest, restart_s, least_gpus=least)
     if options.iteration_s is not None:
         predicted, model = options.iteration_s, jobs.model[index]
         return Scaling(iterations, lambda gpus: 1 / predicted(model, batch, gpus), site.gpus, restart_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from windtunnel.fleet.adaptdl.application import Placement
@@ -75,6 +76,7 @@ class Scaling:
     most_gpus: int
     restart_s: float = 0.0
     phases: int = 1
+    least_gpus: int = 1  # on fewer it makes no progress
 
     def phase_end(self, phase: int) -> float:
         """All iterations."""
@@ -86,7 +88,8 @@ class Scaling:
 
     def iteration_s(self, gpus: int) -> float:
         """Time of one iteration."""
-        return 1 / self.per_s(gpus)
+        rate = self.per_s(gpus)
+        return 1 / rate if rate > 0 else inf
 
     def remaining_iterations(self, done: tuple[int, float]) -> float:
         """Of (phase, units done)."""

@@ -34,11 +34,12 @@ class Optimus:
 
         remaining = {index: float(job.work.remaining_iterations(job.done)) for index, job in jobs.items()}
         for index in jobs:
-            if free < 1:
+            least = getattr(jobs[index].work, "least_gpus", 1)
+            if free < least:
                 size[index], gain[index] = 0, 0.0
                 continue
-            size[index] = 1
-            free -= 1
+            size[index] = least
+            free -= least
             gain[index] = gained(index)
         while free > 0:
             best = max(gain, key=gain.__getitem__)

@@ -12,11 +12,12 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import fresh_gradients
 from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
-from windtunnel.training.memory.peak import outside_bytes
+from windtunnel.training.memory.peak import least_reserved, outside_bytes
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
 from windtunnel.training.schedules import TRAITS
 
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte
+ROUNDED = 2  # bytes: times that reserved memory is rounded down
 
 
 def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -30,37 +31,47 @@ def held_by_ranks(layout: Layout, of_stage: NDArray[np.float64]) -> NDArray[np.f
     return np.asarray(found, np.float64)
 
 
-def in_flight(layout: Layout) -> NDArray[np.int64]:
-    """Forward passes that each rank has behind it, at least, when its first backward pass begins."""
+def kept_in_flight(layout: Layout, kept: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What each rank holds of its forward passes, at least, when its first backward pass begins.
+
+    `kept`: by virtual stage, of one micro-batch.
+    """
     stages, chunks, micro_batches = layout.plan.pp, layout.plan.virtual_stages, layout.micro_batches
     rank = np.arange(stages)
+    if len(kept) % stages:
+        return np.zeros(stages)
+    by_chunk = kept.reshape(-1, stages)
     if layout.schedule == "interleaved" and stages > 1:
-        return np.minimum(micro_batches * chunks, 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1)
+        # A rank takes `stages` micro-batches through its first piece, then as many through the next, and starts over.
+        passes = np.minimum(micro_batches * chunks, 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1)
+        rounds, rest = np.divmod(passes, stages * chunks)
+        of_chunk = rounds * stages + np.clip(rest - stages * np.arange(chunks)[:, None], 0, stages)
+        return np.asarray((of_chunk * by_chunk).sum(axis=0), np.float64)
+    least = by_chunk.min(axis=0)
     if layout.schedule in ("1f1b", "zb-h1") and stages > 1:
-        return np.minimum(micro_batches, stages - rank)
+        return np.asarray(np.minimum(micro_batches, stages - rank) * least, np.float64)
     if layout.schedule == "gpipe" and stages > 1:
-        return np.full(stages, micro_batches)
-    return np.ones(stages, np.int64)
+        return np.asarray(micro_batches * least, np.float64)
+    return np.asarray(least, np.float64)
 
 
-def least_memory(
-    layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float64], kept: NDArray[np.float64]
-) -> int:
-    """Bytes that the fullest rank needs at least: state, activations in flight, context and buffers.
+Ranks = list[tuple[float, float]]  # dense and expert parameters that each pipeline rank holds
 
-    Of every virtual stage: its dense and expert parameters, and what its layers keep of a micro-batch.
-    """
+
+def ranks_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float64]) -> Ranks:
+    """Of parameters of every virtual stage, those of each pipeline rank."""
+    return list(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True))
+
+
+def least_memory(layout: Layout, ranks: Ranks, activations: list[float]) -> int:
+    """Bytes that the fullest rank needs at least: state, activations in flight (of each rank), context and buffers."""
     fresh = fresh_gradients(layout) or layout.shares_once  # then gradients come and go
     states: dict[tuple[float, float], float] = {}
-    ranks = list(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True))
     for one in set(ranks):
         state = state_bytes(layout, *one)
         states[one] = state.parameters + state.optimizer + (0.0 if fresh else state.gradients)
-    stages = layout.plan.pp
-    least_kept = kept.reshape(-1, stages).min(axis=0) if len(kept) % stages == 0 else np.zeros(stages)
-    activations = (in_flight(layout) * least_kept).tolist()
     most = max(states[one] + more for one, more in zip(ranks, activations, strict=True))
-    return int(most) - CATEGORIES + outside_bytes(layout)
+    return int((most - CATEGORIES) * least_reserved(layout)) - ROUNDED + outside_bytes(layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,7 @@ def ends_of(layout: Layout, dense: NDArray[np.float64], expert: NDArray[np.float
         tokens = layout.tokens_per_rank / (plan.tp if plan.sequence_parallel or layout.habits.scatters_sends else 1)
         size = tokens * layout.model.hidden_size * (4 if plan.precision == "fp32" else 2)
         hop = float(min(nanoseconds(pricer.hop(size, far=far)[0].seconds) for far in (False, True)))
-    ranks = sorted(set(zip(held_by_ranks(layout, dense).tolist(), held_by_ranks(layout, expert).tolist(), strict=True)))
+    ranks = sorted(set(ranks_of(layout, dense, expert)))
     outside = 0.0
     if gathers_first(layout):
         outside += _first_bucket(layout, pricer, float(dense[0]), float(expert[0]), len(dense))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.planning.bounds import Again, Bounds, Floats, Options, spans
-from windtunnel.planning.least.beside_passes import Ends, least_memory
+from windtunnel.planning.least.beside_passes import Ends, kept_in_flight, least_memory, ranks_of
 from windtunnel.planning.oracle import Layout, ranks_bytes, staged_step_ns, stages_of, straggling
 from windtunnel.training.schedules import TRAITS
 
@@ -87,5 +87,7 @@ class ByStage(Bounds):
         found = []
         for number, (own, one) in enumerate(zip(self.of_type, self.layouts(layout), strict=True)):
             here = (types == number).astype(np.float64)
-            found.append((least_memory(one, *(part * here for part in own.held(one))), number))
+            dense, expert, kept = (part * here for part in own.held(one))
+            activations = kept_in_flight(one, kept).tolist()
+            found.append((least_memory(one, ranks_of(one, dense, expert), activations), number))
         return self._as_of_first(found)

@@ -131,7 +131,10 @@ def _said(value: object) -> str:
 
 def _print_infeasible(document: Mapping[str, Any], console: Console) -> None:
     legal = document["space"]["legal"]
-    console.print(f"Nothing fits: none of {legal:,} legal plans. The nearest:")
+    if document["gap"]:
+        console.print(f"Nothing that fits was found in the time given, among {legal:,} legal plans. The nearest:")
+    else:
+        console.print(f"Nothing fits: none of {legal:,} legal plans. The nearest:")
     for one in document["nearest"]:
         over = (one["needed_bytes"] - one["capacity_bytes"]) / GIB
         needed = one["needed_bytes"] / GIB

@@ -90,7 +90,8 @@ def memory_bars(result: Result) -> dict[str, Any]:
     if not result.memory:
         return {"rows": [], "legend": [], "capacity_at": "0", "ticks": []}
     capacity = result.memory_capacity_bytes
-    scale = max(capacity, max(stage.device_bytes for stage in result.memory)) * 1.04 or 1
+    capacities = [result.capacity_of(stage) for stage in result.memory]
+    scale = max(*capacities, *(stage.device_bytes for stage in result.memory)) * 1.04 or 1
     rows = []
     for stage in sorted(result.memory, key=lambda stage: stage.stage):
         segments = [
@@ -106,7 +107,7 @@ def memory_bars(result: Result) -> dict[str, Any]:
             {
                 "name": result.class_name(stage.stage),
                 "total": format_bytes(stage.device_bytes),
-                "over": stage.device_bytes > capacity,
+                "over": stage.device_bytes > result.capacity_of(stage),
                 "segments": segments,
             }
         )
@@ -161,11 +162,11 @@ def memory_curves(result: Result) -> list[dict[str, Any]]:
                 "name": result.class_name(stage.stage),
                 "line": line,
                 "area": f"{line}V{_PATH_H}H{_x(points[0][0], end)}Z",
-                "capacity_y": _y(result.memory_capacity_bytes, top),
+                "capacity_y": _y(result.capacity_of(stage), top),
                 "peak_left": f"{min(stage.peak_time_ns / end, 1.0) * 100:.2f}",
                 "peak_top": f"{(1 - stage.peak_allocated_bytes / top) * 100:.2f}",
                 "peak": format_bytes(stage.peak_allocated_bytes),
-                "over": stage.device_bytes > result.memory_capacity_bytes,
+                "over": stage.device_bytes > result.capacity_of(stage),
             }
         )
     return curves
@@ -238,7 +239,8 @@ def _end_ns(result: Result) -> int:
 
 
 def _top_bytes(result: Result) -> float:
-    return max(result.memory_capacity_bytes, max(stage.peak_allocated_bytes for stage in result.memory), 1) * 1.05
+    most = (max(result.capacity_of(stage), stage.peak_allocated_bytes) for stage in result.memory)
+    return max(*most, 1) * 1.05
 
 
 def _x(time_ns: int, end_ns: int) -> str:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from windtunnel.report.files import write_atomically
+
 TICKS_PER_US = 1024_000.0
 
 
@@ -23,4 +25,4 @@ def write_trace(timeline: Sequence[tuple[int, int, int, int]], path: Path) -> No
         for what, value in (("sequences", sequences), ("KV blocks", blocks)):
             events.append({"ph": "C", "pid": 0, "name": what, "ts": now, "args": {what: value}})
         now += length
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    write_atomically(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())

@@ -1,12 +1,14 @@
 """Spot machines as they came and went, minute by minute.
 
 Two forms of CSV are read: events, `time_s,event,node` with event `add` or `remove`; and counts, `minute,added,removed`.
-An event counts in the interval in which it falls, and a decision is taken after the events of its interval.
+An event counts in the interval in which it falls, and a decision is taken after the events of its interval. Time begins
+with the first event's interval, so stamps may count from anywhere.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from windtunnel.errors import InputFileError
 from windtunnel.input_file import read_rows
 
 FORMS = "give time_s,event,node or minute,added,removed"
+INTERVALS_MOST = 1_000_000  # of a trace that is wanted interval by interval: almost two years of minutes
 
 
 class Minute(NamedTuple):
@@ -39,14 +42,53 @@ class SpotTrace:
     interval_s: float = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Nodes that come and go, by the number of the interval."""
+
+    added: Counter[int]
+    removed: Counter[int]
+    first: int
+    last: int
+    before: int
+    interval_s: float
+
+
 def read_trace(path: Path, interval_s: float = 60.0) -> SpotTrace:
-    """The trace in a CSV. Raises InputFileError where it is of neither form, or more nodes go than there are."""
+    """The trace in a CSV, every interval of it.
+
+    Raises InputFileError where it is of neither form, more nodes go than there are, or it has too many intervals.
+    """
+    counts = _read(path, interval_s)
+    span = range(counts.first, counts.last + 1)
+    if len(span) > INTERVALS_MOST:
+        said = f"lasts {len(span):,} intervals of {counts.interval_s:g} s"
+        raise InputFileError(path, said, f"give a part of at most {INTERVALS_MOST:,}")
+    return SpotTrace(tuple(_minutes(path, counts, span)), counts.first, counts.interval_s)
+
+
+def read_steps(path: Path) -> tuple[int, tuple[tuple[float, int, int], ...]]:
+    """(nodes after the first second with events, (seconds from it, added, removed) of each later one).
+
+    A row of counts is an interval of a minute. Raises InputFileError as `read_trace`, but for any length.
+    """
+    counts = _read(path, 1.0)
+    places = sorted({counts.first, *counts.added, *counts.removed})
+    minutes = _minutes(path, counts, places)
+    steps = (
+        ((place - counts.first) * counts.interval_s, one.added, one.removed)
+        for place, one in zip(places[1:], minutes[1:], strict=True)
+        if one.added or one.removed
+    )
+    return minutes[0].nodes, tuple(steps)
+
+
+def _read(path: Path, interval_s: float) -> _Counts:
     rows = read_rows(path, FORMS)
     columns = set(rows[0]) if rows else set()
     try:
         if {"time_s", "event"} <= columns:
-            added, removed, last = _counted(rows, interval_s)
-            return SpotTrace(_minutes(path, added, removed, range(last + 1), 0), 0, interval_s)
+            return _counted(rows, interval_s)
         if {"minute", "added", "removed"} <= columns:
             numbers = [int(row["minute"]) for row in rows]
             if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
@@ -54,34 +96,33 @@ def read_trace(path: Path, interval_s: float = 60.0) -> SpotTrace:
             plus = Counter({int(row["minute"]): int(row["added"]) for row in rows})
             minus = Counter({int(row["minute"]): int(row["removed"]) for row in rows})
             before = int(rows[0].get("nodes_before") or 0)
-            return SpotTrace(_minutes(path, plus, minus, range(numbers[0], numbers[-1] + 1), before), numbers[0])
-    except (ValueError, TypeError) as error:
+            return _Counts(plus, minus, numbers[0], numbers[-1], before, 60.0)
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputFileError(path, f"has a value that is no number ({error})", FORMS) from None
     raise InputFileError(path, "is no trace of spot machines", FORMS)
 
 
-def _counted(rows: list[dict[str, str]], interval_s: float) -> tuple[Counter[int], Counter[int], int]:
+def _counted(rows: list[dict[str, str]], interval_s: float) -> _Counts:
     added: Counter[int] = Counter()
     removed: Counter[int] = Counter()
-    last = 0
     for row in rows:
         at = int(float(row["time_s"]) // interval_s)
-        last = max(last, at)
         if row["event"] == "add":
             added[at] += 1
         elif row["event"] == "remove":
             removed[at] += 1
         else:
             raise ValueError(f"event {row['event']!r}")
-    return added, removed, last
+    places = {*added, *removed}
+    return _Counts(added, removed, min(places), max(places), 0, interval_s)
 
 
-def _minutes(path: Path, added: Counter[int], removed: Counter[int], span: range, before: int) -> tuple[Minute, ...]:
-    found = []
-    for at in span:
-        minute = Minute(before, added[at], removed[at])
+def _minutes(path: Path, counts: _Counts, places: Iterable[int]) -> list[Minute]:
+    found, before = [], counts.before
+    for at in places:
+        minute = Minute(before, counts.added[at], counts.removed[at])
         if minute.removed > minute.before + minute.added or min(minute.added, minute.removed) < 0:
-            raise InputFileError(path, f"minute {at}: more nodes go than there are", "correct the trace")
+            raise InputFileError(path, f"interval {at}: more nodes go than there are", "correct the trace")
         found.append(minute)
         before = minute.nodes
-    return tuple(found)
+    return found

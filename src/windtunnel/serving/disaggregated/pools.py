@@ -24,7 +24,7 @@ from windtunnel.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.replica.rules import Rules
 from windtunnel.serving.result import ServingResult
-from windtunnel.serving.run import summarise
+from windtunnel.serving.run import hand_on, summarise
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.words import layout_of
 from windtunnel.serving.workload.requests import Workload
@@ -116,6 +116,7 @@ def run_pools(
     """A workload through both pools."""
     server = pools.server(cluster)
     sent, refused = simulate(workload, [server], None, block_size=pools.prefill.rules.block_size, longest=pools.longest)
+    hand_on(sent, pools.profile)
     replicas = [*server.prefill, *server.decode]
     result = summarise(
         pools.decode, workload, replicas, stamps_of(sent), refused, slo, cost_per_gpu_hour, gpus=pools.gpus

@@ -25,14 +25,10 @@ PULLED = -1
 class Disaggregated:
     """Prefill replicas, decode replicas and the copies between them."""
 
-    def __init__(
-        self, prefill: list[Replica], decode: list[Replica], copy_ns: Callable[[int], int], host_ns: int = 0
-    ) -> None:
+    def __init__(self, prefill: list[Replica], decode: list[Replica], copy_ns: Callable[[int], int]) -> None:
         self.prefill = prefill
         self.decode = decode
         self.copy_ns = copy_ns  # of a prompt of so many tokens
-        self.host_ns = host_ns  # between prefill and the start of the pull: request and answer of the hand-over
-        self.copied_tokens = 0
         self._now_ns = 0
         self._events: list[tuple[int, int, int]] = []  # (ns, order, place); place < 0: a copy ends
         self._order = 0
@@ -96,7 +92,6 @@ class Disaggregated:
         self._now_ns = now_ns
         if place < 0:
             one, source, target = self._copies.pop(order)
-            self.copied_tokens += one.known
             if one.generated == 1:
                 one.first_ns = now_ns
             self.prefill[source].give_up(one, now_ns)
@@ -136,7 +131,7 @@ class Disaggregated:
                 return
             self.ready.popleft()
             self.decode[target].hold(one)
-            begin = max(now_ns + self.host_ns, self._out_free[source], self._in_free[target])
+            begin = max(now_ns, self._out_free[source], self._in_free[target])
             end = begin + self.copy_ns(one.known)
             self._out_free[source] = self._in_free[target] = end
             self._order += 1

@@ -100,7 +100,8 @@ class Fleet:
         del self._given[index]
         server = self.replicas[found[0]]
         assert server is not None
-        assert cancel(server, index, now_ns)
+        there = cancel(server, index, now_ns)
+        assert there, f"request {index} is live, and its replica does not know it"
         return True
 
     def lose(self, place: int, now_ns: int) -> int:

@@ -20,7 +20,7 @@ from windtunnel.serving.emulator.app import application
 from windtunnel.serving.emulator.clock import Clock
 from windtunnel.serving.emulator.engine import Engine, Loss
 from windtunnel.serving.emulator.fleet import Fleet
-from windtunnel.serving.routing.choices import LeastLoaded, PrefixAware, RoundRobin
+from windtunnel.serving.run import ROUTERS
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.workload.lengths import lengths
 from windtunnel.serving.workload.requests import Workload
@@ -31,7 +31,6 @@ LOOPBACK = "127.0.0.1"
 DRAWN = 65_536  # answer lengths that are drawn in advance; then they repeat
 BACKLOG = 2048
 STOP_S = 2  # that open streams get when the server is told to stop
-ROUTERS = {"round-robin": RoundRobin, "least-loaded": LeastLoaded, "prefix-aware": PrefixAware}
 
 
 def parsed_address(text: str) -> tuple[str, int]:

@@ -49,7 +49,9 @@ class Profile:
     watermark: float = 0.0  # share of blocks that admission leaves free
     gpu_memory_utilization: float = 0.9
     utilization_of: Literal["total", "rest"] = "total"  # of all memory, or of what weights and activations leave
-    gather_steps: int = 0  # attention ranks: steps that prompts wait until there is one for every rank
+    gather_steps: int = 0  # steps that prompts wait until so many are there as `gather` says
+    gather: int = 0  # 0 = one for every attention rank
+    receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
     kv: str = "bf16"
     kv_quantised: str = "bf16"  # with weights below 16 bits
@@ -68,8 +70,8 @@ class Profile:
     eager_layer_s: float = 0.0  # per layer: launching without a captured graph; hidden where kernels are longer
     expert_factor: float = 1.0
     expert_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
-    # FP8 experts on Blackwell: share of the time per further token beyond 512, where those that were timed are not the
-    # engine's own kernels.
+    # FP8 experts on Blackwell, whole ones spread over GPUs: share of the time per further token beyond 512, where those
+    # that were timed are not the engine's own kernels. How much it does is in the band.
     expert_marginal_blackwell_fp8: float = 1.0
     attention_factor: float = 1.0
     prefill_factor: float = 1.0

@@ -76,10 +76,3 @@ def serve_groups(
         clocks[best] = clock
         served.append(Served(model, arrival, at))
     return served
-
-
-def attainment(served: Sequence[Served], slo_s: Sequence[float]) -> float:
-    """Share of requests that ended within their limit; rejected ones missed it."""
-    if not served:
-        return 1.0
-    return sum(one.end_s - one.arrival_s <= slo_s[one.model] for one in served) / len(served)

@@ -119,7 +119,8 @@ class Replica:
         here = len(self.decoding) + len(self._adopted) + len(self.partial) + self._held
         blocks = -(-one.known // self.rules.block_size)
         promised = self._blocks_for(self._run[0] if self._mode == RUN else 1)  # to the steps that are under way
-        room = blocks + self.rules.watermark_blocks + promised <= self.pool.free
+        spare = self.rules.watermark_blocks if here else 0  # alone it may have all, as in `_room_for`
+        room = blocks + spare + promised <= self.pool.free
         return room and here < self.rules.max_num_seqs and not self.waiting
 
     def hold(self, one: Sequence) -> None:

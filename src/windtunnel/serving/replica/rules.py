@@ -38,8 +38,8 @@ class Rules:
         return min(self.longest_chunk, self.token_budget)
 
 
-def rules_of(profile: Profile, deployment: Deployment, blocks: int) -> Rules:
-    """The rules of a deployment; `blocks` in all."""
+def rules_of(profile: Profile, deployment: Deployment, blocks: int, tokens_per_step: float = 1.0) -> Rules:
+    """The rules of a deployment; `blocks` in all. `tokens_per_step` of a sequence: above 1 where tokens are drafted."""
     ranks = deployment.attn_dp
     chosen = deployment.chunked_prefill
     caching = deployment.prefix_caching
@@ -56,6 +56,12 @@ def rules_of(profile: Profile, deployment: Deployment, blocks: int) -> Rules:
         watermark_blocks=int(profile.watermark * blocks),
         prefix_caching=profile.prefix_caching if caching is None else caching,
         lag=profile.delay_steps > 0 and (profile.drafting_overlaps or not deployment.speculative_tokens),
-        gather=ranks if profile.gather_steps else 1,
+        gather=(profile.gather or ranks) if profile.gather_steps else 1,
         gather_steps=profile.gather_steps,
+        receive_steps=looks_every(profile.receive_steps, tokens_per_step),
     )
+
+
+def looks_every(engine_steps: int, tokens_per_step: float) -> int:
+    """Decode steps of one token, which is what a replica counts, between two looks for requests."""
+    return max(1, round(engine_steps * tokens_per_step)) if engine_steps > 1 else 1

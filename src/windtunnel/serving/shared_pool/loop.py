@@ -96,15 +96,18 @@ class Loop:
             if served.scaling is not None:
                 self._push(served.scaling.every_ns, LOOK, model)
         self._fill(first=True)
-        looks = 0
+        rules = [one.scaling for one in self.pool.models if one.scaling is not None]
+        settled_ns = max((one.idle_ns + 2 * one.every_ns for one in rules), default=0)
+        changed_ns = 0  # when something other than a look happened last
         while self._events and (self._open or self._coming):
             at_ns, kind, _, what = heappop(self._events)
             self.now_ns = at_ns
             self._others -= kind != LOOK
             self._happen(kind, what)
-            looks = looks + 1 if kind == LOOK and not self._others else 0
-            if looks > len(self.pool.models):
-                break  # what waits will never find a machine
+            if kind != LOOK:
+                changed_ns = at_ns
+            elif not self._others and at_ns - changed_ns > settled_ns:
+                break  # every scaler has seen nothing new for as long as it remembers: what waits finds no machine
         return self.runs
 
     def _push(self, at_ns: int, kind: int, what: Any) -> None:

@@ -1,32 +1,37 @@
 """Serving on spot machines, played: requests, notices, losses and new machines on one clock, under one of three rules.
 
 spotserve   on a notice or a new machine the layout that suits what will be left; batches go on until the last moment
-            that leaves time to migrate within the grace period; GPUs take positions by Kuhn-Munkres, layers come one
-            by one, and a batch whose cache moved goes on where it was
+            that leaves time to migrate before the machine goes; GPUs take positions by Kuhn-Munkres, layers come one
+            by one, and a batch whose cache moved goes on where it was; from storage where nobody has a layer any more
 reroute     the layout of one replica never changes; a loss takes the replicas on that machine, whose requests start
             again on others; spare machines make new replicas, which load their weights from storage
 restart     the layout is chosen as by spotserve, but everything stops, loads from storage and starts again
 
+A machine launches when it comes, beside those that serve; what has served launches again where it loads from storage.
+A migration takes only from machines that are there until its end, and every GPU has its part of its machine's network.
+
 A state machine on `engine.events`: `handle(now_ns, event) -> actions`. Requests wait in one queue, in the order of
-arrival; those that were interrupted come first.
+arrival; those that were interrupted come first. Of one time: what is learnt of machines, stop, going on, all else.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, final
 
 from windtunnel.engine.events import At, Cancel, run
-from windtunnel.serving.spot.mapping import Layout, Position, map_positions, positions_of
-from windtunnel.serving.spot.reconfigure import Choice, choose, migrate
+from windtunnel.serving.spot.mapping import Position, map_positions, missing_layers, positions_of
+from windtunnel.serving.spot.reconfigure import Choice, Received, choose, migrate
 from windtunnel.serving.spot.served import Machine, Served, choices_of
 
 Policy = Literal["spotserve", "reroute", "restart"]
 Kind = Literal["arrive", "notice", "gone", "ready", "done", "stop", "resume", "open"]
 NS = 1e9
 RATE_WINDOW_S = 30.0  # over which arrivals are counted, and in which a queue should be gone, when a layout is chosen
+LEARN, STOP, RESUME = -3, -2, -1  # of one time, in this order; then losses, ends and arrivals
+NEVER_NS = 1 << 62
 WORTH = 1.2  # throughput gained for which the load alone changes a layout, no more often than once in RATE_WINDOW_S
 
 
@@ -73,15 +78,38 @@ class _Batch:
 
     def now(self, now_ns: int, most: int) -> int:
         """Tokens that each has by now."""
+        if self.token_s <= 0.0:
+            return self.tokens
         spent = (now_ns - self.begun_ns) / NS - self.prompt_s
-        return min(most, self.tokens + max(0, int(spent / self.token_s))) if self.token_s else self.tokens
+        return min(most, self.tokens + max(0, int(spent / self.token_s)))
 
 
 @dataclass(eq=False, slots=True)
 class _Replica:
     machines: frozenset[int]
+    rank: int = 0  # its data rank in the layout
     open: bool = True
     batch: _Batch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """On the way to a layout: which GPU takes which position, which replica's batch goes on at which data rank."""
+
+    plan: Choice
+    targets: dict[int, Position]
+    carried: dict[int, int]
+    begun_ns: int
+    serving_ns: int
+    done_ns: int  # the last layer is in
+    moved_bytes: float
+    known: frozenset[int]  # machines that could be used when it began
+    from_storage: bool = False
+
+    @property
+    def machines(self) -> frozenset[int]:
+        """That take part."""
+        return frozenset(gpu // 64 for gpu in self.targets)
 
 
 @final
@@ -105,7 +133,8 @@ class SpotServing:
     layout: Choice | None = None
     held: dict[int, Position] = field(default_factory=dict)  # GPU (machine x 64 + place) -> position
     replicas: dict[int, _Replica] = field(default_factory=dict)
-    kept: list[_Batch] = field(default_factory=list)  # batches whose cache moves, between stop and resume
+    has_served: set[int] = field(default_factory=set)  # machines that launch again where they load from storage
+    move: _Move | None = None  # between stop and resume; batches that are carried stay with their old replicas
     stopped_ns: int = -1
     reconfigurations: int = 0
     recomputed: int = 0
@@ -115,7 +144,6 @@ class SpotServing:
     _recent: deque[int] = field(default_factory=deque)
     _next_replica: int = 0
     _settled_ns: int = 0
-    _planned: Choice | None = None
     _choices: list[Choice] = field(default_factory=list)
     _choices_for: int = 0
 
@@ -125,7 +153,7 @@ class SpotServing:
         self._usual_rate = len(self.arrivals_s) / span
         self.layout = self._choose(len(self.usable), 0)
         if self.layout is not None:
-            self._install(self.layout)
+            self._install(self.layout, dict(zip(self._gpus(), positions_of(self.layout.layout), strict=False)), {})
 
     # ------------------------------------------------------------------------------------------------ the events
 
@@ -154,21 +182,22 @@ class SpotServing:
                 self.usable.add(event.which)
                 self._came(now_ns, actions)
         elif event.kind == "stop":
-            self._stop(now_ns, actions)
+            if self.move is None:
+                self._migrate(now_ns, actions)
         else:
-            self._resume(now_ns)
+            self._resume(now_ns, actions)
         self._start(now_ns, actions)
         return actions
 
     def _watch_load(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
         """SpotServe changes its layout for the load as well: where the queue outgrows what the layout can do."""
-        if self.policy != "spotserve" or self.stopped_ns >= 0 or self.layout is None or self.doomed:
+        if self.policy != "spotserve" or self.move is not None or self.layout is None or self._leaves_ns() < NEVER_NS:
             return
         if now_ns < self._settled_ns or self._rate(now_ns) <= self.layout.throughput_per_s:
             return
         better = self._choose(len(self.usable), now_ns)
         if better is not None and better.throughput_per_s > WORTH * self.layout.throughput_per_s:
-            actions.append(At(now_ns, Happens("stop"), key="stop"))
+            actions.append(At(now_ns, Happens("stop"), STOP, "stop"))
 
     def _noticed(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
         if machine not in self.usable:
@@ -177,12 +206,12 @@ class SpotServing:
         self.usable.discard(machine)
         self.doomed[machine] = self.leaves_ns.get(machine, now_ns + round(self.grace_s * NS))
         actions.append(At(self.doomed[machine], Happens("gone", machine)))
-        if self.policy != "spotserve" or self.stopped_ns >= 0 or not self._touches(machine):
+        if self.policy != "spotserve":
             return
-        self._planned = self._choose(len(self.usable), now_ns)
-        if self._planned is not None:
-            leave = min(self.doomed.values()) - round(1.1 * self._migration(now_ns, self._planned)[0] * NS)
-            actions.append(At(max(now_ns, leave), Happens("stop"), key="stop"))
+        if self.move is None:
+            self._stop_in_time(now_ns, actions)
+        elif not self._can_end(self.move):
+            self._migrate(now_ns, actions)
 
     def _gone(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
         hit = self._touches(machine)
@@ -192,118 +221,143 @@ class SpotServing:
             if machine in one.machines:
                 self._interrupt(now_ns, number, actions)
                 del self.replicas[number]
-        if not hit or self.stopped_ns >= 0:
-            return
-        if self.policy == "reroute":
+        if self.move is not None:
+            if machine in self.move.machines:  # of spotserve's moves only one that began anew at its notice
+                self._from_storage(now_ns, actions)
+        elif hit and self.policy == "reroute":
             self._more_replicas(now_ns, actions)
-        else:  # spotserve comes here where no layout was found in time
-            self._restart(now_ns, actions)
+        elif hit and self.policy == "restart":
+            self._from_storage(now_ns, actions)
+        elif hit:  # no layout was found in time
+            self._migrate(now_ns, actions)
 
     def _came(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
-        if self.stopped_ns >= 0:
-            return  # the layout after this pause sees it
+        if self.move is not None:
+            if now_ns == self.move.begun_ns and self.move.from_storage:
+                self._from_storage(now_ns, actions)  # machines that come together load together
+            return  # else spotserve looks again when it goes on
         if self.layout is None:
-            self._restart(now_ns, actions)
+            self._from_storage(now_ns, actions)
         elif self.policy == "reroute":
             self._more_replicas(now_ns, actions)
+        elif self.policy == "spotserve" and self._leaves_ns() < NEVER_NS:
+            self._stop_in_time(now_ns, actions)
         else:
             better = self._choose(len(self.usable), now_ns)
             if better is None or (better.layout, better.batch) == (self.layout.layout, self.layout.batch):
                 return
             if self.policy == "spotserve":
-                self._planned = better
-                actions.append(At(now_ns, Happens("stop"), key="stop"))
+                actions.append(At(now_ns, Happens("stop"), STOP, "stop"))
             elif self.layout.throughput_per_s < self._rate(now_ns):
-                self._restart(now_ns, actions)
+                self._from_storage(now_ns, actions)
 
     # -------------------------------------------------------------------------------------- stopping and going on
 
-    def _stop(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
-        """SpotServe's migration begins."""
+    def _stop_in_time(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+        """Stop so that all is over before the first machine that serves goes, were every cache full by then."""
+        plan, first = self._choose(len(self.usable), now_ns), self._leaves_ns()
+        if plan is None or self.layout is None or first == NEVER_NS:
+            return
+        full = self.layout.batch * (self.model.prompt + self.model.output) * self.model.kv_token_bytes
+        move = self._move(now_ns, plan, dict.fromkeys(self.replicas, full))
+        actions.append(At(max(now_ns, first - (move.done_ns - now_ns)), Happens("stop"), STOP, "stop"))
+
+    def _migrate(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+        """SpotServe's migration begins, or begins anew because a machine that it needs will go."""
         plan = self._choose(len(self.usable), now_ns)
-        if plan is None or self.layout is None:
-            return  # nothing to move to: the loss itself is dealt with
-        seconds, moved, kept_of = self._migration(now_ns, plan)
-        ends = min(self.doomed.values(), default=1 << 62)
-        survives = now_ns + round(seconds * NS) <= ends
-        order = sorted(self.replicas)
-        self.kept = []
-        for place, number in enumerate(order):
-            batch = self.replicas[number].batch
-            if batch is not None and survives and place in kept_of:
-                batch.tokens = batch.now(now_ns, self.model.output)
-                batch.prompt_s = 0.0 if batch.tokens else batch.prompt_s
-                self.kept.append(batch)
-                self.replicas[number].batch = None
+        if plan is None:
+            self._without_layout(now_ns, actions)
+            return
+        if not self.held:
+            self._from_storage(now_ns, actions)
+            return
+        cached = {}
+        for number, one in self.replicas.items():
+            batch = one.batch
+            if batch is None:
+                continue
+            batch.tokens = batch.now(now_ns, self.model.output)
+            batch.token_s = -1.0
+            if batch.tokens:
+                batch.prompt_s = 0.0
+                held = len(batch.requests) * (self.model.prompt + batch.tokens)
+                cached[number] = held * self.model.kv_token_bytes
+        move = self._move(now_ns, plan, cached)
+        while late := [n for n in move.carried if not self._there_at(self.replicas[n].machines, move.done_ns)]:
+            for number in late:
+                del cached[number]
+            move = self._move(now_ns, plan, cached)
+        if not self._can_end(move):
+            self._from_storage(now_ns, actions)
+            return
+        for number in sorted(self.replicas):
+            if number in move.carried:
                 actions.append(Cancel(("done", number)))
             else:
                 self._interrupt(now_ns, number, actions)
-        self._planned = plan
-        self.stopped_ns = now_ns
-        self.moved += moved
-        actions.append(At(now_ns + round(seconds * NS), Happens("resume"), key="resume"))
-        self.replicas = {}
+        self._pause(now_ns, move, actions)
 
-    def _restart(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+    def _from_storage(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
         """Everything loads from storage again."""
+        plan = self._choose(len(self.usable), now_ns)
+        if plan is None:
+            self._without_layout(now_ns, actions)
+            return
         for number in sorted(self.replicas):
             self._interrupt(now_ns, number, actions)
-        self.replicas, self.kept, self.held = {}, [], {}
-        plan = self._choose(len(self.usable), now_ns)
-        self.layout = self._planned = plan
-        if plan is None:
-            return  # until machines come
-        self.stopped_ns = now_ns
-        actions.append(At(now_ns + round(self._load_s(plan) * NS), Happens("resume"), key="resume"))
+        self.held = {}
+        targets = dict(zip(self._gpus(), positions_of(plan.layout), strict=False))
+        end = now_ns + round(self._load_s(plan, {gpu // 64 for gpu in targets}) * NS)
+        known = frozenset(self.usable)
+        self._pause(now_ns, _Move(plan, targets, {}, now_ns, end, end, 0.0, known, True), actions)
 
-    def _resume(self, now_ns: int) -> None:
-        self.paused_s += (now_ns - self.stopped_ns) / NS
-        self.stopped_ns = -1
-        plan = self._planned
-        if plan is not None and plan.gpus > self.machine.gpus * len(self.usable):
-            plan = self._choose(len(self.usable), now_ns)  # another machine went meanwhile
-        if plan is None:
-            self.layout, self.replicas = None, {}
-            self._drop_kept(0)
+    def _pause(self, now_ns: int, move: _Move, actions: list[At[Happens] | Cancel]) -> None:
+        self.move = move
+        self.stopped_ns = now_ns if self.stopped_ns < 0 else self.stopped_ns
+        actions += [Cancel("stop"), At(move.serving_ns, Happens("resume"), RESUME, "resume")]
+
+    def _without_layout(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+        """Too few machines for any layout: what serves goes on until it is lost; then all wait for machines."""
+        if self.move is None and self.replicas:
             return
-        self._install(plan)
+        for number in sorted(self.replicas):
+            self._interrupt(now_ns, number, actions)
+        if self.move is not None:
+            actions.append(Cancel("resume"))
+            self._go_on(now_ns)
+        actions.append(Cancel("stop"))
+        self.layout, self.replicas, self.held = None, {}, {}
+
+    def _go_on(self, now_ns: int) -> None:
+        self.paused_s += (now_ns - self.stopped_ns) / NS
+        self.stopped_ns, self.move = -1, None
+
+    def _resume(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
+        move = self.move
+        assert move is not None, "goes on without having stopped"
+        self._go_on(now_ns)
+        self.moved += move.moved_bytes
+        self._install(move.plan, move.targets, {rank: self.replicas[n].batch for n, rank in move.carried.items()})
         self._settled_ns = now_ns + round(RATE_WINDOW_S * NS)
         self.reconfigurations += 1
+        if self.policy != "spotserve":
+            return
+        if self._leaves_ns() < NEVER_NS:
+            self._stop_in_time(now_ns, actions)
+        elif self.usable - move.known:
+            self._came(now_ns, actions)
 
-    def _install(self, plan: Choice) -> None:
-        """Replicas of a layout on the usable machines, GPUs mapped; batches that were kept go on."""
-        data = plan.layout[0]
-        gpus = self._gpus()
-        if self.held and self.layout is not None:
-            migration = map_positions(
-                [self.held.get(g) for g in gpus], self.layout.layout, plan.layout, self.model.weight_bytes
-            )
-            self.held = {gpus[g]: at for g, at in zip(migration.gpu_of, positions_of(plan.layout), strict=True)}
-        else:
-            self.held = dict(zip(gpus, positions_of(plan.layout), strict=False))
-        self.layout = plan
-        self.replicas = {}
-        for d in range(data):
-            machines = frozenset(gpu // 64 for gpu, at in self.held.items() if at[0] == d)
-            self.replicas[self._next_replica] = _Replica(machines)
+    def _install(self, plan: Choice, targets: dict[int, Position], batches: Mapping[int, _Batch | None]) -> None:
+        """Replicas of a layout; batches that were carried go on, by data rank."""
+        self.layout, self.held, self.replicas = plan, targets, {}
+        for rank in range(plan.layout[0]):
+            machines = frozenset(gpu // 64 for gpu, at in targets.items() if at[0] == rank)
+            self.replicas[self._next_replica] = _Replica(machines, rank, True, batches.get(rank))
+            self.has_served |= machines
             self._next_replica += 1
-        if self.policy == "reroute":
-            self.held = {}
-        self._drop_kept(len(self.replicas))  # machines went during the pause: fewer replicas than were meant
-        for replica, batch in zip(self.replicas.values(), self.kept, strict=False):
-            replica.batch = batch
-            batch.token_s = -1.0  # to be started
-        self.kept = []
-
-    def _drop_kept(self, beyond: int) -> None:
-        """Batches that find no replica begin again, first of all."""
-        for batch in reversed(self.kept[beyond:]):
-            self.recomputed += batch.tokens * len(batch.requests)
-            self.again.extendleft(reversed(batch.requests))
-        self.kept = self.kept[:beyond]
 
     def _start(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
-        if self.stopped_ns >= 0 or self.layout is None:
+        if self.move is not None or self.layout is None:
             return
         _, _, tensor = self.layout.layout
         for number, one in self.replicas.items():
@@ -343,12 +397,14 @@ class SpotServing:
         busy = {m for one in self.replicas.values() for m in one.machines}
         free = sorted(self.usable - busy)
         while len(free) >= need:
+            taken, free = frozenset(free[:need]), free[need:]
+            opens = now_ns + round(self._load_s(self.layout, taken) * NS)
             for _ in range(each):
-                self.replicas[self._next_replica] = _Replica(frozenset(free[:need]), open=False)
-                actions.append(At(now_ns + round(self._load_s(self.layout) * NS), Happens("open", self._next_replica)))
+                self.replicas[self._next_replica] = _Replica(taken, open=False)
+                actions.append(At(opens, Happens("open", self._next_replica)))
                 self._next_replica += 1
                 self.loaded += 1
-            free = free[need:]
+            self.has_served |= taken
 
     # ------------------------------------------------------------------------------------------------- what it costs
 
@@ -376,36 +432,64 @@ class SpotServing:
         """Whether a machine serves."""
         return any(machine in one.machines for one in self.replicas.values())
 
-    def _migration(self, now_ns: int, plan: Choice) -> tuple[float, float, dict[int, int]]:
-        """(seconds until serving goes on, bytes moved, old replica -> new one) of going over to `plan` now."""
-        assert self.layout is not None
-        old: Layout = self.layout.layout
-        token = self.model.kv_token_bytes
-        kv = []
-        for number in sorted(self.replicas):
-            batch = self.replicas[number].batch
-            tokens = 0 if batch is None else batch.now(now_ns, self.model.output) + self.model.prompt
-            kv.append(0.0 if batch is None else len(batch.requests) * tokens * token)
-        fullest = sorted(range(len(kv)), key=lambda d: (-kv[d], d))[: plan.layout[0]]
-        kept = {d: place for place, d in enumerate(sorted(fullest))}
-        kv = (kv + [0.0] * old[0])[: old[0]]
-        found = map_positions(
-            [self.held.get(g) for g in self._gpus()], old, plan.layout, self.model.weight_bytes, kv, kept
-        )
-        share = self.machine.network_bytes_per_s / self.machine.gpus
-        layers = self.model.layers // plan.layout[1] or 1
-        cached = sum(kv) / max(1, plan.layout[0] * plan.layout[1] * plan.layout[2])
-        longest = max(found.received_bytes, default=0.0)
-        from_front = max(0.0, longest - cached)
-        schedule = migrate(
-            min(longest, cached), [from_front / layers] * layers, share, max(1, layers // plan.layout[1])
-        )
-        return schedule.serving_s, found.moved_bytes, kept
+    def _leaves_ns(self) -> int:
+        """When the first machine that serves goes; NEVER_NS where none is known to."""
+        return min((at for machine, at in self.doomed.items() if self._touches(machine)), default=NEVER_NS)
 
-    def _load_s(self, plan: Choice) -> float:
-        """Launch, and the weights of a machine's GPUs from storage."""
+    def _there_at(self, machines: Collection[int], at_ns: int) -> bool:
+        """Whether these are known to be there until then."""
+        return all(self.doomed.get(machine, NEVER_NS) >= at_ns for machine in machines)
+
+    def _can_end(self, move: _Move) -> bool:
+        """Whether every machine that a move needs is there until its end, and somebody has every layer until then."""
+        needed = {machine for number in move.carried for machine in self.replicas[number].machines} | move.machines
+        if not self._there_at(needed, move.done_ns):
+            return False
+        if move.from_storage:
+            return True
+        assert self.layout is not None
+        _, pipeline, tensor = self.layout.layout
+        slices = {at[1:] for gpu, at in self.held.items() if self._there_at((gpu // 64,), move.done_ns)}
+        return len(slices) == pipeline * tensor
+
+    def _move(self, now_ns: int, plan: Choice, cached: Mapping[int, float]) -> _Move:
+        """Going over to `plan` now, with the fullest caches of these, bytes by replica."""
+        assert self.layout is not None
+        old, new, model = self.layout.layout, plan.layout, self.model
+        fullest = sorted(cached, key=lambda number: (-cached[number], number))[: new[0]]
+        carried = {number: rank for rank, number in enumerate(sorted(fullest))}
+        cache = [0.0] * old[0]
+        for number in carried:
+            cache[self.replicas[number].rank] = cached[number]
+        ranks = {self.replicas[number].rank: rank for number, rank in carried.items()}
+        gpus = self._gpus()
+        held = [self.held.get(gpu) for gpu in gpus]
+        found = map_positions(held, old, new, model.weight_bytes, cache, ranks)
+        received = [
+            Received(
+                found.received_cache[place],
+                *missing_layers(held[found.gpu_of[place]], old, wanted, new, model.layers, model.weight_bytes),
+            )
+            for place, wanted in enumerate(found.positions)
+        ]
+        pass_s = model.token_s(new[2], 1)
+        schedule = migrate(received, self.machine.network_bytes_per_s / self.machine.gpus, pass_s / model.layers)
+        return _Move(
+            plan,
+            {gpus[place]: at for place, at in zip(found.gpu_of, found.positions, strict=True)},
+            carried,
+            now_ns,
+            now_ns + round(schedule.serving_s * NS),
+            now_ns + round(schedule.done_s * NS),
+            found.moved_bytes,
+            frozenset(self.usable),
+        )
+
+    def _load_s(self, plan: Choice, machines: Collection[int]) -> float:
+        """The weights of a machine's GPUs from storage, after a launch where processes are left from before."""
         of_gpu = self.model.weight_bytes / (plan.layout[1] * plan.layout[2])
-        return self.machine.launch_s + self.machine.gpus * of_gpu / self.machine.storage_bytes_per_s
+        launch_s = self.machine.launch_s if self.has_served & set(machines) else 0.0
+        return launch_s + self.machine.gpus * of_gpu / self.machine.storage_bytes_per_s
 
 
 def play(
@@ -424,7 +508,7 @@ def play(
     start = [At(round(at * NS), Happens("arrive", number)) for number, at in enumerate(arrivals_s)]
     for one in changes:
         at = one.at_s + (machine.launch_s if one.comes else 0.0)  # a new machine launches beside those that serve
-        start.append(At(round(at * NS), Happens("ready" if one.comes else "notice", one.machine)))
+        start.append(At(round(at * NS), Happens("ready" if one.comes else "notice", one.machine), LEARN))
     run(serving.handle, start, until_ns=round(horizon_s * NS))
     latency = tuple(
         serving.ended_ns[number] / NS - at if number in serving.ended_ns else float("inf")

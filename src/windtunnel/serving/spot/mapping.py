@@ -18,12 +18,12 @@ Position = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """`gpu_of[i]`: which GPU takes position i; bytes that stay and bytes that each GPU has to receive."""
+    """`gpu_of[i]`: which GPU takes position i, and the bytes that it has to receive there."""
 
     positions: tuple[Position, ...]
     gpu_of: tuple[int, ...]
-    kept_bytes: float
-    received_bytes: tuple[float, ...]  # by position
+    received_bytes: tuple[float, ...]  # by position; weights and cache
+    received_cache: tuple[float, ...]  # the cache alone
 
     @property
     def moved_bytes(self) -> float:
@@ -70,14 +70,38 @@ def map_positions(
             cached = kv_bytes[mine[0]] if kv_bytes and moved_to.get(mine[0]) == wanted[0] else 0.0
             value[gpu][place] = part * (weight_bytes + cached)
     matched = maximum_matching(value)
-    needs = []
-    taken_over = {new_d: sum(kv_bytes[d] for d in moved_to if moved_to[d] == new_d) for new_d in range(new[0])}
-    for wanted in positions:
-        share = 1.0 / (new[1] * new[2])
-        needs.append(share * (weight_bytes + (taken_over[wanted[0]] if kv_bytes else 0.0)))
-    kept = [value[gpu][place] for place, gpu in enumerate(matched)]
-    received = tuple(max(0.0, need - have) for need, have in zip(needs, kept, strict=True))
-    return Migration(positions, tuple(matched), sum(kept), received)
+    taken_over = [0.0] * new[0]
+    for old_d, new_d in moved_to.items():
+        taken_over[new_d] += kv_bytes[old_d] if kv_bytes else 0.0
+    share = 1.0 / (new[1] * new[2])
+    weights, caches = [], []
+    for gpu, wanted in zip(matched, positions, strict=True):
+        mine = held[gpu]
+        part = 0.0 if mine is None else overlap(mine, old, wanted, new)
+        own = kv_bytes[mine[0]] if mine is not None and kv_bytes and moved_to.get(mine[0]) == wanted[0] else 0.0
+        weights.append(max(0.0, (share - part) * weight_bytes))
+        caches.append(max(0.0, share * taken_over[wanted[0]] - part * own))
+    received = tuple(map(sum, zip(weights, caches, strict=True)))
+    return Migration(positions, tuple(matched), received, tuple(caches))
+
+
+def missing_layers(
+    mine: Position | None, old: Layout, wanted: Position, new: Layout, layers: int, weight_bytes: float
+) -> tuple[int, list[float]]:
+    """(first layer of `wanted`, weight bytes of each of its layers that a GPU at `mine` lacks); a cut may split one."""
+    begin, end = wanted[1] * layers / new[1], (wanted[1] + 1) * layers / new[1]
+    front, slices, lacks = int(begin), 0.0, []
+    have = (0.0, 0.0)
+    if mine is not None:
+        slices = _common(mine[2], old[2], wanted[2], new[2])
+        have = mine[1] * layers / old[1], (mine[1] + 1) * layers / old[1]
+    layer = front
+    while layer < end - 1e-9:
+        low, high = max(begin, layer), min(end, layer + 1)
+        there = max(0.0, min(high, have[1]) - max(low, have[0]))
+        lacks.append(max(0.0, weight_bytes / layers * ((high - low) / new[2] - there * slices)))
+        layer += 1
+    return front, lacks
 
 
 def maximum_matching(value: Sequence[Sequence[float]]) -> list[int]:

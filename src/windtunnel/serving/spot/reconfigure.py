@@ -1,11 +1,9 @@
-"""SpotServe's decisions when machines come or go: which layout, when to stop, when each layer can serve.
+"""SpotServe's decisions when machines come or go: which layout, and when it can serve after a migration.
 
 layout     of those that fit the machines ahead: if any reaches the rate, the one with the least latency; else the
            one with the most throughput
-stop       on a notice: as many more tokens as fit before grace - migration; on a new machine: as late as possible
-migration  KV cache first, then layers from the front; a stage starts when its layers are in; a layer goes only when
-           the receiver's buffer has room, so memory never holds more than one layer twice
-recovery   every token is committed: what moved with its cache goes on, the rest is computed again
+migration  KV cache first, then layers from the front; the first pass runs after the layers, so serving goes on before
+           the last one is in
 """
 
 from __future__ import annotations
@@ -45,45 +43,33 @@ def choose(
     return min(fitting, key=lambda one: (-one.throughput_per_s, one.gpus))
 
 
-def tokens_before(grace_s: float, migration_s: float, token_s: float) -> int:
-    """Tokens that can still be decoded before migration must begin, so that it ends within the grace period."""
-    return max(0, int((grace_s - migration_s) / token_s))
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What one GPU has to receive: bytes of cache, then those of each of its layers, the first of which is `front`."""
+
+    cache_bytes: float
+    front: int  # of the whole model, from 0
+    layer_bytes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When each layer is in, when serving starts, when all is done: seconds after the stop."""
+    """When serving goes on, and when the last layer is in: seconds after the stop."""
 
-    layer_s: tuple[float, ...]
     serving_s: float
     done_s: float
 
 
-def migrate(
-    kv_bytes: float,
-    layer_bytes: Sequence[float],
-    bandwidth_bytes_per_s: float,
-    stage_layers: int,
-    layer_compute_s: float = 0.0,
-    progressive: bool = True,
-) -> Schedule:
-    """Layer-wise migration of one position: KV first, then its layers from the front.
+def migrate(received: Iterable[Received], bytes_per_s: float, layer_s: float) -> Schedule:
+    """Layer-wise migration, all GPUs at once: cache first, then layers from the front.
 
-    Serving starts when the first stage (`stage_layers` layers) is in, held back so that no later layer is late for the
-    first pass, which computes a layer in `layer_compute_s`. Without `progressive`, when everything is in.
+    Serving goes on as soon as no layer is late for the first pass, which takes `layer_s` for each.
     """
-    at = kv_bytes / bandwidth_bytes_per_s
-    ends = []
-    for size in layer_bytes:
-        at += size / bandwidth_bytes_per_s
-        ends.append(at)
-    if not progressive or not ends:
-        return Schedule(tuple(ends), at, at)
-    front = ends[min(stage_layers, len(ends)) - 1]
-    start = max([front, *(end - place * layer_compute_s for place, end in enumerate(ends) if place >= stage_layers)])
-    return Schedule(tuple(ends), start, at)
-
-
-def resumed(generated: Sequence[int], kept: Sequence[bool]) -> list[int]:
-    """Tokens that each request computes again: none where its cache moved, all it had where it did not."""
-    return [0 if moved else tokens for tokens, moved in zip(generated, kept, strict=True)]
+    serving = done = 0.0
+    for one in received:
+        at = one.cache_bytes / bytes_per_s
+        for place, size in enumerate(one.layer_bytes):
+            at += size / bytes_per_s
+            serving = max(serving, at - (one.front + place) * layer_s)
+        done = max(done, at)
+    return Schedule(serving, done)

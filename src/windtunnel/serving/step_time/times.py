@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import log
 from typing import Protocol
 
 from windtunnel.serving.engines.profile import Profile
@@ -119,12 +120,20 @@ class StepTimes:
             line = self._decode[sequences] = self._line(sequences)
         return line
 
+    def doubt(self, sequences: float, context: float) -> float:
+        """How much of a decode step, in logarithm, `expert_marginal` decides: none where no step passes the knee."""
+        if self.expert_marginal == 1.0:
+            return 0.0
+        batch = max(1, round(sequences))
+        plain = replace(self, expert_marginal=1.0, _decode={}, _mixed={})
+        whole = round(batch * context)
+        return abs(log(plain.decode(batch).at(whole) / self.decode(batch).at(whole)))
+
     def mixed(self, decoding: int, context_sum: int, chunks: Sequence[tuple[int, int]], finishing: int) -> int:
         """Ticks of a step with prompt chunks (tokens, tokens before them) beside `decoding` sequences.
 
         `finishing`: chunks that end their prompt, so that their sequence gets its first token.
         """
-        stages, ranks = self.prices.stages, self.ranks
         stages, ranks, profile = self.prices.stages, self.ranks, self.profile
         fresh = 0
         attention = 0.0

@@ -5,7 +5,8 @@
     arrival_s, arrival_ms, arrival_ns TIMESTAMP (Azure); timestamp in ms (Mooncake); Timestamp in s (BurstGPT)
     prefix_block_ids                  blocks of 16 tokens; block512_ids, hash_ids: of 512 (Mooncake)
 
-Without arrivals a rate has to be given. Rows are sent in the order of arrival.
+Without arrivals a rate has to be given. Rows are sent in the order of arrival. Times are from the start of the run;
+those of a calendar (dates, or seconds since 1970) are moved, so that the first request comes at 0.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ ARRIVALS = (
     ("Timestamp", 1e9),
     ("TIMESTAMP", 1e9),
 )
+CALENDAR_S = 1e8  # three years: whoever counts more seconds than that reads a calendar
 PREFIXES = (("prefix_block_ids", 16), ("block512_ids", 512), ("hash_ids", 512))
 
 
@@ -63,7 +65,7 @@ def read_workload(
     prompts = np.array([_whole(path, n, row, prompt) for n, row in enumerate(rows, 2)], dtype=np.int64)
     outputs = np.array([_whole(path, n, row, output) for n, row in enumerate(rows, 2)], dtype=np.int64)
     prefix = next(((name, size) for name, size in PREFIXES if name in first), None)
-    names = None if prefix is None else [_names(path, n, row[prefix[0]]) for n, row in enumerate(rows, 2)]
+    names = None if prefix is None else [_names(path, n, row.get(prefix[0])) for n, row in enumerate(rows, 2)]
     block = 16 if prefix is None else prefix[1]
     if concurrency is not None:
         return Workload(prompts, outputs, None, concurrency, names, block, path.stem)
@@ -87,7 +89,10 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             if path.suffix in (".jsonl", ".json"):
-                return [json.loads(line) for line in file if line.strip()]
+                found = [json.loads(line) for line in file if line.strip()]
+                if not all(isinstance(row, dict) for row in found):
+                    raise InputFileError(path, "holds lines that are no JSON objects", "give one object a line")
+                return found
             return list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
@@ -117,19 +122,26 @@ def _names(path: Path, line: int, value: Any) -> tuple[int, ...]:
 
 
 def _times(path: Path, rows: list[Mapping[str, Any]], name: str, scale: float) -> Any:
+    """Nanoseconds. A number is in the column's unit, a date is a date in any column."""
     values = []
+    dated = False
     for line, row in enumerate(rows, 2):
-        text = row[name]
+        text = row.get(name)
         try:
-            values.append(float(text))
+            values.append(float("" if text is None else text) * scale)
         except (TypeError, ValueError):
             try:
-                values.append(datetime.fromisoformat(str(text)[:26]).timestamp())
+                when = datetime.fromisoformat(str(text)[:26])  # Azure writes ten millionths of a second
             except ValueError:
-                raise InputFileError(path, f"line {line}: {name} = {text!r} is no time", "give numbers") from None
+                problem = f"line {line}: {name} = {text!r} is no time"
+                raise InputFileError(path, problem, "give numbers, or dates such as 2023-11-16 18:01:51") from None
+            values.append((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
+            dated = True
     exact = np.array(values)
     if not np.isfinite(exact).all() or exact.min() < 0:
         raise InputFileError(
             path, f"{name} holds a time below zero or without end", "give times from the first request"
         )
-    return np.round(exact * scale).astype(np.int64)
+    if dated or exact.min() > 1e9 * CALENDAR_S:
+        exact -= exact.min()
+    return np.round(exact).astype(np.int64)

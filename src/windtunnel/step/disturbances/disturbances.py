@@ -64,10 +64,10 @@ def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
     list of such words.
     """
     samples, seed = scenario.samples, scenario.seed
-    if not 0 <= samples <= 1_000_000:
-        raise SpecError("samples", samples, "give a number from 0 to 1,000,000")
-    if not 0 <= seed < 2**63:
-        raise SpecError("seed", seed, "give a number from 0 to 2^63 - 1")
+    if not isinstance(samples, int) or not 0 <= samples <= 1_000_000:
+        raise SpecError("samples", samples, "give a whole number from 0 to 1,000,000")
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise SpecError("seed", seed, "give a whole number from 0 to 2^63 - 1")
     noise = share_of("jitter", scenario.jitter)
     if noise > 1.0:
         raise SpecError("jitter", scenario.jitter, "give a relative standard deviation of at most 100 %")

@@ -219,7 +219,8 @@ def _step(
                         reduced += _reduce(tasks, layout, pricer, bucket, kind, width, ready, number)
                         bucket = []
     if reduces_last(layout) and not plan.overlap_grad_reduce:
-        _bind(tasks, open_ends)
+        now_at = _bind(tasks, open_ends)
+        open_ends, reduced = tuple(now_at[one] for one in open_ends), [now_at[one] for one in reduced]
     dense = sum(piece.dense_parameters for piece in pieces)
     expert = sum(piece.expert_parameters for piece in pieces)
     each = tensors_of(pieces) if layout.habits.pure_precision else ()
@@ -230,8 +231,8 @@ def _step(
     return tasks.done()
 
 
-def _bind(tasks: Tasks, ends: tuple[int, ...]) -> None:
-    """Reductions that were to wait for the end of the last backward: now it is known."""
+def _bind(tasks: Tasks, ends: tuple[int, ...]) -> dict[int, int]:
+    """Reductions that were to wait for the end of the last backward: now it is known. Where each task is now."""
     late = [number for number, task in enumerate(tasks.tasks) if task.role == "reduce"]
     moved = [replace(tasks.tasks[number], after=ends) for number in late]
     kept = [task for task in tasks.tasks if task.role != "reduce"]
@@ -239,6 +240,7 @@ def _bind(tasks: Tasks, ends: tuple[int, ...]) -> None:
     index = {old: new for new, old in enumerate(n for n in range(len(tasks.tasks)) if n not in set(late))}
     index |= {old: len(kept) + place for place, old in enumerate(late)}
     tasks.tasks[:] = [replace(t, after=tuple(index[one] for one in t.after)) for t in (*kept, *moved)]
+    return index
 
 
 def _replicated(layout: Layout, block: Block) -> float:

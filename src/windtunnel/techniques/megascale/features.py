@@ -86,7 +86,10 @@ def with_feature(model: Model, plan: Plan, name: str, asked: MegaScalePlan) -> t
         if asked.window < 1:
             raise SpecError("window", asked.window, "give the number of keys, 1 or more")
         seen = min(asked.window, plan.seq_len)
-        layers = tuple(replace(layer, attention=replace(layer.attention, window=seen)) for layer in model.layers)
+        layers = tuple(
+            replace(layer, attention=replace(layer.attention, window=min(seen, layer.attention.window or seen)))
+            for layer in model.layers
+        )
         return replace(model, layers=layers), plan
     if name == "larger_batch":
         if asked.batch_factor < 1:

@@ -116,9 +116,11 @@ class Windowed:
         self._open: set[int] = set()  # layers whose backward has begun and not ended
         self._accumulating, self._pending_add = False, [False] * self.away
         self._rest_state = 0
+        self._half_done = False  # layers that are away have been updated, and `step` has not been called
         self.events: list[tuple[str, int]] = []
         self._lock = threading.Lock()
         self._handles = [self._hook(number, layer) for number, layer in enumerate(self.hosted)]
+        self._handles.append([model.register_forward_pre_hook(lambda module, args: self._new_pass())])
         for layer in self.hosted:
             layer.drop()
         self.arena.peak = self.arena.now
@@ -163,6 +165,14 @@ class Windowed:
         self.hosted[number].drop()
         self._note("gone", number)
 
+    def _new_pass(self) -> None:
+        """Raises RuntimeError where the step before was left in the middle: by an exception, or without `step`."""
+        if self._half_done and torch.is_grad_enabled():
+            raise RuntimeError(
+                "a backward pass has updated layers and step() was not called: wrap all backward passes of a step but"
+                " the last in accumulate(); behind one that raised, load a checkpoint, as some layers are a step ahead"
+            )
+
     def _before_forward(self, number: int) -> None:
         self._finish_open()
         self._ask(number)
@@ -201,6 +211,7 @@ class Windowed:
         out = self._leaving[number] = self._outs.submit(self._out, number, gradients, add, before)
         self._pending_add[number] = not last
         self._updating[number] = self._updates.submit(self._update, number, out) if last else out
+        self._half_done |= last
         self._go(number)
         if number < self.window:
             self._ask(number)
@@ -226,6 +237,7 @@ class Windowed:
     def step(self) -> None:
         """End of a step: what is on the device is updated here; the layers that are away are updated already."""
         self._finish_open()
+        self._half_done = False
         self._raise_failures(wait=False)
         if self.rest_optimizer is not None:
             gradients = sum(p.grad.numel() * p.grad.element_size() for p in self.rest if p.grad is not None)
@@ -271,6 +283,7 @@ class Windowed:
         if len(found["layers"]) != len(self.optimizers):
             raise SpecError("window", self.window, f"the state has {len(found['layers'])} layers away from the device")
         self.wait()
+        self._half_done = False
         for number in list(self._coming):
             self._go(number)
         self._updating.clear()

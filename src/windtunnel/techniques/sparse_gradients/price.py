@@ -59,7 +59,7 @@ def sparse(tasks: Sequence[Task], pricer: Pricer, asked: SparsePlan) -> tuple[Ta
             new[number] = len(made)
             made.append(replace(task, after=after))
             continue
-        choosing = pricer.copied(task.bytes_total / 2.0).scaled(constants().select_passes / 2.0).seconds
+        choosing = pricer.copied(task.bytes_total).scaled(constants().select_passes / 2.0).seconds
         # Its place among the backward's kernels: after what made the gradients, before what is launched next.
         made.append(Task("choose chunks", COMPUTE, nanoseconds(choosing), after, "choose", phase="backward"))
         chosen = len(made) - 1

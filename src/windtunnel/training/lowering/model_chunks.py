@@ -78,6 +78,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
         deduplicates=release.deduplicates,
+        masked_dispatch=release.masked_dispatch,
         **training_document()["experts"],
         low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,
         activation_input_bytes=1 if plan.fp8_activation_input else 0,

@@ -18,7 +18,7 @@ the optimizer's peak all of them. A CPU's allocator hands out what is asked for:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -63,17 +63,24 @@ class _Walk:
 
 
 def memory_of(
-    layout: Layout, pieces: tuple[Piece, ...], step: LoweredStep, end_ns: NDArray[np.int64]
-) -> tuple[StageMemory, ...]:  # fmt: skip
-    """Memory of every pipeline rank."""
+    layout: Layout,
+    pieces: tuple[Piece, ...],
+    step: LoweredStep,
+    end_ns: NDArray[np.int64],
+    ranks: Sequence[int] | None = None,
+) -> tuple[StageMemory, ...]:
+    """Memory of every pipeline rank, or of those that lie on this type of GPU."""
     schedule = step.schedule
     drafts, allocated, reserved, device = _sizes(layout, pieces, schedule)
     usable, full = layout.cluster.gpu.usable_memory_bytes, False
-    if max(device) > usable and _gets_through(layout, pieces, schedule, allocated, [walk.at for _, walk in drafts]):
+    here = range(schedule.stages) if ranks is None else ranks
+    most, peaks = max(device[rank] for rank in here), [walk.at for _, walk in drafts]
+    if most > usable and _gets_through(layout, pieces, schedule, {rank: allocated[rank] for rank in here}, peaks):
         room = usable - outside_bytes(layout)
         reserved, device, full = [min(one, room) for one in reserved], [min(one, usable) for one in device], True
     found = []
-    for rank, (categories, walk) in enumerate(drafts):
+    for rank in here:
+        categories, walk = drafts[rank]
         first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
         times = end_ns[step.action_last[first:last]]
         static = allocated[rank] - walk.peak
@@ -122,14 +129,14 @@ def _sizes(
 
 
 def _gets_through(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int]
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: Mapping[int, int], peaks: list[int]
 ) -> bool:  # fmt: skip
-    """Whether every request finds place, with the headroom to spare, once what is only cached has been given back."""
+    """Whether every request of these ranks finds place, with headroom, once what is only cached has been given back."""
     if _holds_to_all(layout):
         return False
     most = (layout.cluster.gpu.usable_memory_bytes - outside_bytes(layout)) / (1.0 + _headroom(layout))
     room = int(most / (1.0 + float(memory_document()["slack"]["segments"])))
-    return max(allocated) <= room and all(
+    return max(allocated.values()) <= room and all(
         _replay(layout, pieces, schedule, rank, peaks[rank], room).oom_event is None
         for rank in _shown(layout, allocated)
     )
@@ -142,6 +149,16 @@ def _holds_to_all(layout: Layout) -> bool:
 
 def _headroom(layout: Layout) -> float:
     return 0.0 if _holds_to_all(layout) else float(memory_document()["headroom"])
+
+
+def least_reserved(layout: Layout) -> float:
+    """So many times what is allocated is reserved on the device at least, with its headroom."""
+    if _exact(layout):
+        return 1.0
+    keep, slack = keeping(layout.plan.framework), memory_document()["slack"]
+    if keep.expandable:
+        return 1.0 if keep.fsdp2 else 1.0 + float(slack["expandable"])
+    return (1.0 + float(slack["segments"])) * (1.0 + _headroom(layout))
 
 
 def outside_bytes(layout: Layout) -> int:
@@ -256,7 +273,7 @@ def _reserved(
     if keep.expandable and not keep.fsdp2:  # one stream, and pages that can be anywhere
         return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
     replayed = {}
-    for rank in _shown(layout, allocated):
+    for rank in _shown(layout, dict(enumerate(allocated))):
         # Beyond `capacity` only when nothing that the allocator can give back is enough.
         bounded = _replay(layout, pieces, schedule, rank, peaks[rank], capacity)
         fits = bounded.oom_event is None
@@ -270,10 +287,10 @@ def _reserved(
     return [int(max(value, least) * more) for value, least in zip(whole, allocated, strict=True)]
 
 
-def _shown(layout: Layout, allocated: list[int]) -> list[int]:
-    """The rank classes that are replayed."""
-    fullest = int(np.argmax(allocated))
-    return sorted({fullest} if keeping(layout.plan.framework).expandable else {0, fullest})
+def _shown(layout: Layout, allocated: Mapping[int, int]) -> list[int]:
+    """The rank classes that are replayed: the fullest, and perhaps the first."""
+    fullest = max(allocated, key=allocated.__getitem__)
+    return sorted({fullest} if keeping(layout.plan.framework).expandable else {min(allocated), fullest})
 
 
 def _replay(

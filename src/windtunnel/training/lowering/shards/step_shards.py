@@ -18,6 +18,7 @@ from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.shards.pipelined_shards import fetches
 from windtunnel.training.lowering.step_actions import Actions
 from windtunnel.training.lowering.step_builder import StepBuilder
+from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import parameter_bytes
 from windtunnel.training.schedules import TRAITS, Kind
 
@@ -116,9 +117,15 @@ def wait_for_gathers(
 
 
 def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> dict[int, int]:
-    """Gathers and reductions of FSDP2 in a pipeline. Returns each rank's last reduction."""
+    """Gathers and reductions of sharded data parallelism in a pipeline. Returns each rank's last reduction.
+
+    torch.distributed.pipelining waits for a reduction, and drops a chunk's parameters to gather them again. Elsewhere
+    reductions overlap as the plan says, and where only gradients are sharded parameters stay.
+    """
     if not shares_once(build.layout):
         return {}
+    by_torch = keeping(build.plan.framework).torch_pipelining
+    waits = by_torch or not build.plan.overlap_grad_reduce
     schedule, pointer, needs = build.schedule, *build.schedule.depends()
     layer_by_layer = not TRAITS[schedule.name].has_runtime
     widths = {"all_gather": parameter_bytes(build.plan), "reduce_scatter": build.gradient_bytes}
@@ -127,7 +134,10 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
         begin, end = (int(offset) for offset in schedule.rank_offset[rank : rank + 2])
         # What a chunk's last backward leaves is reduced before the next chunks are fetched.
         todo = [(int(buckets.last[rank, chunk]) + 1, "", chunk, 0) for chunk in range(schedule.chunks)]
-        todo += [(begin + one.before, "gather", one.chunk, begin + one.used) for one in fetches(schedule, rank)]
+        fetched = fetches(schedule, rank)
+        if not by_torch:
+            fetched = list({one.chunk: one for one in reversed(fetched)}.values())
+        todo += [(begin + one.before, "gather", one.chunk, begin + one.used) for one in fetched]
         for place, gather, chunk, used in sorted(todo, key=lambda one: (one[0], one[1], one[3])):
             piece = build.piece(rank, chunk)
             name, kind = ("gather parameters", "all_gather") if gather else ("reduce gradients", "reduce_scatter")
@@ -146,7 +156,7 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
                     build.ops.wait(following, one)
                 if gather:
                     build.ops.wait(int(actions.first[used]) + number, op)
-                elif place < end:
+                elif place < end and waits:
                     build.ops.wait(int(actions.first[place]), op)
                 if not gather:
                     ends[rank] = op

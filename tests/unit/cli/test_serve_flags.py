@@ -1,0 +1,85 @@
+"""Flags of `serve` that mean nothing where they are given: one error, with flag, value and remedy, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cli import main
+
+ONE = "llama-3.1-8b --cluster h100-sxm:8 --prompt 10 --output 5 --rate 3 --requests 4"
+CLOSED = "llama-3.1-8b --cluster h100-sxm:8 --prompt 10 --output 5 --concurrency 3"
+APART = f"{ONE} --prefill 1xtp1 --decode 1xtp1"
+LISTEN = "llama-3.1-8b --cluster h100-sxm:8 --listen 127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        *((f"{APART} {flag} {value}", flag) for flag, value in (
+            ("--replicas", "2"), ("--trace", "t.json"), ("--kernels", "/does/not/exist"), ("--router", "round-robin"),
+            ("--tp", "2"), ("--dp", "2"), ("--pp", "2"), ("--ep", "2"),
+        )),
+        *((f"{ONE} {flag} {value}", flag) for flag, value in (
+            ("--notice", "5s"), ("--spot-policy", "restart"), ("--speed", "2"), ("--lose", "0@3s"), ("--waves", "3"),
+            ("--max-waiting", "3"), ("--record", "r.csv"), ("--attain", "0.5"), ("--acceptance", "0.5"),
+        )),
+        *((f"pool.yaml {flag}", flag.split()[0]) for flag in (
+            "--cluster h100-sxm:1", "--rate 3", "--goodput", "--trace t.json", "--replicas 2", "--slo ttft=1s",
+        )),
+        *((f"{ONE} --slo ttft=1s,tpot=1s --search distserve {flag}", flag.split()[0]) for flag in (
+            "--replicas 2", "--page p.html", "--trace t.json", "--requests-out o.csv", "--kernels k", "--goodput",
+            "--tp 2",
+        )),
+        (f"{ONE} --search muxserve --attain 0.9", "--attain"),
+        (f"{CLOSED} --rate 3", "--rate"),
+        (f"{CLOSED} --cv 2", "--cv"),
+        ("--real tiny-llama --slo ttft=1s", "--slo"),
+        ("--real tiny-llama --listen 127.0.0.1:0", "--listen"),
+        (f"{LISTEN} --slo ttft=1s", "--slo"),
+        (f"{LISTEN} --json", "--json"),
+        (f"{LISTEN} --prefill 1xtp1 --decode 1xtp1 --tp 2", "--tp"),
+        (f"{LISTEN} --prefill 1xtp1 --decode 1xtp1 --kernels k", "--kernels"),
+        ("llama-3.1-8b --cluster h100-sxm:1 --workload w.csv --length-ratio 0.5", "--length-ratio"),
+        (f"{ONE} --gpu-hour -3", "--gpu-hour"),
+        (f"{ONE} --gpu-hour nan", "--gpu-hour"),
+        (f"{APART} --gpu-hour inf", "--gpu-hour"),
+    ],
+)  # fmt: skip
+def test_a_flag_without_a_meaning_is_refused(words: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *words.split()]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith(f"windtunnel: error: {flag} = ")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--requests-out", "--page"])
+def test_a_place_that_cannot_be_written_is_told_before_the_work(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it worked before it looked")
+
+    monkeypatch.setattr("windtunnel.serving.question.ask", never)
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "x.json", tmp_path):
+        assert main(["serve", *ONE.split(), flag, str(place)]) == 2
+        assert str(place) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"input_tokens": 3, "output_tokens": 2, "arrival_s": 0}\n{"input_tokens": 3, "output_tokens": 2}\n',
+        '{"input_tokens": 3, "output_tokens": 2, "arrival_s": 0, "hash_ids": [1]}\n[1, 2]\n',
+        "[]\n",
+    ],
+)
+def test_a_file_of_requests_with_a_fault_is_no_traceback(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text(text)
+    words = ["serve", "llama-3.1-8b", "--cluster", "h100-sxm:1", "--workload", str(tmp_path / "in.jsonl")]
+    assert main(words) == 2
+    assert "in.jsonl" in capsys.readouterr().err
