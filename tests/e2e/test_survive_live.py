@@ -22,11 +22,12 @@ STEPS = 24
 # the group of the next view stands, while rank 1 is held back as a thread is that still builds: with all its
 # connections open, so that nobody hears of the second death from them. At step 12 ranks 0 and 1 are killed at once.
 SCRIPT = """
-import json, os, signal, sys, threading, time
+import gc, json, os, signal, sys, threading, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
 from windtunnel.survive import train
+from windtunnel.survive.live.place import own_place
 
 strikes, folder = "strike" in sys.argv, Path(sys.argv[1])
 (folder / f"{os.getpid()}.pid").touch()
@@ -74,13 +75,17 @@ if strikes:
 def loss(step, rank, world):
     if strikes:
         strike(step, rank)
+    gc.collect()
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step * world + rank))
     return (model(x) - x[:, :4].sin()).square().mean()
 
 losses = train(model, optimizer, loss, int(sys.argv[2]))
 partial = folder / f"losses.{os.getpid()}"
-partial.write_text(json.dumps([one.hex() for one in losses]))
+assert "garbage collection" in (own_place().folder / f"{own_place().name}.log.names").read_text()
+averages = model[1].running_mean.tolist() + model[1].running_var.tolist()
+partial.write_text(json.dumps([one.hex() for one in losses + averages]))
 partial.rename(folder / "losses.json")
+sys.exit(3 if "fail" in sys.argv else 0)
 """
 
 
@@ -107,11 +112,17 @@ def test_killed_ranks_are_replaced_and_the_losses_are_the_same_bits(tmp_path: Pa
     calm = job(tmp_path / "calm")
     assert calm["status"] == 0, calm["said"]
     assert not calm["replacements"]
-    assert len(set(calm["losses"])) == STEPS
+    assert len(set(calm["losses"])) == STEPS + 32
     told = job(tmp_path / "killed", "strike")
     assert told["status"] == 0, told["said"]
     assert sorted(len(one["dead"]) for one in told["replacements"]) == [2, 2]
     assert all(one["downtime_s"] > 0 for one in told["replacements"])
+    assert told["losses"] == calm["losses"]
+    # Planned: the last rank, and the one that tells of first steps. What the script does after its steps counts too.
+    told = job(tmp_path / "planned", "fail", options=("--replace", "3@2", "--replace", "0@8"))
+    assert told["status"] == 3, told["said"]
+    assert [(one["planned"], one["dead"]) for one in told["replacements"]] == [(True, []), (True, [])]
+    assert not told["not_replaced"]
     assert told["losses"] == calm["losses"]
 
 

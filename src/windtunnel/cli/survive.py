@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,7 +28,7 @@ def survive(
     set: Annotated[
         tuple[str, ...], Parameter(name="--set", negative="", help="Change one number, as in predict.")
     ] = (),
-    days: Annotated[float, Parameter(help="Wall time of the run in days (54).")] = 54.0,
+    days: Annotated[float | None, Parameter(help="Wall time of the run in days (54).")] = None,
     policy: Annotated[
         str,
         Parameter(
@@ -36,9 +37,9 @@ def survive(
         ),
     ] = "",
     failures: Annotated[
-        str,
+        str | None,
         Parameter(help="llama3, rsc-1, rsc-2, production, none, a YAML file, or a CSV log with --observed (llama3)."),
-    ] = "llama3",
+    ] = None,
     observed: Annotated[
         str | None, Parameter(help="GPUs and days that a CSV log was kept for, e.g. 1024:30 or 1024x8:30.")
     ] = None,
@@ -68,9 +69,9 @@ def survive(
         Parameter(group=SPOT, help="Folder with parcae_throughput.csv and parcae_constants.csv (the trace's)."),
     ] = None,
     forecast: Annotated[
-        Literal["known", "persistence"],
+        Literal["known", "persistence"] | None,
         Parameter(group=SPOT, help="What parcae knows: the future (known), or that nothing changes (persistence)."),
-    ] = "known",
+    ] = None,
     look_ahead: Annotated[int | None, Parameter(group=SPOT, help="Minutes that parcae looks ahead (12).")] = None,
     spot_gpu_hour: Annotated[
         float | None, Parameter(group=SPOT, help="Dollars for one GPU-hour of a spot machine; --gpu-hour: on-demand.")
@@ -94,20 +95,30 @@ def survive(
     from windtunnel.cli.output import note, print_answer, stdout, working
 
     names = [name.strip() for name in policy.split(",") if name.strip()]
+    of_study = {
+        "cluster": cluster, "plan": plan, "days": days, "failures": failures, "observed": observed,
+        "checkpoint": None if checkpoint == "auto" else checkpoint,
+        "standbys": None if standbys == "auto" else standbys,
+        "recovery": recovery or None, "planned-every": planned_every, "storage": storage, "step-time": step_time,
+        "set": set or None, "seeds": None if seeds == 200 else seeds, "failures-out": failures_out, "report": report,
+        **{name.replace("_", "-"): value for name, value in flags.given().items()},
+    }  # fmt: skip
+    of_spot = {
+        "decisions-out": decisions_out, "spot-gpu-hour": spot_gpu_hour, "tables": tables, "forecast": forecast,
+        "look-ahead": look_ahead,
+    }  # fmt: skip
     if spot is not None:
+        _refuse(of_study, "leave it out: with --spot the trace and its tables say all of the job")
         from windtunnel.cli.survive_spot import answered_spot
 
         answered_spot(
-            model, spot, names, tables=tables, forecast=forecast, look_ahead=look_ahead, decisions_out=decisions_out,
-            seed=seed, gpu_hour=gpu_hour, spot_gpu_hour=spot_gpu_hour, json=json,
+            model, spot, names, tables=tables, forecast=forecast or "known", look_ahead=look_ahead,
+            decisions_out=decisions_out, seed=seed, gpu_hour=gpu_hour, spot_gpu_hour=spot_gpu_hour, json=json,
         )  # fmt: skip
         return
+    _refuse(of_spot, "it needs --spot TRACE.csv")
     if cluster is None:
         raise SpecError("--cluster", None, "name the cluster, e.g. h100-sxm:16384, or give --spot TRACE.csv")
-    if decisions_out is not None:
-        raise SpecError("--decisions-out", str(decisions_out), "decisions by the minute need --spot TRACE.csv")
-    if spot_gpu_hour is not None:
-        raise SpecError("--spot-gpu-hour", spot_gpu_hour, "a spot price needs --spot TRACE.csv; use --gpu-hour")
     from windtunnel.header import band_entry
     from windtunnel.resilience import survive as survived
     from windtunnel.survive.question import DEFAULT_POLICIES, asked_of
@@ -117,9 +128,9 @@ def survive(
         asked = asked_of(
             shape,
             machine,
-            days=days,
+            days=54.0 if days is None else days,
             policies=tuple(names) or DEFAULT_POLICIES,
-            failures=failures,
+            failures=failures or "llama3",
             observed=observed,
             checkpoint=checkpoint,
             standbys=standbys,
@@ -154,6 +165,13 @@ def survive(
         from windtunnel.report.survival.console import print_survival
 
         print_survival(answer, stdout())
+
+
+def _refuse(options: Mapping[str, object], remedy: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise SpecError(f"--{name}", str(shown) if isinstance(shown, Path) else shown, remedy)
 
 
 def _job(

@@ -62,19 +62,3 @@ def best_interval_s(lam: float, u: float, w: float, least_s: float = 1.0, most_s
         else:
             high = b
     return math.exp((low + high) / 2.0)
-
-
-def periodic(every_s: float, pause_s: float) -> float:
-    """ETTR of a planned change every `every_s` seconds that pauses the job for `pause_s`."""
-    return max(0.0, 1.0 - pause_s / every_s)
-
-
-def restart_loss(mttf_s: float, downtime_s: float) -> tuple[float, float]:
-    """Share of time lost to restarts: as printed (T / MTTF), and of the wall time (T / (MTTF + T))."""
-    return downtime_s / mttf_s, downtime_s / (mttf_s + downtime_s)
-
-
-def delay_of_slow(from_step: int, steps: int, slower: float) -> float:
-    """Efficiency lost when every step from `from_step` on takes `1 + slower` times as long."""
-    took = from_step + (steps - from_step) * (1.0 + slower)
-    return 1.0 - steps / took

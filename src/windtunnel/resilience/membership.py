@@ -130,6 +130,12 @@ class Membership:
             self.preparing = None
         return []
 
+    def left(self, name: str) -> list[Action]:
+        """A process has ended by itself because a planned change replaces it: so the planned view works."""
+        if self.preparing and name in self.members and name not in self.preparing:
+            return self.swapped()
+        return []
+
     def done(self) -> list[Action]:
         """A member has done all steps, and knows that all others have."""
         if self.finished:

@@ -7,6 +7,7 @@ no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,11 @@ class Asked:
             raise SpecError("days", self.days, "give days, more than 0 and at most ten years")
         if not 1 <= self.seeds <= 100_000:
             raise SpecError("seeds", self.seeds, "give 1 to 100,000 runs")
+        if self.seed < 0:
+            raise SpecError("seed", self.seed, "give 0 or more")
+        price = self.usd_per_gpu_hour
+        if price is not None and not 0.0 <= price < math.inf:
+            raise SpecError("gpu-hour", price, "give dollars for an hour of one GPU, 0 or more")
         if self.standbys is not None and not 0 <= self.standbys <= self.gpus:
             raise SpecError("standbys", self.standbys, "give a number of machines, or auto")
         if self.interval_s is not None and not self.interval_s >= 1e-3:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from windtunnel.errors import UserError
 from windtunnel.process import terminated_is_an_end
+
+
+def _rank_at_step(text: str) -> tuple[int, int]:
+    rank, at, step = text.partition("@")
+    if not (at and rank.isdecimal() and step.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r}: write RANK@STEP, e.g. 1@100")
+    return int(rank), int(step)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -20,6 +29,17 @@ def main(words: list[str] | None = None) -> int:
         "--patience", type=float, default=10.0, help="seconds without a beat until a rank is killed (10)"
     )
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a collective may take (300)")
+    parser.add_argument(
+        "--end-timeout", type=float, default=300.0, help="seconds that the script may go on after the last step (300)"
+    )
+    parser.add_argument(
+        "--replace",
+        action="append",
+        default=[],
+        type=_rank_at_step,
+        metavar="RANK@STEP",
+        help="replace a rank as planned, once so many steps are done and a standby is warm; repeatable",
+    )
     parser.add_argument("--afresh", action="store_true", help="start each process by itself: no forks")
     parser.add_argument(
         "--preload",
@@ -36,6 +56,8 @@ def main(words: list[str] | None = None) -> int:
         parser.error(f"{asked.script}: there is no such script")
     if find_spec("torch") is None:  # it is imported later, while the fork server does so
         parser.error("torch is not installed: pip install 'windtunnel[torch]'")
+    if asked.report_json is not None and not os.access(asked.report_json.parent, os.W_OK):
+        parser.error(f"--report-json {asked.report_json}: there is no such folder that can be written to")
     from windtunnel.survive.live.launcher import launch
 
     command = [sys.executable, str(asked.script), *asked.arguments]
@@ -47,17 +69,23 @@ def main(words: list[str] | None = None) -> int:
                 asked.standby,
                 patience_s=asked.patience,
                 timeout_s=asked.timeout,
+                end_s=asked.end_timeout,
+                replace=asked.replace,
                 afresh=asked.afresh,
                 preload=asked.preload,
             )
     except KeyboardInterrupt:
         return 130
+    except UserError as error:
+        parser.error(str(error))
     if asked.report_json is not None:
         asked.report_json.write_text(json.dumps(told.to_dict(), indent=1) + "\n")
     for one in told.replacements:
         what = "planned change" if one.planned else f"{', '.join(one.dead)} died"
         paused = "not measured" if one.downtime_s is None else f"{one.downtime_s:.2f} s"
         print(f"windtunnel: {what}: {paused} until the next step", file=sys.stderr)
+    for rank, step in told.not_replaced:
+        print(f"windtunnel: rank {rank} was not replaced after step {step}: the job ended before", file=sys.stderr)
     if told.start_s is not None:
         print(f"windtunnel: starting the job took {told.start_s:.1f} s", file=sys.stderr)
     if told.reason:

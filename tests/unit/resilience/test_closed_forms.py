@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from windtunnel.resilience import ettr, groups, standbys
+from windtunnel.resilience import ettr, standbys
 from windtunnel.resilience.checkpoints import Checkpoint
 from windtunnel.resilience.failures import read_failures
 
@@ -58,12 +58,6 @@ def test_series_of_nodes_at_the_published_rate() -> None:
     assert read_failures("llama3").rate_per_s(16_384, 8) * 54 * 86_400 == pytest.approx(419)
 
 
-def test_restart_loss_in_both_forms() -> None:
-    printed, of_wall = ettr.restart_loss(read_failures("rsc-1").mttf_s(65_536, 8), 4.45 * 60)
-    assert printed == pytest.approx(0.1647, abs=2e-4)  # TrainMover's
-    assert of_wall == pytest.approx(printed / (1 + printed))
-
-
 @pytest.mark.parametrize("q", [1.18e-3, 1.21e-3, 1.24e-3])
 def test_standbys_of_byterobust(q: float) -> None:
     assert [standbys.standbys_needed(machines, q) for machines in (128, 256, 512, 1024)] == [2, 2, 3, 4]
@@ -75,13 +69,6 @@ def test_the_cheapest_number_of_standbys_is_no_more_than_waiting_is_worth() -> N
     assert standbys.cheapest_standbys(free) == 0
     assert standbys.cheapest_standbys(dear) > 2
     assert standbys.at_most(10, 0.3, 10) == 1.0
-
-
-def test_groups_take_as_long_as_megascale_says() -> None:
-    assert groups.initialisation_s(2048, "tcp-store") == pytest.approx(1047)
-    assert groups.initialisation_s(2048, "redis") == pytest.approx(361)
-    assert groups.initialisation_s(2048) < 5
-    assert groups.initialisation_s(10_240) < 30
 
 
 def test_a_checkpoint_in_two_stages() -> None:

@@ -91,6 +91,19 @@ def test_a_planned_change_that_works_lets_the_leaver_go() -> None:
     assert len(world.views) == views
 
 
+def test_a_process_that_has_left_is_not_put_back_when_another_dies() -> None:
+    world = World(3, 1)
+    world.warm_all()
+    before = world.views[-1].members
+    world.perform(world.machine.leave(1))
+    world.alive.discard(before[1])  # it has swapped, and ends before a step of the new view is seen
+    world.perform(world.machine.left(before[1]))
+    world.warm_all()
+    world.kill([before[0]])
+    assert set(world.views[-1].members) <= world.alive
+    assert world.views[-1].members[2] == before[2]
+
+
 def test_processes_that_die_at_once_are_given_up() -> None:
     world = World(2, 1)
     for _ in range(30):
@@ -110,7 +123,7 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
     for _ in range(data.draw(st.integers(0, 25))):
         before = list(world.machine.members)
         views = len(world.views)
-        match data.draw(st.sampled_from(["kill", "warm", "step", "leave", "swap"])):
+        match data.draw(st.sampled_from(["kill", "warm", "step", "leave", "swap", "left"])):
             case "kill":
                 number = data.draw(st.integers(1, min(3, len(world.alive)))) if world.alive else 0
                 world.kill(data.draw(st.permutations(sorted(world.alive)))[:number])
@@ -122,6 +135,11 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
                 world.perform(world.machine.leave(data.draw(st.integers(0, size - 1))))
             case "swap":
                 world.perform(world.machine.swapped())
+                before = list(world.machine.members)
+            case "left" if world.machine.preparing:
+                (leaver,) = set(before) - set(world.machine.preparing)
+                world.alive.discard(leaver)
+                world.perform(world.machine.left(leaver))
                 before = list(world.machine.members)
         if world.abandoned:
             return

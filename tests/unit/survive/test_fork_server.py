@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.process import adopting_orphans
-from windtunnel.survive.live.fork_server import Forked, ForkServer, runs_script
+from windtunnel.survive.live.fork_server import REFUSED, Forked, ForkServer, runs_script
 
 TELLS = """
 import json, os, random, sys
@@ -143,8 +143,18 @@ def test_modules_that_no_fork_survives_are_refused(
     assert server.start({}).wait() == -signal.SIGKILL
     while server.look() == 0:
         time.sleep(0.01)
-    assert server.look() == 1
+    assert server.look() == REFUSED
     assert "start threads (pump)" in capfd.readouterr().err
+
+
+def test_a_module_that_is_not_there_is_named(begin: Begin, capfd: pytest.CaptureFixture[str]) -> None:
+    server = begin(STAYS, imported=("no_such_module",))
+    while server.look() == 0:
+        time.sleep(0.01)
+    assert server.look() == REFUSED
+    err = capfd.readouterr().err
+    assert "--preload: no_such_module cannot be imported" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_when_the_launcher_is_killed_nothing_is_left(tmp_path: Path) -> None:

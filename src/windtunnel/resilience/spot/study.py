@@ -134,6 +134,8 @@ def survive_spot(
     for flag, price in (("gpu-hour", usd_per_gpu_hour), ("spot-gpu-hour", usd_per_spot_gpu_hour)):
         if price is not None and not 0.0 <= price < float("inf"):
             raise SpecError(flag, price, "give dollars for an hour of one GPU, 0 or more")
+    if seed < 0:
+        raise SpecError("seed", seed, "give 0 or more")
     with ExitStack() as stack:
         folder = tables
         if folder is None:

@@ -46,6 +46,8 @@ IMPORTED = (
 )
 POLL_S = 0.002
 MESSAGE_BYTES = 1 << 16
+REFUSED = 2  # exit status: the modules are not fit to be imported once for all
+IMPORT_IDLE_S = 60.0  # without CPU time, while importing
 
 
 def runs_script(command: Sequence[str]) -> bool:
@@ -100,7 +102,7 @@ class ForkServer:
     """The launcher's end of the server for one script; another server is started where one has died.
 
     The caller adopts orphans (`process.adopting_orphans`). A server that has imported everything and answers no
-    request for `patience_s` is killed.
+    request for `patience_s` is killed, unless it only waits for its turn on a processor.
     """
 
     def __init__(self, script: Sequence[str], imported: Sequence[str] = IMPORTED, patience_s: float = 10.0) -> None:
@@ -113,6 +115,7 @@ class ForkServer:
         settings = {"socket": theirs.fileno(), "launcher": os.getpid()}
         words = json.dumps({**settings, "script": self._script, "imported": self._imported})
         self._ready_s: float | None = None
+        self._cpu_ns, self._moved_s = 0, time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, words],
             pass_fds=[theirs.fileno()],
@@ -151,12 +154,21 @@ class ForkServer:
                 self._again()
             return 0
         self._asked = [one for one in self._asked if one.poll() is None and one.pid is None]
-        if self._ready_s is not None and self._asked:
-            waited_s = now - max(self._ready_s, min(one.asked_s for one in self._asked))
-            if waited_s > self._patience_s:
-                print(f"windtunnel: the fork server has been silent for {waited_s:.1f} s: killed", file=sys.stderr)
-                self._process.kill()
+        if self._ready_s is None or self._asked:
+            self._see_to_it_that_it_moves(now)
         return 0
+
+    def _see_to_it_that_it_moves(self, now: float) -> None:
+        waits, cpu_ns = _waits(self._process.pid)
+        if not waits or cpu_ns != self._cpu_ns:
+            self._cpu_ns, self._moved_s = cpu_ns, now
+        limit_s, since_s, what = IMPORT_IDLE_S, self._moved_s, "has come no further with its imports"
+        if self._ready_s is not None:
+            limit_s, what = self._patience_s, "has been silent"
+            since_s = max(since_s, self._ready_s, min(one.asked_s for one in self._asked))
+        if now - since_s > limit_s:
+            print(f"windtunnel: the fork server {what} for {now - since_s:.1f} s: killed", file=sys.stderr)
+            self._process.kill()
 
     def _again(self) -> None:
         self._socket.close()
@@ -169,6 +181,15 @@ class ForkServer:
         self._socket.close()
 
 
+def _waits(pid: int) -> tuple[bool, int]:
+    """Whether a process waits for something other than a processor or a disk, and the CPU time that it has had."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "RD", int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+    except OSError:
+        return False, 0
+
+
 def main() -> None:
     """Import what every process of a job needs, then fork for each request; a fork returns, to run its script."""
     settings = json.loads(sys.argv[1])
@@ -176,7 +197,10 @@ def main() -> None:
     sys.argv = settings["script"]
     sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
     for name in settings["imported"]:
-        import_module(name)
+        try:
+            import_module(name)
+        except Exception as error:
+            _refuse(f"{name} cannot be imported ({' '.join(str(error).split())}): install it or leave it out")
     _require_forkable()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -200,9 +224,12 @@ def _require_forkable() -> None:
     cuda = "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized()
     if threads or cuda:
         what = "use CUDA" if cuda else f"start threads ({', '.join(threads)})"
-        sys.exit(
-            f"windtunnel: error: --preload: these modules {what} on import, which no fork survives: leave them out"
-        )
+        _refuse(f"these modules {what} on import, which no fork survives: leave them out")
+
+
+def _refuse(why: str) -> None:
+    print(f"windtunnel: error: --preload: {why}", file=sys.stderr, flush=True)
+    sys.exit(REFUSED)
 
 
 def _forked(launcher: int) -> bool:

@@ -12,13 +12,14 @@ for a fork and not for an import; or each is started afresh, where the system or
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -28,12 +29,12 @@ from typing import Any
 from windtunnel.errors import SpecError
 from windtunnel.process import adopting_orphans
 from windtunnel.resilience.membership import Abandon, Action, Finish, Membership, Publish, Start
-from windtunnel.survive.live.fork_server import IMPORTED, Forked, ForkServer, runs_script
+from windtunnel.survive.live.fork_server import IMPORTED, REFUSED, Forked, ForkServer, runs_script
 from windtunnel.survive.live.place import Place
 from windtunnel.survive.watch.log import RankLog
 
 POLL_S = 0.01
-END_S = 30.0  # to end by itself after the last step
+END_S = 300.0  # to end by itself after the last step; torchrun waits as long at its exit barrier
 
 
 Watching = Callable[[dict[str, int], tuple[str, ...], tuple[str, ...]], None]
@@ -56,6 +57,7 @@ class Told:
     status: int = 0
     start_s: float | None = None  # from starting the processes to their first step
     replacements: list[Replacement] = field(default_factory=list)
+    not_replaced: list[tuple[int, int]] = field(default_factory=list)  # (rank, step) that were asked for in vain
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,9 +79,10 @@ def launch(
     *,
     patience_s: float = 10.0,
     timeout_s: float = 300.0,
+    end_s: float = END_S,
     afresh: bool = False,
     preload: Sequence[str] = (),
-    leave: Sequence[tuple[int, int]] = (),
+    replace: Sequence[tuple[int, int]] = (),
     watching: Watching | None = None,
 ) -> Told:
     """Run `command` as `size` ranks with so many standbys, until all steps are done.
@@ -87,15 +90,18 @@ def launch(
     A command of this Python and a script runs in forks of a server, which imports `preload` too; with `afresh`, and for
     any other command, each process is started by itself.
 
-    `leave`: (generation, rank) pairs; once a view of that generation works, the process of that rank is replaced as
-    planned. `watching(pids, members, warm standbys)` is called at each look at the processes, of which one
-    may be the "server": tests kill some of them there.
+    `replace`: (rank, step) pairs; once so many steps are done and a standby is warm, the process of that rank is
+    replaced as planned, between two steps. After the last step the script may go on for `end_s`.
+    `watching(pids, members, warm standbys)` is called at each look at the processes, of which one may be the "server":
+    tests kill some of them there.
     """
-    if size < 1 or standbys < 0:
-        raise SpecError("nproc-per-node, standby", (size, standbys), "at least one rank and no less than no standby")
+    _require(size, standbys, replace, {"--patience": patience_s, "--timeout": timeout_s, "--end-timeout": end_s})
     with tempfile.TemporaryDirectory(prefix="windtunnel-survive-") as folder, adopting_orphans() as adopts:
         forks = adopts and runs_script(command) and not afresh
-        run = _Run(list(command), size, standbys, Path(folder), patience_s, timeout_s, list(leave))
+        if preload and not forks:
+            why = "with --afresh" if afresh else "on this system, or for this command,"
+            raise SpecError("--preload", ", ".join(preload), f"leave it out: {why} each process is started by itself")
+        run = _Run(list(command), size, standbys, Path(folder), patience_s, timeout_s, end_s, list(replace))
         try:
             run.begin(ForkServer(command[1:], (*IMPORTED, *preload), patience_s) if forks else None)
             told = run.until_done(watching)
@@ -103,6 +109,21 @@ def launch(
             return told
         finally:
             run.end_all()
+
+
+def _require(size: int, standbys: int, replace: Sequence[tuple[int, int]], seconds: Mapping[str, float]) -> None:
+    if size < 1:
+        raise SpecError("--nproc-per-node", size, "give at least one rank")
+    if standbys < 0:
+        raise SpecError("--standby", standbys, "give 0 or more")
+    for name, value in seconds.items():
+        if not 0 < value < math.inf:
+            raise SpecError(name, value, "give seconds above 0")
+    for rank, step in replace:
+        if not 0 <= rank < size or step < 0:
+            raise SpecError("--replace", f"{rank}@{step}", f"give a rank from 0 to {size - 1} and a step from 0 on")
+        if size < 2 or standbys < 1:
+            raise SpecError("--replace", f"{rank}@{step}", "it takes two ranks, one to hand over state, and a standby")
 
 
 class _Run:
@@ -116,11 +137,13 @@ class _Run:
         folder: Path,
         patience_s: float,
         timeout_s: float,
-        leave: list[tuple[int, int]],
+        end_s: float,
+        replace: list[tuple[int, int]],
     ) -> None:
         self.began = time.time()
         self.command, self.folder, self.patience_s, self.timeout_s = command, folder, patience_s, timeout_s
-        self.leave = leave
+        self.end_s, self.replace = end_s, tuple(replace)
+        self.to_replace: dict[tuple[int, int], str] = dict.fromkeys(replace, "")  # who is to go, once it has said so
         self.membership = Membership(size, standbys)
         self.store: Any = None
         self.server: ForkServer | None = None
@@ -147,6 +170,7 @@ class _Run:
             self._look_at_server()
             self._look_for_warm()
             self._look_for_first_steps()
+            self._look_for_leaving()
             self._look_for_done()
             self._kill_stopped()
             self._look_for_dead()
@@ -162,10 +186,26 @@ class _Run:
         return self.told
 
     def let_end(self) -> None:
-        """Wait for the processes to end by themselves, for a while, where the job has come to its end."""
-        deadline = time.time() + (END_S if not self.told.status else 0.0)
-        while time.time() < deadline and any(one.popen.poll() is None for one in self.processes.values()):
+        """Wait for the script to end after the last step, and see how. Nobody waits for standbys."""
+        if self.told.status:
+            return
+        self.told.not_replaced = list(self.to_replace)
+        idle = (*self.membership.warm, *self.membership.starting)
+        played = {name: one.popen for name, one in self.processes.items() if name not in idle}
+        deadline = time.time() + self.end_s
+        while (running := [name for name, one in played.items() if one.poll() is None]) and time.time() < deadline:
             time.sleep(POLL_S)
+        if running:
+            self.told.status = 1
+            limit = f"{self.end_s:g} s after the last step: --end-timeout gives it longer"
+            self.told.reason = f"the script still ran in {', '.join(running)} {limit}"
+            return
+        for name, one in played.items():
+            status = one.poll() or 0
+            if status and not self.told.status:
+                self.told.status = status if status > 0 else 128 - status
+                how = f"with exit status {status}" if status > 0 else f"by signal {-status}"
+                self.told.reason = f"process {name} ended {how} after the last step"
 
     def end_all(self) -> None:
         """Kill what is there, and wait for it. The server first: then no process comes any more."""
@@ -199,7 +239,8 @@ class _Run:
         status = self.server.look() if self.server is not None else 0
         if status and not self.over:
             self.told.status, self.over = status, True
-            self.told.reason = f"the fork server ended with exit status {status}: --afresh does without it"
+            remedy = "leave the module out of --preload" if status == REFUSED else "--afresh does without it"
+            self.told.reason = f"the fork server ended with exit status {status}: {remedy}"
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -210,7 +251,7 @@ class _Run:
                     fields = {"generation": view.generation, "members": view.members, "planned": view.planned}
                     self.store.set("view", json.dumps(fields))
                     if view.members:
-                        began = self.began if self.struck_at is None else self.struck_at
+                        began = time.time() if self.struck_at is None else self.struck_at
                         replacement = Replacement(view.generation, self.dead, view.planned)
                         self.waiting_first.append((replacement, began))
                         self.dead = []
@@ -220,7 +261,9 @@ class _Run:
                     self.told.status, self.told.reason, self.over = 1, reason, True
 
     def _start(self, name: str) -> None:
-        place = Place("127.0.0.1", self.store.port, name, self.membership.size, self.folder, self.timeout_s)
+        place = Place(
+            "127.0.0.1", self.store.port, name, self.membership.size, self.folder, self.timeout_s, self.replace
+        )
         popen: subprocess.Popen[bytes] | Forked
         if self.server is not None:
             popen = self.server.start(place.environment())
@@ -257,38 +300,50 @@ class _Run:
             if replacement.generation == self.membership.generation:
                 self.struck_at = None
             self._perform(self.membership.progressed())
-            for generation, rank in [pair for pair in self.leave if pair[0] <= replacement.generation]:
-                actions = self.membership.leave(rank)
-                if actions:
-                    self.leave.remove((generation, rank))
-                    self._perform(actions)
+
+    def _look_for_leaving(self) -> None:
+        """Ranks that are to be replaced as planned and have come to their step; again where that came to nothing."""
+        for (rank, step), name in list(self.to_replace.items()):
+            key = f"leave/{rank}@{step}"
+            if not name and self.store.check([key]):  # the one that takes its place says so as well, but is not meant
+                self.to_replace[rank, step] = name = self.store.get(key).decode()
+            if not name or self.waiting_first:
+                continue
+            if self.membership.members[rank] != name:  # it is replaced, in whatever way
+                del self.to_replace[rank, step]
+            else:
+                self._perform(self.membership.leave(rank))
 
     def _look_for_done(self) -> None:
         if any(self.store.check([f"done/{name}"]) for name in self.membership.members if name):
             self._perform(self.membership.done())
 
     def _look_for_dead(self) -> None:
+        if self.over:
+            return
         dead = []
         for name, one in list(self.processes.items()):
             status = one.popen.poll()
             if status is None:
                 continue
-            if self.store.check([f"done/{name}"]) and not self.over:
+            if self.store.check([f"done/{name}"]):
                 self._perform(self.membership.done())
                 return
             needed = name in self.membership.members or name in (*self.membership.warm, *self.membership.starting)
-            if status > 0 and not self.over:
+            if status > 0:
                 self.told.status, self.over = status, True
                 self.told.reason = f"process {name} ended with exit status {status}"
                 return
             if status == 0 and name in self.membership.members and self.membership.preparing:
-                needed = False  # replaced as planned; the view that says so works already
+                needed = False
+                self._perform(self.membership.left(name))
             del self.processes[name]
             self._end_group(one)
             if needed:
                 dead.append(name)
         if dead:
-            if self.struck_at is None and any(name in self.membership.members for name in dead):
+            playing = (*self.membership.members, *(self.membership.preparing or ()))
+            if self.struck_at is None and any(name in playing for name in dead):
                 self.struck_at = time.time()
             self.dead += dead
             self._perform(self.membership.died(dead))

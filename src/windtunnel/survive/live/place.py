@@ -22,11 +22,13 @@ class Place:
     size: int
     folder: Path
     timeout_s: float  # of one collective
+    replace: tuple[tuple[int, int], ...] = ()  # ranks that ask to be replaced once so many steps are done
 
     def environment(self) -> dict[str, str]:
         """What to add to a child's environment."""
         fields = {"host": self.host, "port": self.port, "name": self.name, "size": self.size}
-        return {VARIABLE: json.dumps({**fields, "folder": str(self.folder), "timeout_s": self.timeout_s})}
+        fields |= {"folder": str(self.folder), "timeout_s": self.timeout_s, "replace": self.replace}
+        return {VARIABLE: json.dumps(fields)}
 
     @property
     def tape(self) -> Path:
@@ -40,4 +42,5 @@ def own_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     if text is None:
         return None
     fields = json.loads(text)
-    return Place(**{**fields, "folder": Path(fields["folder"])})
+    replace = tuple((rank, step) for rank, step in fields["replace"])
+    return Place(**{**fields, "folder": Path(fields["folder"]), "replace": replace})

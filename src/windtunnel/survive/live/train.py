@@ -152,8 +152,7 @@ def train(
         if saving is not None:
             saving.restore(progress)
         while progress.step < steps:
-            pieces = _local(progress, loss, 0, 1, seed)
-            _commit(progress, pieces, 1)
+            _commit(progress, _local(progress, loss, 0, 1, seed), 1)
             if saving is not None:
                 saving.after(progress)
             if on_step is not None:
@@ -165,18 +164,26 @@ def train(
 
 
 def _local(progress: Progress, loss: Loss, rank: int, world: int, seed: int) -> list[Any]:
-    """This rank's gradients and loss as flat buckets; the last bucket ends with the loss and a place for a vote."""
+    """This rank's gradients, rank 0's buffers, and the loss as flat pieces; the last one ends with the loss and a place
+    for a vote.
+
+    Buffers, such as the averages of BatchNorm, are put back: `_commit` moves them, to those of rank 0 in every rank.
+    """
     import torch
 
     progress.optimizer.zero_grad(set_to_none=True)
     torch.manual_seed((seed * 1_000_003 + progress.step) * 65_537 + rank)
+    buffers = _averages(progress.model)
+    before = [one.clone() for one in buffers]
     value = loss(progress.step, rank, world)
     value.backward()
-    parts = [
-        (torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1).float()
-        for one in _trained(progress.model)
-    ]
-    flat = torch.cat([*parts, value.detach().reshape(1).float(), torch.zeros(1)])
+    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in _trained(progress.model)]
+    parts += [one.clone() if rank == 0 else torch.zeros_like(one) for one in buffers]
+    for one, old in zip(buffers, before, strict=True):
+        one.copy_(old)
+    double = any(one.dtype == torch.float64 for one in parts)
+    parts += [value.detach().reshape(1), value.detach().new_zeros(1)]
+    flat = torch.cat([one.reshape(-1).to(torch.float64 if double else torch.float32) for one in parts])
     return list(flat.split(BUCKET_BYTES // flat.element_size()))
 
 
@@ -190,9 +197,18 @@ def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
         piece = flat[at : at + one.numel()] / world
         one.grad = piece.view_as(one).to(one.dtype)
         at += one.numel()
+    for one in _averages(progress.model):
+        one.copy_(flat[at : at + one.numel()].view_as(one))
+        at += one.numel()
     progress.optimizer.step()
     progress.losses.append(float(flat[at]) / world)
     progress.step += 1
+
+
+def _averages(model: Any) -> list[Any]:
+    """Buffers that a forward pass may change: what layers with running statistics keep."""
+    layers = [one for one in model.modules() if getattr(one, "track_running_stats", False)]
+    return [buffer for one in layers for buffer in one.buffers(recurse=False)]
 
 
 def _trained(model: Any) -> list[Any]:
@@ -220,11 +236,13 @@ class _Member:
         self.store = store_of(place)
         self.log = RankLog.create(place.folder / f"{place.name}.log")
         self.log.start_beat()
+        self.log.watch_garbage()
         self.has_state = False
         self.generation, self.rank = -1, -1
         self.group: Any = None
         self.next: Building | None = None
         self.first_of_generation = True
+        self.asked_to_leave: set[tuple[int, int]] = set()
 
     def run(self) -> list[float]:
         """Until all steps are done.
@@ -321,7 +339,11 @@ class _Member:
         return True
 
     def _prepare(self) -> None:
-        """Begin to build the group of a planned change beside the one that works."""
+        """Begin to build the group of a planned change beside the one that works; ask for one where it is due."""
+        for rank, step in self.place.replace:
+            if rank == self.rank and self.progress.step >= step and (rank, step) not in self.asked_to_leave:
+                self.asked_to_leave.add((rank, step))
+                self.store.set(f"leave/{rank}@{step}", self.place.name)
         view = _newest(self.store)
         planned = view is not None and view["planned"] and view["generation"] > self.generation
         if view is None or not planned or (self.next and self.next.generation == view["generation"]):
@@ -345,9 +367,9 @@ class _Member:
         if not self._agree():
             self._drop()
             return False
-        if self.rank == 0:
-            self.store.set(f"first/{self.generation}", repr(time.time()))
-            self.store.set(f"swapped/{self.generation}", repr(time.time() - began))
+        # Whoever was there before tells it: rank 0 may be the one that joined.
+        self.store.set(f"swapped/{self.generation}", repr(time.time() - began))
+        self.store.set(f"first/{self.generation}", repr(time.time()))
         return True
 
     def _join(self) -> bool:

@@ -40,6 +40,7 @@ class RankLog:
         self._numbers: dict[str, int] = {}
         self._count = 0
         self._collecting = 0
+        self._thread = 0
 
     @classmethod
     def create(cls, path: Path, rank: int = -1, groups: Mapping[str, Sequence[int]] | None = None) -> RankLog:
@@ -108,10 +109,13 @@ class RankLog:
         self.rows[row, 4] = time.time()
 
     def watch_garbage(self) -> None:
-        """Log each garbage collection as a segment of its own."""
+        """Log each garbage collection of this thread as a segment of its own."""
+        self._thread = threading.get_ident()
         gc.callbacks.append(self._collected)
 
     def _collected(self, phase: str, _: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if phase == "start":
             self._collecting = self._begin(SEGMENT, GARBAGE)
         elif self._collecting:
