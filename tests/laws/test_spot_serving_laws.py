@@ -82,9 +82,12 @@ def test_a_new_machine_launches_once() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 2), st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.floats(285.0, 330.0))
+@given(st.integers(1, 2), st.floats(0.0, 20.0), st.floats(0.0, 20.0), st.floats(298.0, 330.0))
 def test_more_notice_never_hurts(machines: int, less: float, more: float, sent: float) -> None:
-    """The machine with the lone request goes. A cache that can be carried lengthens the pause by its own bytes."""
+    """The machine with the lone request goes, before that ends; one that ends within the notice may be cut for a move.
+
+    A cache that can be carried lengthens the pause by its own bytes.
+    """
     found = [_lone("spotserve", [_goes(0, notice_s)], machines + 1, [sent]) for notice_s in (less, less + more)]
     assert found[1].recomputed_tokens <= found[0].recomputed_tokens
     cache_s = (WHOLE.prompt + WHOLE.output) * WHOLE.kv_token_bytes / ONE.network_bytes_per_s

@@ -109,7 +109,7 @@ def test_steps_and_memory_are_those_of_serve() -> None:
         (["--lose", "0@1s+1s"], "--lose"),
         (["--record", "r.jsonl"], "--record"),
         (["--gpu-hour", "-1"], "--gpu-hour"),
-        (["--listen", "127.0.0.1:0"], "has no meaning with --listen"),
+        (["--listen", "127.0.0.1:0"], "leave out the pool, --listen and --real"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
