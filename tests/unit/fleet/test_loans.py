@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def test_the_command_line_lends_servers_and_says_who_was_late(folder, monkeypatch, capsys):
-    monkeypatch.setattr(fleet_loans, "REQUESTS", 1000)
+    monkeypatch.setattr(fleet_loans, "REQUESTS", 500)
     question = ["fleet", str(folder / "jobs.csv"), "--cluster", "a100:2x4", "--policy", "lyra-none,lyra", "--json"]
     assert main([*question, "--serving", str(folder / "pool.yaml"), "--report", str(folder / "page.html")]) == 0
     figures = json.loads(capsys.readouterr().out)["policies"]
@@ -148,5 +148,6 @@ def run_as_result(run):
         goodput_requests_per_s: float = 0.0
         search: object = None
         regime: str = "stable"
+        stamps: object = None
 
     return lambda workload: Answer(True, run(workload).slo_attainment)
