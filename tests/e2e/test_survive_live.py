@@ -59,6 +59,8 @@ def strike(step, rank):
     if step == 4 and rank == 0 and once("first"):
         os.kill(os.getpid(), signal.SIGKILL)
     pair = folder / "pair.pid"
+    if step == 8 and rank == 2 and once("late"):  # longer than a collective may take: the group comes apart
+        time.sleep(6)
     if step == 12 and rank == 1 and not pair.exists():
         (folder / "pair").write_text(str(os.getpid()))
         (folder / "pair").rename(pair)
@@ -113,9 +115,11 @@ def test_killed_ranks_are_replaced_and_the_losses_are_the_same_bits(tmp_path: Pa
     assert calm["status"] == 0, calm["said"]
     assert not calm["replacements"]
     assert len(set(calm["losses"])) == STEPS + 32
-    told = job(tmp_path / "killed", "strike")
+    told = job(tmp_path / "killed", "strike", options=("--timeout", "4"))
     assert told["status"] == 0, told["said"]
-    assert sorted(len(one["dead"]) for one in told["replacements"]) == [2, 2]
+    dead = [len(one["dead"]) for one in told["replacements"]]
+    assert [one for one in dead if one] == [2, 2]
+    assert 0 in dead
     assert all(one["downtime_s"] > 0 for one in told["replacements"])
     assert told["losses"] == calm["losses"]
     # Planned: the last rank, and the one that tells of first steps. What the script does after its steps counts too.

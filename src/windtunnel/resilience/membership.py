@@ -108,6 +108,18 @@ class Membership:
                 return [*self._publish(), *self._replenish()]
         return [*self._fill(), *self._replenish()]
 
+    def broken(self) -> list[Action]:
+        """The group of the members came apart and none of them is gone: the same ones meet again."""
+        if self.finished or None in self.members:
+            return []
+        if self.preparing:  # the change is off, as where somebody dies
+            self.warm = [*(name for name in self.preparing if name not in self.members), *self.warm]
+            self.preparing = None
+        self.since_progress += 1
+        if self.since_progress > MOST_STARTS_WITHOUT_PROGRESS:
+            return [Abandon("the ranks' group came apart again and again: is --timeout shorter than a step?")]
+        return self._publish()
+
     def progressed(self) -> list[Action]:
         """A step was done in the newest view."""
         self.since_progress = 0

@@ -104,6 +104,17 @@ def test_a_process_that_has_left_is_not_put_back_when_another_dies() -> None:
     assert world.views[-1].members[2] == before[2]
 
 
+def test_members_whose_group_comes_apart_meet_again_but_not_for_ever() -> None:
+    world = World(2, 1)
+    world.warm_all()
+    for number in range(1, 30):
+        world.perform(world.machine.broken())
+        if world.abandoned:
+            return
+        assert world.views[-1] == View(number, world.views[0].members)
+    raise AssertionError("met for ever")
+
+
 def test_processes_that_die_at_once_are_given_up() -> None:
     world = World(2, 1)
     for _ in range(30):
@@ -123,7 +134,7 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
     for _ in range(data.draw(st.integers(0, 25))):
         before = list(world.machine.members)
         views = len(world.views)
-        match data.draw(st.sampled_from(["kill", "warm", "step", "leave", "swap", "left"])):
+        match data.draw(st.sampled_from(["kill", "warm", "step", "leave", "swap", "left", "broken"])):
             case "kill":
                 number = data.draw(st.integers(1, min(3, len(world.alive)))) if world.alive else 0
                 world.kill(data.draw(st.permutations(sorted(world.alive)))[:number])
@@ -136,6 +147,9 @@ def test_views_hold_the_living_each_once_and_survivors_keep_their_rank(
             case "swap":
                 world.perform(world.machine.swapped())
                 before = list(world.machine.members)
+            case "broken":
+                world.perform(world.machine.broken())
+                assert world.machine.preparing is None or None in world.machine.members
             case "left" if world.machine.preparing:
                 (leaver,) = set(before) - set(world.machine.preparing)
                 world.alive.discard(leaver)

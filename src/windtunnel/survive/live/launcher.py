@@ -34,6 +34,7 @@ from windtunnel.survive.live.place import Place
 from windtunnel.survive.watch.log import RankLog
 
 POLL_S = 0.01
+BROKEN_S = 2.0  # by then a death that broke a group has been seen
 END_S = 300.0  # to end by itself after the last step; torchrun waits as long at its exit barrier
 
 
@@ -151,6 +152,7 @@ class _Run:
         self.left_groups: set[int] = set()  # of processes that have ended: what they started ends too
         self.told = Told()
         self.struck_at: float | None = None
+        self.broken: tuple[int, float] | None = None  # a generation whose group came apart, and since when
         self.dead: list[str] = []
         self.waiting_first: list[tuple[Replacement, float]] = []
         self.over = False
@@ -174,6 +176,7 @@ class _Run:
             self._look_for_done()
             self._kill_stopped()
             self._look_for_dead()
+            self._look_for_broken()
             self._reap_left()
             if watching is not None and not self.over:
                 pids = {name: one.popen.pid for name, one in self.processes.items() if one.popen.pid is not None}
@@ -347,6 +350,18 @@ class _Run:
                 self.struck_at = time.time()
             self.dead += dead
             self._perform(self.membership.died(dead))
+
+    def _look_for_broken(self) -> None:
+        """A group that comes apart though nobody dies, as where a step takes longer than a collective may."""
+        generation = self.membership.generation - (self.membership.preparing is not None)
+        if self.over or generation < 0 or not self.store.check([f"broken/{generation}"]):
+            self.broken = None
+        elif self.broken is None or self.broken[0] != generation:
+            self.broken = (generation, time.time())
+        elif time.time() - self.broken[1] > BROKEN_S:
+            if self.struck_at is None:
+                self.struck_at = self.broken[1]
+            self._perform(self.membership.broken())
 
     def _kill_stopped(self) -> None:
         """A member whose beat has stopped holds up all others, and a standby is none: they cannot be asked to go."""

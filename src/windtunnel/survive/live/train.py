@@ -297,6 +297,7 @@ class _Member:
         """A member is lost: nobody shall wait for this one either."""
         abort(self.group)
         self.group = None
+        self.store.set(f"broken/{self.generation}", "1")  # if nobody has died for it, the same members meet again
 
     def _warm_up(self) -> None:
         """A shadow iteration where there is a tape of one, else what a rank can do alone; nothing of it is kept."""
@@ -394,6 +395,7 @@ class _Member:
             building = Building(self.place, generation, members)
             self.group = building.wait(self._superseded)
             if self.group is None:
+                self.store.set(f"broken/{generation}", "1")
                 continue
             self.rank = building.rank
             self.log.play(self.rank)
