@@ -170,18 +170,7 @@ def serve(
         if spot is not None:
             from windtunnel.cli.serve_spot import answer_spot
 
-            senseless = {
-                "--ep": (ep, None), "--replicas": (replicas, 1), "--router": (router, "least-loaded"),
-                "--max-num-seqs": (max_num_seqs, None), "--num-gpu-blocks": (num_gpu_blocks, None),
-                "--block-size": (block_size, None), "--prefix-caching": (prefix_caching, None),
-                "--chunked-prefill": (chunked_prefill, None), "--slo": (slo, None), "--goodput": (goodput, False),
-                "--attain": (attain, 0.99), "--prefill": (prefill, None), "--decode": (decode, None),
-                "--search": (search, None), "--kernels": (kernels, None), "--requests-out": (requests_out, None),
-                "--speculative-tokens": (speculative_tokens, 0), "--acceptance": (acceptance, 0.0),
-                "--speed": (speed, 1.0), "--lose": (lose, None), "--max-waiting": (max_waiting, 4096),
-                "--record": (record, None), "--page": (page, None), "--trace": (trace, None),
-            }  # fmt: skip
-            answer_spot(model, cluster, layout, asked, spot, spot_policy, notice, gpu_hour, senseless, json)
+            answer_spot(model, cluster, layout, asked, spot, spot_policy, notice, gpu_hour, json)
             return None
         if search is not None:
             from windtunnel.cli.serve_search import answer_search

@@ -22,6 +22,8 @@ CLOSED = frozenset({"concurrency", "waves"})
 ANSWER = frozenset({"slo", "goodput", "attain", "gpu_hour", "requests_out", "page", "json"})
 SEVERAL = ENGINE | LOAD | DRAFTING | LAYOUT | {"search", "slo", "json"}
 POOLS = frozenset({"prefill", "decode"})
+SPOT = frozenset({"cluster", "engine", "weights", "expert_weights", "kv", "tp", "pp", "dp"})  # policies say why no tp
+SPOT |= {"max_num_batched_tokens", "gpu_memory_utilization", "spot", "spot_policy", "notice", "gpu_hour", "json"}
 ONE = frozenset({"replicas", "router", "kernels", "trace"})  # of replicas that do both phases
 
 LISTEN = ENGINE | DRAFTING | {"listen", "speed", "lose", "max_waiting", "record"}
@@ -32,7 +34,7 @@ MODES: dict[str, tuple[str, frozenset[str]]] = {
     "real": ("--real", frozenset({"real", "requests", "rate", "cv", "seed", "json"})),
     "listen": ("--listen", LISTEN | LAYOUT | {"kernels"}),
     "listen apart": ("--listen and --prefill, --decode", LISTEN | POOLS),
-    "spot": ("--spot", ENGINE | LAYOUT | LOAD | CLOSED | {"spot", "spot_policy", "notice", "gpu_hour", "json"}),
+    "spot": ("--spot", SPOT | LOAD | CLOSED),
     "distserve": ("--search distserve", SEVERAL - LAYOUT | {"attain"}),  # the layouts are what is sought
     "alpaserve": ("--search alpaserve", SEVERAL),
     "muxserve": ("--search muxserve", SEVERAL),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from windtunnel.hardware.cluster import Cluster
@@ -22,18 +22,13 @@ def answer_spot(
     policies: str,
     notice: str,
     gpu_hour: float | None,
-    others: Mapping[str, tuple[Any, Any]],
     json: bool,
 ) -> None:
-    """Ask and print. `others`: flags with no meaning here, by name: what was given, and the default. UserError."""
+    """Ask and print. Raises UserError."""
     from windtunnel.cli.output import note, print_answer, stdout
-    from windtunnel.errors import SpecError
     from windtunnel.report.serving.spot_console import print_spot_serving
     from windtunnel.units import parse_time
 
-    for name, (value, default) in others.items():
-        if value != default:
-            raise SpecError(name, value, "has no meaning with --spot: leave it out")
     answer = serve_on_spot(
         model,
         cluster,
