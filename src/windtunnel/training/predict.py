@@ -166,7 +166,7 @@ def _result(
     cluster, plan, experts = layout.cluster, layout.plan, _has_experts(layout)
     training = pricers[0].training
     widest = {name: max(one.training.uncertainty[name] for one in pricers) for name in training.uncertainty}
-    training = replace(training, uncertainty=widest)
+    training = replace(training, uncertainty=widest, from_runs=all(one.training.from_runs for one in pricers))
     classes = _classes(layout, step, timeline)
     reading = read(
         timeline.makespan_ns, makespan_ns, disturbed, classes, _kernels(step), training,

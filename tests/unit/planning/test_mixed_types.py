@@ -190,7 +190,7 @@ def test_a_step_of_two_types_is_as_uncertain_as_the_less_known_one() -> None:
     for found in (one, other):
         assert any("generation cdna3" in text for text in found.warnings)
     width = [(one.step_time_p95_ns - one.step_time_p5_ns) / one.step_time_ns for one in (one, other)]
-    assert width[0] == pytest.approx(width[1], rel=0.05)
+    assert width[0] == pytest.approx(width[1], rel=0.03)
 
 
 def test_the_command_asks_the_same_again(tmp_path: Path) -> None:

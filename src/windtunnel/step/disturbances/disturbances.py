@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster
@@ -64,9 +65,9 @@ def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
     list of such words.
     """
     samples, seed = scenario.samples, scenario.seed
-    if not isinstance(samples, int) or not 0 <= samples <= 1_000_000:
+    if not isinstance(samples, Integral) or not 0 <= samples <= 1_000_000:
         raise SpecError("samples", samples, "give a whole number from 0 to 1,000,000")
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**63:
         raise SpecError("seed", seed, "give a whole number from 0 to 2^63 - 1")
     noise = share_of("jitter", scenario.jitter)
     if noise > 1.0:
