@@ -211,7 +211,7 @@ def test_a_lost_node_costs_what_was_done_since_the_checkpoint():
 
 
 def test_a_scaled_job_runs_at_the_rate_of_its_gpus():
-    work = Scaling(100.0, lambda gpus: float(gpus), 8)
+    work = Scaling(100.0, {gpus: float(gpus) for gpus in range(1, 9)}, 8)
     job = Running(0, 0, 4, work)
     Clock([job], [8], policy_of("optimus", 0)).run()
     assert job.end_ns == 12.5 * NS

@@ -186,7 +186,7 @@ def run(
         bands = banded[0]["bands"].get("jct_mean_s") if len(banded) == 1 else None
         _show(document, banded, json, band=None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1]))
         return
-    from windtunnel.cli.fleet_predicted import with_predictions
+    from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
 
     with working("predicting what jobs take"):
         jobs, unfit = with_predictions(jobs, site)
@@ -199,6 +199,7 @@ def run(
         slot_s=slot,
         pool=placement == "pool",
         restart_s=restart_s,
+        speeds=predicted_speeds() if clock == "exact" else None,
         changes=changes,
     )
     if lyra:

@@ -62,7 +62,7 @@ def one_seed(
     elastic: float,
 ) -> dict[str, Any]:
     """Figures of one run. `failing`: the arguments of `changes_of`. Raises UserError."""
-    from windtunnel.cli.fleet_predicted import with_predictions
+    from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.outcome import aggregates
     from windtunnel.fleet.run import Options, simulate
@@ -72,7 +72,8 @@ def one_seed(
     site = parse_site(cluster, gpus_per_node)
     jobs, _ = with_predictions(read_jobs(Path(trace), where), site)
     read = None if tables is None else Tables(Path(tables))
-    options = Options(clock, read, seed, slot, pool, restart_s=restart, changes=changes_of(*failing))
+    speeds = predicted_speeds() if clock == "exact" else None
+    options = Options(clock, read, seed, slot, pool, restart_s=restart, speeds=speeds, changes=changes_of(*failing))
     if policy.startswith("lyra"):
         from windtunnel.cli.fleet_loans import loans_of
 

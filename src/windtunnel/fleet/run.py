@@ -10,7 +10,6 @@ Jobs that cannot run are left out first, counted and named: none is dropped sile
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +30,7 @@ from windtunnel.fleet.outcome import (
 )
 from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
+from windtunnel.fleet.speeds import Speeds
 from windtunnel.fleet.tables import Tables
 
 HYBRID = ("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot")
@@ -40,10 +40,10 @@ LYRA = ("lyra-none", "lyra-loan", "lyra-elastic", "lyra")
 CLOCKS = ("exact", "adaptdl", "elasticflow")
 ADAPTDL = ("tiresias", "optimus", "pollux")
 ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
+SIZING = ("pollux", "optimus", "edf", "elasticflow", "elasticflow-paper", "elasticflow-artifact")  # choose the GPUs
 TRACED = ("tiresias", "gittins", "srtf", "themis", "themis-auction")  # in the exact clock: run traced durations
 UNSTARTED = "was cancelled before it started"
 NS = 1e9
-Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds of an iteration
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Options:
     pool: bool = False  # GPUs are a count, not on nodes
     until_s: float | None = None
     restart_s: float | None = None
-    iteration_s: Runtime | None = None  # the training predictor
+    speeds: Speeds | None = None  # of jobs where `tables` is None: the training predictor
     loans: Any = None  # `loans.run.Loans`, for lyra
     changes: Any = None  # `capacity.changes.Changes`: nodes that come and go
 
@@ -161,10 +161,10 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
         from windtunnel.fleet.typed.run import fits_nowhere
 
         why = fits_nowhere(jobs, site, policy, options)
-    if policy == "sia":
+    if policy in (*SIZING, "sia"):
+        if options.tables is None and options.speeds is not None and policy != "sia":
+            why = _too_large(jobs, site, options.speeds)
         return np.array([at for at in range(len(jobs)) if at not in why], np.int64), why
-    if policy in ("pollux", "optimus", "edf") or policy.startswith("elasticflow"):
-        return np.arange(len(jobs)), why
     never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
     for at in np.flatnonzero(never & (np.array(jobs.columns.get("ended", [""] * len(jobs))) == CANCELLED)):
         why[int(at)] = UNSTARTED
@@ -189,6 +189,15 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
             why.setdefault(int(at), "does not say when it started")
     keep = np.array([at for at in range(len(jobs)) if at not in why], np.int64) if why else np.arange(len(jobs))
     return keep, why
+
+
+def _too_large(jobs: Jobs, site: Site, speeds: Speeds) -> dict[int, str]:
+    """Jobs that fit in memory on no number of GPUs that the site has, and why."""
+    why = {}
+    for at in range(len(jobs)):
+        if not speeds(jobs, at, site.gpu, site.per_node, site.gpus):
+            why[at] = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
+    return why
 
 
 def _some_say(jobs: Jobs, policy: str, options: Options) -> bool:
@@ -313,7 +322,7 @@ def _elasticflow(jobs: Jobs, site: Site, policy: str, options: Options) -> Outco
 
     exact = options.clock == "exact"
     slot_s = options.slot_s or (1 if exact else slot_of(site.gpu))
-    made = ef_jobs(jobs, site.gpu, options.tables, policy)
+    made = ef_jobs(jobs, site, options.tables, options.speeds, policy)
     if policy == "edf":
         edf.run(made, site.gpus, slot_s)
     elif policy == "tiresias":

@@ -10,8 +10,9 @@ from typing import Any
 from windtunnel.fleet.jobs.read import read_jobs
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.outcome import Outcome, aggregates, write_jobs
-from windtunnel.fleet.run import Options, Runtime, simulate
+from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import Site, parse_site
+from windtunnel.fleet.speeds import Runtime, speeds_by
 from windtunnel.fleet.tables import Tables
 
 
@@ -52,7 +53,7 @@ def fleet(
     """
     jobs = trace if isinstance(trace, Jobs) else read_jobs(trace, where)
     site = cluster if isinstance(cluster, Site) else parse_site(cluster)
-    chosen = options or Options(seed=seed, pool=pool, iteration_s=iteration_s)
+    chosen = options or Options(seed=seed, pool=pool, speeds=speeds_by(iteration_s) if iteration_s else None)
     read = Tables(Path(tables)) if tables is not None else chosen.tables
     chosen = replace(chosen, clock=clock, tables=read)
     names = [policies] if isinstance(policies, str) else list(policies)

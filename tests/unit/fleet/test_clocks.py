@@ -11,7 +11,7 @@ from windtunnel.fleet.adaptdl.goodput import fit
 from windtunnel.fleet.adaptdl.work import FixedBatch
 from windtunnel.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
 from windtunnel.fleet.elasticflow.state import EfJob, aligned, overhead_s
-from windtunnel.fleet.exact.work import by_levels
+from windtunnel.fleet.exact.work import Scaling
 from windtunnel.fleet.packing.pack import Nodes, Pods, pack, typical_kinds
 from windtunnel.fleet.policies.gittins import index
 from windtunnel.fleet.policies.optimus import Optimus
@@ -179,5 +179,5 @@ def test_compiled_packing_is_the_uncompiled():
 
 def test_a_measured_level_is_reached_with_its_own_number_of_gpus() -> None:
     """Between levels the one below holds; below the least nothing runs."""
-    per_s = by_levels({2: 3.0, 8: 9.0})
-    assert [per_s(gpus) for gpus in (0, 1, 2, 7, 8, 64)] == [0.0, 0.0, 3.0, 3.0, 9.0, 9.0]
+    work = Scaling(1.0, {2: 3.0, 8: 9.0}, 64)
+    assert [work.per_s(gpus) for gpus in (0, 1, 2, 7, 8, 64)] == [0.0, 0.0, 3.0, 3.0, 9.0, 9.0]
