@@ -39,7 +39,9 @@ def run(
     cluster: Annotated[
         str, Parameter(help="t4:64, t4:16x4 (nodes x GPUs), a YAML file, or a CSV of unlike nodes.")
     ] = "",
-    policy: Annotated[str, Parameter(help="One or several, separated by commas (fifo).")] = "fifo",
+    policy: Annotated[
+        str, Parameter(help="One or several, separated by commas; a YAML file is one with its parameters (fifo).")
+    ] = "fifo",
     clock: Annotated[
         str, Parameter(help="exact, or as published simulators round: adaptdl, elasticflow (exact).")
     ] = "exact",
@@ -95,6 +97,8 @@ def run(
     """
     from windtunnel.cli.output import note, working
     from windtunnel.fleet.jobs.read import read_jobs
+    from windtunnel.fleet.jobs.trace import held_at_once
+    from windtunnel.fleet.site import USUAL_NODE
 
     if live is not None:
         if trace is not None:
@@ -102,18 +106,26 @@ def run(
         trace = live
     if trace is None:
         raise SpecError("TRACE", None, "give a trace, or --live JOBS.yaml")
-    if not cluster:
-        raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
     if placement not in ("nodes", "pool"):
         raise SpecError("--placement", placement, "give nodes or pool")
-    names = [name.strip().lower() for name in policy.split(",") if name.strip()]
+    names = [each.strip() for each in policy.split(",") if each.strip()]
+    described = next((name for name in names if name.lower().endswith((".yaml", ".yml"))), None)
+    names = [name if name.lower().endswith((".yaml", ".yml")) else name.lower() for name in names]
     if not names:
         raise SpecError("--policy", policy, "give one, such as fifo")
     if seed < 0:
         raise SpecError("--seed", seed, "give a whole number from 0 on")
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
+    if not cluster:
+        most = held_at_once(jobs)
+        if not most or live is not None:
+            raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
+        cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
+        note(f"--cluster is not given: {cluster}, since the trace's jobs held {most} GPUs at once")
     packed = cluster.lower().endswith(".csv")
+    if described is not None and (packed or live is not None or when is not None):
+        raise SpecError("--policy", described, "with --when, --live and packing give a policy's name")
     if executor != "serial" and (seeds is None or when is not None or packed or live is not None):
         raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
     lyra = any(name.startswith("lyra") for name in names)
@@ -144,6 +156,7 @@ def run(
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
     from windtunnel.fleet.outcome import aggregates, write_jobs
+    from windtunnel.fleet.policies.own import named
     from windtunnel.fleet.run import Options, simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
@@ -219,7 +232,7 @@ def run(
     outcomes = []
     for name in names:
         with working(f"running {name}"):
-            outcomes.append(simulate(jobs, site, name, options))
+            outcomes.append(simulate(jobs, site, named(name), options))
     warnings = [*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome))]
     for line in warnings[len(unfit) :]:
         note(line)

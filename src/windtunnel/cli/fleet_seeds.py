@@ -65,6 +65,7 @@ def one_seed(
     from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.outcome import aggregates
+    from windtunnel.fleet.policies.own import named
     from windtunnel.fleet.run import Options, simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
@@ -78,7 +79,7 @@ def one_seed(
         from windtunnel.cli.fleet_loans import loans_of
 
         options = replace(options, loans=loans_of(None if serving is None else Path(serving), elastic, seed))
-    return aggregates(simulate(jobs, site, policy, options), site.gpus)
+    return aggregates(simulate(jobs, site, named(policy), options), site.gpus)
 
 
 def run_seeds(names: Sequence[str], count: int, executor: str, asked: Mapping[str, Any]) -> list[dict[str, Any]]:

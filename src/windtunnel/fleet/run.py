@@ -10,12 +10,13 @@ Jobs that cannot run are left out first, counted and named: none is dropped sile
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.outcome import (
     CANCELLED,
@@ -60,6 +61,7 @@ class Options:
     speeds: Speeds | None = None  # of jobs where `tables` is None: the training predictor
     loans: Any = None  # `loans.run.Loans`, for lyra
     changes: Any = None  # `capacity.changes.Changes`: nodes that come and go
+    decider: Policy | None = None  # in place of the named policy's own
 
 
 def policies_of(clock: str) -> tuple[str, ...]:
@@ -79,8 +81,19 @@ def changing() -> tuple[str, ...]:
     return (*queues.NAMES, *NAMES, *DIVIDED, *TYPED)
 
 
-def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
-    """What becomes of each job. Raises UserError for what cannot be asked."""
+def simulate(jobs: Jobs, site: Site, policy: Any, options: Options) -> Outcome:
+    """What becomes of each job under a policy: its name, or one of the user's own (`policies/own.py`).
+
+    Raises UserError for what cannot be asked.
+    """
+    if not isinstance(policy, str):
+        from windtunnel.fleet.policies.own import own_of
+
+        own = own_of(policy)
+        decider = own.made(site, options.seed)
+        if decider is not None and options.clock != "exact":
+            raise SpecError("--clock", options.clock, f"leave it out: {own.name} is asked in the exact clock")
+        return replace(simulate(jobs, site, own.like, replace(options, decider=decider)), policy=own.name)
     if options.clock not in CLOCKS:
         raise SpecError("--clock", options.clock, f"give one of {', '.join(CLOCKS)}")
     policy = {"backfill": "easy", "edf-elastic": "edf"}.get(policy, policy)

@@ -86,7 +86,9 @@ def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    if policy in queues.NAMES:
+    if options.decider is not None:
+        decider = options.decider
+    elif policy in queues.NAMES:
         decider = queue_of(policy, site, options.pool)
     else:
         decider = typed_policy(policy, site) if policy in TYPED else policy_of(policy, options.seed)

@@ -55,3 +55,12 @@ class Jobs:
             user=[self.user[at] for at in pick],
             columns={key: [values[at] for at in pick] for key, values in self.columns.items()},
         )
+
+
+def held_at_once(jobs: Jobs) -> int:
+    """The most GPUs that jobs held at one time, by the trace's own starts; 0 where it says none."""
+    began = np.flatnonzero((jobs.duration_s > 0) & ~np.isnan(jobs.start_s))
+    times = np.concatenate([jobs.start_s[began], jobs.start_s[began] + jobs.duration_s[began]])
+    change = np.concatenate([jobs.gpus[began], -jobs.gpus[began]])
+    held = np.cumsum(change[np.lexsort((change, times))])  # at one time ends come first
+    return int(held.max(initial=0))
