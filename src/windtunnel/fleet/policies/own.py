@@ -27,7 +27,7 @@ GIVEN = ("kinds", "per_node", "seed", "sample")  # fields that follow from the s
 
 @dataclass(frozen=True)
 class Own:
-    """`like`: the built-in policy whose jobs it schedules; `decider`: the user's object, else `like` with `parameters`."""
+    """`like`: the built-in policy whose jobs it schedules; `decider`: the user's object, else `like` is changed."""
 
     name: str
     like: str
