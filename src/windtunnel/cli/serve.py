@@ -89,7 +89,10 @@ def serve(
         str, Parameter(help="With --spot, commas between them: spotserve, reroute, restart (all).")
     ] = "spotserve,reroute,restart",
     notice: Annotated[str, Parameter(help="With --spot: from the notice to the loss of a machine (30s).")] = "30s",
-    page: Annotated[Path | None, Parameter(help="Write an HTML page with latency-rate curves here.")] = None,
+    report: Annotated[
+        Path | None,
+        Parameter(alias="--page", help="Write an HTML report with latency-rate curves here."),
+    ] = None,
     trace: Annotated[Path | None, Parameter(help="Write the timeline of one replica for Perfetto here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
 ) -> int | None:
@@ -118,7 +121,7 @@ def serve(
     if spot is not None and (is_pool or listen is not None or real is not None):
         raise UserError("--spot is for one model and made or read requests: leave out the pool, --listen and --real")
     check_flags(given, pool=is_pool)
-    for place in (requests_out, page, trace):
+    for place in (requests_out, report, trace):
         if place is not None:
             check_writable(place)
     count = int(requests) if requests is not None and requests.isdigit() else None
@@ -144,7 +147,7 @@ def serve(
     if model is not None and is_pool:
         from windtunnel.cli.serve_pool import answer_pool
 
-        answer_pool(Path(model), page, json)
+        answer_pool(Path(model), report, json)
         return None
     if real is not None:
         from windtunnel.cli.serve_real import answer_real
@@ -190,16 +193,16 @@ def serve(
             kernels=kernels,
             timeline=trace is not None,
             cost_per_gpu_hour=gpu_hour,
-            curve=page is not None,
+            curve=report is not None,
         )
     if requests_out is not None:
         write_atomically(requests_out, result.requests_csv().encode())
         note(f"wrote {requests_out}")
-    if page is not None:
+    if report is not None:
         from windtunnel.report.serving.page import write_page
 
-        write_page(result.to_dict(), curve, page)
-        note(f"wrote {page}")
+        write_page(result.to_dict(), curve, report)
+        note(f"wrote {report}")
     if trace is not None:
         from windtunnel.report.serving.trace import write_trace
 

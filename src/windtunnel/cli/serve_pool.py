@@ -37,7 +37,7 @@ def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
     from windtunnel.serving.weight_pool.study import read_weight_pool, run_weight_pool
 
     if page is not None:
-        raise SpecError("--page", str(page), "a pool of weights has no page: leave it out")
+        raise SpecError("--report", str(page), "a pool of weights has none: leave it out")
     with working("serving"):
         pool = read_weight_pool(path)
         found = run_weight_pool(pool)
