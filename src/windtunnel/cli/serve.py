@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.errors import UserError
+
 
 def serve(
     model: str | None = None,
@@ -103,9 +106,7 @@ def serve(
         its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
     asked_for = dict(locals())  # the flags, before anything else has a name here
-    from windtunnel.cli.output import note, print_answer, working
     from windtunnel.cli.serve_flags import check_flags
-    from windtunnel.errors import UserError
     from windtunnel.header import band_entry
     from windtunnel.report.files import check_writable, write_atomically
     from windtunnel.serving import Deployment
@@ -218,7 +219,6 @@ def serve(
     else:
         for warning in warned:
             note(warning)
-        from windtunnel.cli.output import stdout
         from windtunnel.report.serving.console import print_serving
 
         print_serving(result.to_dict(), stdout())

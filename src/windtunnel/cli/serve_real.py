@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from windtunnel.cli.output import print_answer, stdout, working
+
 
 def answer_real(requests: int | None, rate: float | None, cv: float, seed: int, json: bool) -> None:
     """Run it and print it."""
-    from windtunnel.cli.output import print_answer, stdout, working
     from windtunnel.serving.real.compare import REQUESTS, compare
 
     with working("serving for real"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.cli.plan_flags import PlanFlags
 from windtunnel.errors import SpecError
 
@@ -92,8 +93,6 @@ def survive(
         Name or config.json of a model, as in predict; with --spot a model of the tables, e.g. bert. Without one, step
         time and state are assumed.
     """
-    from windtunnel.cli.output import note, print_answer, stdout, working
-
     names = [name.strip() for name in policy.split(",") if name.strip()]
     of_study = {
         "cluster": cluster, "plan": plan, "days": days, "failures": failures, "observed": observed,

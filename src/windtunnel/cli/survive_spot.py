@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+
 
 def answered_spot(
     model: str | None,
@@ -22,7 +24,6 @@ def answered_spot(
     json: bool,
 ) -> None:
     """Ask, print and write. Raises UserError on the first mistake."""
-    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.report.files import write_atomically
     from windtunnel.report.survival.spot_console import print_spot
     from windtunnel.resilience.spot import survive_spot
