@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -52,7 +53,7 @@ def render_verdict_html(found: Verdict) -> str:
     """Ranks x segments, each cell coloured by its time over the median of the ranks."""
     names = _names(found)
     blamed = {(one.rank, one.where) for one in found.culprits}
-    typical = {name: _median([parts.get(name, 0.0) for parts in found.own_s.values()]) for name in names}
+    typical = {name: median([parts.get(name, 0.0) for parts in found.own_s.values()]) for name in names}
     rows = [
         {
             "rank": rank,
@@ -84,9 +85,3 @@ def _cell(name: str, seconds: float, typical: float, step_s: float, blamed: bool
 
 def _names(found: Verdict) -> list[str]:
     return sorted({name for parts in found.own_s.values() for name in parts})
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
