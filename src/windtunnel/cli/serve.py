@@ -148,9 +148,15 @@ def serve(
         answer_pool(Path(model), page, json)
         return None
     if real is not None:
-        from windtunnel.cli.serve_real import answer_real
+        from windtunnel.report.serving.real import print_real
+        from windtunnel.serving.real.compare import REQUESTS, compare
 
-        answer_real(count, rate, cv, seed, json)
+        with working("serving for real"):
+            compared = compare(requests=REQUESTS if count is None else count, rate=rate, cv=cv, seed=seed).to_dict()
+        if json:
+            print_answer("serve --real", compared)
+        else:
+            print_real(compared, stdout())
         return None
     if model is None:
         raise UserError("no model is named: give one of the catalogue, a config.json, or a pool.yaml")

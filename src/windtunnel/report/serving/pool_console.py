@@ -11,17 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COLUMNS = (
-    "",
-    "finished",
-    "TTFT mean",
-    "p99",
-    "TPOT mean",
-    "p99",
-    "within limits",
-    "tokens/s",
-    "replicas",
-    "busy",
-    "regime",
+    *("", "finished", "TTFT mean", "p99", "TPOT mean", "p99", "within limits", "tokens/s"),
+    *("replicas", "busy", "regime"),
 )
 
 
