@@ -7,12 +7,12 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
+from windtunnel.report.printing import columns
 from windtunnel.survive.watch.verdict import Verdict
 from windtunnel.units import format_time
 
@@ -27,10 +27,7 @@ def print_verdict(found: Verdict, console: Console) -> None:
     names = _names(found)
     if not names:
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("rank", justify="right")
-    for name in names:
-        table.add_column(plain(name), justify="right")
+    table = columns(["rank", *map(plain, names)], (), dim=True)
     blamed = {one.rank for one in found.culprits}
     order = sorted(found.own_s, key=lambda rank: (rank not in blamed, -sum(found.own_s[rank].values()), rank))
     for rank in order[:SHOWN]:
