@@ -207,14 +207,4 @@ def ordering(name: str, outcomes: Iterable[Outcome]) -> Ordering | None:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """Ranks from 1; equal values share the mean of theirs."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
-            stop += 1
-        for position in range(start, stop + 1):
-            ranks[order[position]] = (start + stop) / 2 + 1
-        start = stop + 1
-    return ranks
+    return [(sum(one < value for one in values) + sum(one <= value for one in values) + 1) / 2 for value in values]

@@ -70,6 +70,20 @@ NO_OVERLAP = (
     *("overlap_grad_reduce", "overlap_param_gather"),
 )
 
+# What a note says by itself.
+NOTES: dict[str, dict[str, Any]] = {
+    "tp comm overlap": {"overlap_tp": True},
+    "asynctp yes": {"overlap_tp": True},
+    "asynctp no": {"overlap_tp": False},
+    "torch.compile": {"compile": True},
+    "torch.compile: yes": {"compile": True},
+    "torch.compile: no": {"compile": False},
+    "moe all-to-all overlap": {"overlap_ep": True},
+    "fp32 gradient accumulation": {"gradient_dtype": "fp32"},
+    "bf16 optimizer moments": {"optimizer_dtype": "bf16"},
+    "activation inputs in fp8": {"fp8_activation_input": True},
+}
+
 FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
 
 
@@ -119,10 +133,7 @@ def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
 
 def framework_of(row: Row) -> str:
     """Name of the plan's framework; where none is stated, a plan's default."""
-    name = row.framework.lower()
-    if not name:
-        return "megatron"
-    return next((framework for word, framework in FRAMEWORKS if word in name), "megatron")
+    return next((framework for word, framework in FRAMEWORKS if word in row.framework.lower()), "megatron")
 
 
 def is_known_framework(row: Row) -> bool:
@@ -217,26 +228,12 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
         if note.startswith("cuda graphs"):
             # TransformerEngine's graphs hold attention and router; the experts, which are most launches, stay outside.
             fields["cuda_graphs"] = not (row.moe and "transformer_engine" in note)
-        elif note in ("tp comm overlap", "asynctp yes"):
-            fields["overlap_tp"] = True
-        elif note == "asynctp no":
-            fields["overlap_tp"] = False
-        elif note in ("torch.compile", "torch.compile: yes"):
-            fields["compile"] = True
-        elif note == "torch.compile: no":
-            fields["compile"] = False
-        elif note == "moe all-to-all overlap":
-            fields["overlap_ep"] = True
-        elif note == "fp32 gradient accumulation":
-            fields["gradient_dtype"] = "fp32"
+        elif note in NOTES:
+            fields |= NOTES[note]
         elif found := re.fullmatch(r"expert tp (\d+)", note):
             fields["etp"] = int(found[1])
         elif found := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
             fields["shard_group"] = int(found[1])
-        elif note == "bf16 optimizer moments":
-            fields["optimizer_dtype"] = "bf16"
-        elif note == "activation inputs in fp8":
-            fields["fp8_activation_input"] = True
         elif "nothing overlaps" in note or "no overlap at all" in note:
             fields |= dict.fromkeys(NO_OVERLAP, False)
     if row.attention_impl.lower().startswith("te +"):  # AutoModel with TransformerEngine's fused layers

@@ -11,8 +11,10 @@ from cyclopts import App, Parameter
 
 from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.fleet_seeds import changes_of, run_seeds
+from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
 from windtunnel.header import band_entry
+from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
@@ -95,7 +97,6 @@ def run(
     trace
         CSV, Parquet, YAML or `sacct -P` text.
     """
-    from windtunnel.cli.output import note, working
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.jobs.trace import held_at_once
     from windtunnel.fleet.site import USUAL_NODE
@@ -160,7 +161,6 @@ def run(
     from windtunnel.fleet.run import Options, simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
-    from windtunnel.units import parse_time
 
     if serving is not None and not lyra:
         raise SpecError("--serving", str(serving), "it is the pool that lends servers to lyra: leave it out")
@@ -256,7 +256,6 @@ def run(
 
 def _occupancy(outcome: Outcome) -> Occupancy:
     """What the page draws of a run."""
-
     from windtunnel.report.fleet.page import Occupancy
 
     ran = outcome.ran()
@@ -309,8 +308,6 @@ def _show(
     band: dict[str, Any] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    from windtunnel.cli.output import print_answer, stdout
-
     if json:
         print_answer("fleet", document, band=band, provenance={"jobs": document["trace"]}, warnings=warnings)
         return
@@ -320,7 +317,6 @@ def _show(
 
 
 def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs_out: Path | None, json: bool) -> None:
-    from windtunnel.cli.output import working
     from windtunnel.fleet.packing.study import packing_figures, read_nodes, write_placements
 
     nodes = read_nodes(Path(cluster))
@@ -352,7 +348,6 @@ def lint(
     trace
         CSV, Parquet, YAML or `sacct -P` text.
     """
-    from windtunnel.cli.output import print_answer
     from windtunnel.fleet.jobs.lint import lint_jobs
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.site import parse_site

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.errors import SpecError
+from windtunnel.units import parse_bandwidth
+
 if TYPE_CHECKING:
     from windtunnel.fleet.flows import FlowsAnswer
 
@@ -33,11 +37,8 @@ def flows(
     trace
         A text file of coflow-benchmark's layout, such as FB2010-1Hr-150-0.txt.
     """
-    from windtunnel.cli.output import note, print_answer, working
-    from windtunnel.errors import SpecError
     from windtunnel.fleet.flows import policy_named, read_trace, run_flows
     from windtunnel.fleet.flows.study import PORT_BYTES_PER_S
-    from windtunnel.units import parse_bandwidth
 
     names = [policy_named(word.strip()) for word in policy.split(",")]
     if len(set(names)) < len(names):
@@ -78,8 +79,6 @@ def _write(out: Path, answers: list[FlowsAnswer]) -> None:
 def _print(answers: list[FlowsAnswer]) -> None:
     import numpy as np
     from rich.table import Table
-
-    from windtunnel.cli.output import stdout
 
     table = Table(title=f"Coflow completion time, seconds, {answers[0].clock} clock", title_justify="left")
     for column in ("policy", "mean", "p50", "p95", "p99", "last end"):

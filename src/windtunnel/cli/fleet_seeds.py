@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
     from windtunnel.fleet.capacity.changes import Changes
@@ -29,7 +30,6 @@ def changes_of(
             raise SpecError("--checkpoint-every", checkpoint_every, remedy)
         return None
     from windtunnel.fleet.capacity.changes import Changes
-    from windtunnel.units import parse_time
 
     if mtbf is not None and capacity is not None:
         raise SpecError("--capacity", capacity, "give this or --mtbf-node: a trace holds failures too")

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.errors import SpecError
+from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
     from windtunnel.planning.oracle import Layout, Replayed
@@ -85,11 +88,9 @@ def plan(
         others |= {"--tried": tried, "--within": None if within == WITHIN else within}
         return plan_script(model, cluster, flags.given(), others, top=top, json=json)
     from windtunnel.cli.captured_plan import band_of_best
-    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.planning import plan as find
     from windtunnel.training.question import Question
-    from windtunnel.units import parse_time
 
     mixed = parse_mixed(cluster)
     asked = Question.asked(model, cluster, plan, flags.given(), set, None if mixed is None else mixed.alike()[0])
@@ -177,7 +178,5 @@ def _told(path: Path | None, model: str, cluster: str) -> Iterator[Callable[[Lay
 def _range(text: str) -> tuple[int, int]:
     low, dots, high = text.partition("..")
     if not (low.isdigit() and (high.isdigit() or not dots)):
-        from windtunnel.errors import SpecError
-
         raise SpecError("--gpus", text, "give the least and the most, e.g. 512..4096")
     return int(low), int(high or low)

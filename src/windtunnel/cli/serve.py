@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.errors import UserError
+
 
 def serve(
     model: str | None = None,
@@ -106,9 +109,7 @@ def serve(
         its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
     asked_for = dict(locals())  # the flags, before anything else has a name here
-    from windtunnel.cli.output import note, print_answer, working
     from windtunnel.cli.serve_flags import check_flags
-    from windtunnel.errors import UserError
     from windtunnel.header import band_entry
     from windtunnel.report.files import check_writable, write_atomically
     from windtunnel.serving import Deployment
@@ -150,9 +151,15 @@ def serve(
         answer_pool(Path(model), report, json)
         return None
     if real is not None:
-        from windtunnel.cli.serve_real import answer_real
+        from windtunnel.report.serving.real import print_real
+        from windtunnel.serving.real.compare import REQUESTS, compare
 
-        answer_real(count, rate, cv, seed, json)
+        with working("serving for real"):
+            compared = compare(requests=REQUESTS if count is None else count, rate=rate, cv=cv, seed=seed).to_dict()
+        if json:
+            print_answer("serve --real", compared)
+        else:
+            print_real(compared, stdout())
         return None
     if model is None:
         raise UserError("no model is named: give one of the catalogue, a config.json, or a pool.yaml")
@@ -221,7 +228,6 @@ def serve(
     else:
         for warning in warned:
             note(warning)
-        from windtunnel.cli.output import stdout
         from windtunnel.report.serving.console import print_serving
 
         print_serving(result.to_dict(), stdout())

@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import counting, note, print_answer, stdout
+from windtunnel.errors import SpecError
+
 
 def validate(
     tables: Annotated[tuple[Path, ...], Parameter(name="TABLE", negative="")],
@@ -37,8 +40,6 @@ def validate(
 
     from windtunnel.accuracy import run_validation
     from windtunnel.accuracy.serving import is_serving_table
-    from windtunnel.cli.output import counting, note, print_answer, stdout
-    from windtunnel.errors import SpecError
 
     if workers is not None and not 1 <= workers <= 1024:
         raise SpecError("--workers", workers, "give 1 to 1024")
@@ -82,8 +83,6 @@ def _serving(
     """The same for measured deployments of served models."""
     from windtunnel.accuracy.serving import run_serving_validation
     from windtunnel.accuracy.serving.console import print_report, write_page
-    from windtunnel.cli.output import counting, note, print_answer, stdout
-    from windtunnel.errors import SpecError
 
     for name, value in (("--level", level), ("--source", source), ("--anchor", None if anchor == "none" else anchor)):
         if value is not None:

@@ -78,6 +78,11 @@ def gib_column(parts: Sequence[int], signed: bool = False) -> list[str]:
     return [f"{_number(n / 100, 2, signed)} GiB" for n in [*quanta, sum(quanta)]]
 
 
+def dollars(value: float | None) -> str:
+    """To the cent; nothing where there is no price."""
+    return "" if value is None else f"${value:,.2f}"
+
+
 def signed(text: str, value: float) -> str:
     """`text`, which shows the size of `value`, with the sign of `value` before it."""
     return f"{'+' if value > 0 else MINUS if value < 0 else ''}{text}"

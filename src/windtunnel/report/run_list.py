@@ -107,9 +107,7 @@ class RunList:
 
     def result(self, name: str) -> Result:
         """The whole of one run. InputFileError where there is none of this name."""
-        if not NAME.fullmatch(name) or not (self.root / name / RESULT_FILE).is_file():
-            raise InputFileError(name[:60], "is no run of this list", "choose one from the list")
-        return load(self.root / name)
+        return load(self.result_path(name).parent)
 
     def delete(self, name: str) -> None:
         """Remove a run folder and its tags."""

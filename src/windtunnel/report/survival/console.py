@@ -8,7 +8,7 @@ from rich.text import Text
 
 from windtunnel.report.figures import plain
 from windtunnel.report.prediction.console import heading
-from windtunnel.report.printing import print_trimmed
+from windtunnel.report.printing import columns, print_trimmed
 from windtunnel.resilience import PolicyEntry, Survival
 from windtunnel.units import format_count, format_percent, format_time
 
@@ -71,10 +71,7 @@ def _policies(answer: Survival) -> Table:
 
 
 def _waterfall(answer: Survival) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    for one in answer.entries:
-        table.add_column(one.policy, justify="right")
+    table = columns(["", *(one.policy for one in answer.entries)], dim=True)
     for part in answer.entries[0].waterfall:
         shares = [one.waterfall[part] / answer.wall_s for one in answer.entries]
         if any(shares):
