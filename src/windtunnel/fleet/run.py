@@ -294,7 +294,7 @@ def _adaptdl(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     running = [
         Running(index, float(jobs.submit_s[index]), int(jobs.gpus[index]), work[index]) for index in range(len(jobs))
     ]
-    run(running, [site.per_node] * site.nodes, policy_of(policy, options.seed), until_s=options.until_s)
+    run(running, [site.per_node] * site.nodes, policy_of(policy), until_s=options.until_s)
     return Outcome(
         jobs,
         policy,

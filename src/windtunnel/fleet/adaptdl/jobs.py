@@ -16,11 +16,11 @@ from windtunnel.fleet.site import Site
 from windtunnel.fleet.tables import Tables
 
 
-def policy_of(name: str, seed: int) -> Policy:
+def policy_of(name: str) -> Policy:
     """The policy of this name."""
     if name == "tiresias":
         return Tiresias()
-    return Optimus() if name == "optimus" else Pollux(seed=seed)
+    return Optimus() if name == "optimus" else Pollux()
 
 
 def works(jobs: Jobs, site: Site, policy: str, tables: Tables) -> list[Any]:
