@@ -2,10 +2,10 @@
 
 Each interval: maximise the harmonic mean over jobs of speed-up x restart factor. Speed-up = goodput over the goodput on
 ceil(G / jobs) GPUs of one node; where the allocation changes it counts max(age - 30 s x restarts, 0) / (age + 30 s)
-only. At most one multi-node job per node; at most twice as many GPUs as the job ever tried. Of equal steps of the
-search the one for the job with least attained service is taken. The released code searches by NSGA-II (population 100, 100
-generations); here steps between one or two jobs are taken while any improves the mean, which on the published workloads
-finds allocations as good or better, and the same ones each time.
+only. At most one multi-node job per node; at most twice as many GPUs as the job ever tried. The released code searches
+by NSGA-II (population 100, 100 generations); here steps between one or two jobs are taken while any improves the mean,
+which on the published workloads finds allocations as good or better, and the same ones each time. Of equal steps the
+one for the job with least attained service is taken.
 Source: A. Qiao et al., "Pollux", OSDI 2021; adaptdl, simulator/pollux.py (Apache-2.0), as rules.
 """
 
