@@ -92,7 +92,7 @@ def _step(
     room: Array,
     spans: Array,
     rows: Array,
-) -> float:
+) -> Any:
     """Price of both jobs after `other` (-1: none) is placed anew on `gpus` and `job` as is best for it; `rows`: where.
 
     `room` and `spans` are of the nodes before the step, and become those after it. Infinite where it cannot be.
