@@ -313,20 +313,25 @@ def _adaptdl(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     if options.tables is None:
         raise UserError("the clock adaptdl runs on measured steps: give --tables DIR with the pollux_*.csv")
     work = works(jobs, site, policy, options.tables)
-    running = [
-        Running(index, float(jobs.submit_s[index]), int(jobs.gpus[index]), work[index]) for index in range(len(jobs))
-    ]
-    run(running, [site.per_node] * site.nodes, policy_of(policy, options.seed), until_s=options.until_s)
-    return Outcome(
-        jobs,
-        policy,
-        "adaptdl",
-        np.array([math.nan if job.start_s is None else job.start_s for job in running]),
-        np.array([math.nan if job.end_s is None else job.end_s for job in running]),
-        np.array([max(job.restarts, 0) for job in running]),
-        np.array([job.gpu_seconds for job in running]),
-        np.array([STATES.index(UNFINISHED if job.end_s is None else COMPLETED) for job in running], np.int8),
-    )
+    nodes = [site.per_node] * site.nodes
+    if policy == "pollux":
+        from windtunnel.fleet.adaptdl.chosen import run as run_pollux
+
+        found = run_pollux(work, jobs.submit_s, nodes, options.until_s)
+        table = tuple(found[name] for name in ("start_s", "end_s", "restarts", "gpu_seconds"))
+    else:
+        running = [
+            Running(index, float(jobs.submit_s[index]), int(jobs.gpus[index]), work[index])
+            for index in range(len(jobs))
+        ]
+        run(running, nodes, policy_of(policy), until_s=options.until_s)
+        never = math.nan
+        times = ((job.start_s, job.end_s) for job in running)
+        start_s, end_s = np.array([[never if at is None else at for at in pair] for pair in times]).T
+        table = start_s, end_s, np.array([job.restarts for job in running]), np.array([j.gpu_seconds for j in running])
+    start_s, end_s, restarts, gpu_seconds = table
+    state = np.where(np.isnan(end_s), STATES.index(UNFINISHED), STATES.index(COMPLETED)).astype(np.int8)
+    return Outcome(jobs, policy, "adaptdl", start_s, end_s, np.maximum(restarts, 0), gpu_seconds, state)
 
 
 def _elasticflow(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:

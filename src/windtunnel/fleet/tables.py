@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.fleet.adaptdl.application import Application, applications_of
@@ -39,6 +40,13 @@ class Tables:
             return applications_of(read["placements"], read["scalability"], read["validation"], str(self.folder))
         except ValueError as error:
             raise InputFileError(self.folder, f"holds what is no number ({error})", "mend the pollux_*.csv") from None
+
+    @cached_property
+    def measured(self) -> Any:
+        """The applications, in their order, laid out flat for compiled code."""
+        from windtunnel.fleet.adaptdl.chosen import measured_of
+
+        return measured_of(self.applications.values())
 
     @cached_property
     def rates(self) -> dict[tuple[str, str, int], dict[int, float]]:

@@ -7,7 +7,6 @@ import pytest
 
 from windtunnel.fleet.adaptdl.application import Application, Validation, smallest_rotation
 from windtunnel.fleet.adaptdl.clock import Running, run
-from windtunnel.fleet.adaptdl.goodput import fit
 from windtunnel.fleet.adaptdl.work import FixedBatch
 from windtunnel.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
 from windtunnel.fleet.elasticflow.state import EfJob, aligned, overhead_s
@@ -51,18 +50,6 @@ def test_optimus_gives_all_to_one_only_where_it_gains():
 def test_placements_are_named_by_their_smallest_rotation():
     assert smallest_rotation((3, 1, 2)) == (1, 2, 3)
     assert smallest_rotation((2, 1, 2, 1)) == (1, 2, 1, 2)
-
-
-def test_goodput_fit_finds_the_curve_that_made_the_steps():
-    seen = {}
-    for nodes, gpus in ((1, 1), (1, 2), (1, 4), (2, 8), (4, 16)):
-        for local in (8, 16, 32):
-            compute = 0.05 + 0.01 * local
-            network = 0.0 if gpus == 1 else (0.1 + 0.005 * (gpus - 2)) * (2 if nodes > 1 else 1)
-            seen[nodes, gpus, local] = (compute + network, network)
-    speed = fit(seen)
-    assert speed.compute == pytest.approx(0.05, rel=0.1)
-    assert speed.compute_per_sample == pytest.approx(0.01, rel=0.05)
 
 
 RATES = {1: 1.0, 2: 1.8, 4: 3.0}

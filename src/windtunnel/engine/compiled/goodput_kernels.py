@@ -1,8 +1,8 @@
-"""Compiled fit of a step-time curve with seven bounded parameters: projected BFGS.
+"""Compiled model of a job's goodput: the fit of its step-time curve, and the batch that is best by it.
 
-The curve and its error are those of `fleet/adaptdl/goodput.py`; parameters with equal bounds stay where they are. Each
-step: a quasi-Newton direction over the parameters that are free to move, Armijo's rule along its projection, and a
-fresh start of the curvature where a bound becomes active. Each function's `.py_func` is the same code uncompiled.
+The curve and its error are those of `fleet/adaptdl/chosen.py`: seven bounded parameters, of which those with equal
+bounds stay where they are. The fit goes by Levenberg and Marquardt's steps over those that are free to move, from the
+fit before where there was one. Each function's `.py_func` is the same code uncompiled.
 """
 
 from __future__ import annotations
@@ -16,227 +16,266 @@ from windtunnel.engine.compiled import njit
 
 Array: TypeAlias = NDArray[Any]
 ITERATIONS = 200
-GRADIENT, DECREASE = 1e-5, 2.2e-9  # at which the search ends: scipy's defaults for L-BFGS-B
-PROGRESS = 1e-4  # relative decrease after which a search that had stalled may begin anew once more
+SIZES = 50  # batch sizes tried, in geometric steps
+GRADIENT, DECREASE = 1e-5, 1e-6  # largest slope, and relative decrease twice in a row, at which the search ends
+SMALLEST = 1e-3  # error, in logarithms, of which such a decrease is always too small to go on
+DAMPED, MOST_DAMPED, TINY = 1e-6, 1e12, 1e-30
 SMOOTH = 1e-8  # square of the error below which it is round: at nought the root has an edge where searches stick
 LONGEST = 1.0  # step of any parameter: beyond a factor of e, times that vanish have no slope left to come back on
 FLOOR = 1e-8
+SURELY_SEEN = 1e-5  # seconds: below it a fitted time has hardly any slope
+START = np.array([1e-1, 1e-2] * 3 + [1.0 + 1e-3])
+LOG_FLOOR = np.log(FLOOR)
+NEGLIGIBLE = 37.0  # e to the minus this is lost beside 1
 ROUNDING = 1e-8  # under which a ceiling ignores the rest
-MOST_KEPT = 4096  # samples per GPU up to which the power of their time is kept
 SURELY = 1 + 1e-12  # more than what rounding does to a goodput
 
 
 @njit(cache=True)
-def loss(
-    u: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array, work: Array, out: Array
-) -> float:
-    """Error of the curve; its gradient goes into `out` (f64[7]). `case`: 0 one GPU, 2 across nodes, 4 inside one.
+def loss(u: Array, case: Array, seen: Array, slope: Array, bend: Array) -> float:
+    """Error of the curve; its gradient goes into `slope` (f64[7]), its Hessian, as of linear residuals, into `bend`.
 
-    `u`: logarithms of the six times, then the exponent: times differ by orders of magnitude. Scratch: `work` f64[6, n].
+    `u`: logarithms of the six times, then the exponent: times differ by orders of magnitude. `case`: 0 one GPU, 2
+    across nodes, 4 inside one. `seen`: f64[n, 4], GPUs beyond two, samples, log of computing, log of the step.
     """
-    n = len(local)
+    n = len(seen)
     x = np.exp(u)
     c = u[6]
-    squares_compute, squares_step = 0.0, 0.0
+    squares, compute_squares = 0.0, 0.0
+    compute_slope, compute_bend = np.zeros(2), np.zeros((2, 2))
+    slope[:] = 0.0
+    bend[:] = 0.0
+    which, by = np.empty(5, np.int64), np.empty(5)
+    which[0], which[1], which[2] = 0, 1, 6
     for at in range(n):
-        compute = x[0] + x[1] * local[at]
-        network = FLOOR if case[at] == 0 else x[case[at]] + x[case[at] + 1] * beyond[at]
-        first, second = compute**c, network**c
-        logs = np.log(compute), np.log(first + second)
-        work[0, at], work[1, at], work[2, at], work[3, at] = compute, network, first, second
-        work[4, at], work[5, at] = logs
-        squares_compute += (logs[0] - log_compute[at]) ** 2
-        squares_step += (logs[1] / c - log_step[at]) ** 2
-    rms_compute, rms_step = np.sqrt(squares_compute / n + SMOOTH), np.sqrt(squares_step / n + SMOOTH)
-    out[:] = 0.0
-    for at in range(n):
-        compute, network, first, second = work[0, at], work[1, at], work[2, at], work[3, at]
-        total = first + second
-        log_of_compute, log_of_total = work[4, at], work[5, at]
-        error_compute = log_of_compute - log_compute[at]
-        error_step = log_of_total / c - log_step[at]
-        weight_compute = error_compute / (n * rms_compute) if rms_compute > 0 else 0.0
-        weight_step = error_step / (n * rms_step) if rms_step > 0 else 0.0
-        by_compute = weight_compute / compute + weight_step * first / (compute * total)
-        out[0] += by_compute
-        out[1] += by_compute * local[at]
-        if case[at] > 0:
-            by_network = weight_step * second / (network * total)
-            out[case[at]] += by_network
-            out[case[at] + 1] += by_network * beyond[at]
-        mixed = (first * log_of_compute + second * np.log(network)) / total
-        out[6] += weight_step * (mixed - log_of_total / c) / c
-    value: float = rms_compute + rms_step + 1e-3 * (c - 1) ** 2
-    out[6] += 2e-3 * (c - 1)
+        beyond, local, kind = seen[at, 0], seen[at, 1], case[at]
+        compute = x[0] + x[1] * local
+        network = FLOOR if kind == 0 else x[kind] + x[kind + 1] * beyond
+        log_compute, log_network = np.log(compute), LOG_FLOOR if kind == 0 else np.log(network)
+        behind = c * (log_network - log_compute)  # of the network, in powers of e
+        ratio = np.exp(-abs(behind)) if abs(behind) < NEGLIGIBLE else 0.0
+        total = max(log_compute, log_network) + (np.log1p(ratio) / c if ratio > 0 else 0.0)
+        share = (1.0 if behind < 0 else ratio) / (1.0 + ratio)  # of computing, in the sum of powers
+        off, compute_off = total - seen[at, 3], log_compute - seen[at, 2]
+        squares += off * off
+        compute_squares += compute_off * compute_off
+        by[0], by[1] = x[0] / compute, x[1] * local / compute
+        for row in range(2):
+            compute_slope[row] += compute_off * by[row]
+            for column in range(row, 2):
+                compute_bend[row, column] += by[row] * by[column]
+        by[0], by[1] = share * by[0], share * by[1]
+        by[2] = (share * log_compute + (1.0 - share) * log_network - total) / c
+        count = 3
+        if kind > 0:
+            count, which[3], which[4] = 5, kind, kind + 1
+            by[3] = (1.0 - share) * x[kind] / network
+            by[4] = (1.0 - share) * x[kind + 1] * beyond / network
+        for row in range(count):
+            slope[which[row]] += off * by[row]
+            for column in range(row, count):
+                bend[which[row], which[column]] += by[row] * by[column]
+    rms, compute_rms = np.sqrt(squares / n + SMOOTH), np.sqrt(compute_squares / n + SMOOTH)
+    for row in range(7):  # of the root of the mean square
+        slope[row] /= n * rms
+        for column in range(row):  # filled on either side, each pair on one of them
+            bend[column, row] += bend[row, column]
+    for row in range(7):
+        for column in range(row, 7):
+            bend[row, column] = bend[row, column] / (n * rms) - slope[row] * slope[column] / rms
+    compute_slope /= n * compute_rms
+    for row in range(2):
+        for column in range(row, 2):
+            bend[row, column] += compute_bend[row, column] / (n * compute_rms)
+            bend[row, column] -= compute_slope[row] * compute_slope[column] / compute_rms
+        slope[row] += compute_slope[row]
+    value: float = rms + compute_rms + 1e-3 * (c - 1) ** 2
+    slope[6] += 2e-3 * (c - 1)
+    bend[6, 6] += 2e-3
     for at in (2, 4):
-        ratio = x[at + 1] / x[at]
-        value += 1e-2 * ratio**2
-        out[at] -= 2e-2 * ratio**2 / x[at]
-        out[at + 1] += 2e-2 * ratio / x[at]
-    for at in range(6):
-        out[at] *= x[at]
+        squared = 1e-2 * (x[at + 1] / x[at]) ** 2
+        value += squared
+        slope[at] -= 2 * squared
+        slope[at + 1] += 2 * squared
+        bend[at, at] += 4 * squared
+        bend[at + 1, at + 1] += 4 * squared
+        bend[at, at + 1] -= 4 * squared
     return value
 
 
 @njit(cache=True)
-def minimise(
-    x: Array, low: Array, high: Array, case: Array, beyond: Array, local: Array, log_compute: Array, log_step: Array
-) -> float:
-    """Improve `x` in place between its bounds; returns the error reached."""
-    n = len(x)
-    gradient, gradient_there = np.empty(n), np.empty(n)
-    work = np.empty((6, len(local)))
-    value = loss(x, case, beyond, local, log_compute, log_step, work, gradient)
-    inverse = np.eye(n)
-    free, free_before = np.empty(n, np.bool_), np.zeros(n, np.bool_)
-    direction, there = np.empty(n), np.empty(n)
-    fresh, restarted = True, False
+def _solve(bend: Array, slope: Array, free: Array, damping: float, factor: Array, step: Array) -> None:
+    """The damped Newton step over the parameters that are free, by Cholesky's factor; 0 for the others."""
+    n = len(slope)
+    for row in range(n):
+        step[row] = 0.0
+        if not free[row]:
+            continue
+        for column in range(row + 1):
+            if not free[column]:
+                continue
+            value = bend[column, row]
+            if row == column:
+                value += damping * (value + DAMPED)
+            for at in range(column):
+                if free[at]:
+                    value -= factor[row, at] * factor[column, at]
+            factor[row, column] = np.sqrt(max(value, TINY)) if row == column else value / factor[column, column]
+        step[row] = -slope[row]
+        for at in range(row):
+            if free[at]:
+                step[row] -= factor[row, at] * step[at]
+        step[row] /= factor[row, row]
+    for row in range(n - 1, -1, -1):
+        if free[row]:
+            for at in range(row + 1, n):
+                if free[at]:
+                    step[row] -= factor[at, row] * step[at]
+            step[row] /= factor[row, row]
+
+
+@njit(cache=True)
+def minimise(u: Array, low: Array, high: Array, case: Array, seen: Array) -> float:
+    """Improve `u` in place between its bounds, by Levenberg and Marquardt's steps; returns the error reached."""
+    n = len(u)
+    slope, bend, slope_there, bend_there = np.empty(n), np.empty((n, n)), np.empty(n), np.empty((n, n))
+    free, step, there, factor = np.empty(n, np.bool_), np.empty(n), np.empty(n), np.empty((n, n))
+    value = loss(u, case, seen, slope, bend)
+    damping, small = 1e-2, 0
     for _ in range(ITERATIONS):
         largest = 0.0
-        changed = False
         for at in range(n):
-            stuck = (x[at] <= low[at] and gradient[at] >= 0) or (x[at] >= high[at] and gradient[at] <= 0)
+            stuck = (u[at] <= low[at] and slope[at] >= 0) or (u[at] >= high[at] and slope[at] <= 0)
             free[at] = not stuck and low[at] < high[at]
-            changed |= free[at] != free_before[at]
-            free_before[at] = free[at]
-            if free[at]:
-                largest = max(largest, abs(gradient[at]))
-        if largest < GRADIENT:
+            largest = max(largest, abs(slope[at]) if free[at] else 0.0)
+        if largest < GRADIENT or damping > MOST_DAMPED:
             break
-        if changed:
-            inverse[:] = np.eye(n)
-            fresh = True
-        slope = 0.0
+        _solve(bend, slope, free, damping, factor, step)
         for at in range(n):
-            direction[at] = 0.0
-            if free[at]:
-                for other in range(n):
-                    if free[other]:
-                        direction[at] -= inverse[at, other] * gradient[other]
-                slope += direction[at] * gradient[at]
-        if slope >= 0:
-            inverse[:] = np.eye(n)
-            fresh = True
-            for at in range(n):
-                direction[at] = -gradient[at] if free[at] else 0.0
-        step = 1.0
-        if fresh:
-            size = 0.0
-            for at in range(n):
-                size += direction[at] ** 2
-            step = min(1.0, 1.0 / np.sqrt(size))
-        longest = 0.0
-        for at in range(n):
-            longest = max(longest, abs(direction[at]))
-        if step * longest > LONGEST:
-            step = LONGEST / longest
-        found = False
-        for _ in range(40):
-            promise = 0.0
-            for at in range(n):
-                there[at] = min(max(x[at] + step * direction[at], low[at]), high[at])
-                promise += gradient[at] * (there[at] - x[at])
-            value_there = loss(there, case, beyond, local, log_compute, log_step, work, gradient_there)
-            if value_there <= value + 1e-4 * promise and value_there < value:
-                found = True
-                break
-            step *= 0.5
-        if not found:
-            if fresh:
-                break
-            inverse[:] = np.eye(n)
-            fresh = True
+            there[at] = min(max(u[at] + min(max(step[at], -LONGEST), LONGEST), low[at]), high[at])
+        value_there = loss(there, case, seen, slope_there, bend_there)
+        if not value_there < value:
+            damping *= 8
             continue
-        moved, turned = there - x, gradient_there - gradient
-        curvature = (moved * turned).sum()
-        if curvature > 1e-14:
-            if fresh:
-                inverse[:] = np.eye(n) * (curvature / (turned * turned).sum())
-            bent = np.zeros(n)
-            for at in range(n):
-                for other in range(n):
-                    bent[at] += inverse[at, other] * turned[other]
-            scale = 1.0 + (turned * bent).sum() / curvature
-            for at in range(n):
-                for other in range(n):
-                    inverse[at, other] += (
-                        scale * moved[at] * moved[other] - bent[at] * moved[other] - moved[at] * bent[other]
-                    ) / curvature
-            fresh = False
-        decrease = value - value_there
-        x[:] = there
-        gradient[:] = gradient_there
-        before, value = value, value_there
-        if decrease <= DECREASE * max(abs(before), abs(value), 1.0):
-            if restarted:
-                break
-            inverse[:] = np.eye(n)
-            fresh = restarted = True
-        elif decrease > PROGRESS * value:
-            restarted = False
+        damping = max(damping / 6, 1e-9)
+        small = small + 1 if value - value_there <= DECREASE * max(value, SMALLEST) else 0
+        u[:], slope[:], bend[:], value = there, slope_there, bend_there, value_there
+        if small == 2:
+            break
     return value
 
 
 @njit(cache=True)
-def best_batches(
-    speed: Array,
-    sqr: float,
-    var: float,
-    limits: Array,
-    sizes: int,
-    across: Array,
-    gpus: Array,
-    goodput: Array,
-    atomic: Array,
-    accumulations: Array,
-) -> None:
-    """Best goodput, its samples per GPU and accumulations for each entry of `gpus`, over `sizes` batches.
+def _bounds(seen: Array, start: Array, low: Array, high: Array) -> None:
+    """Where the search for a curve begins, and its bounds: what was not seen stays at its floor."""
+    n = len(seen)
+    sizes, across, inside, wide = False, False, False, False
+    compute = 0.0
+    for at in range(n):
+        sizes |= seen[at, 2] != seen[0, 2]
+        across |= seen[at, 0] > 1
+        inside |= seen[at, 0] == 1 and seen[at, 1] > 1
+        wide |= seen[at, 1] > 2
+        compute += (seen[at, 3] - seen[at, 4]) / n
+    start[:] = START
+    low[:6], low[6] = FLOOR, 1.0
+    high[:6], high[6] = np.inf, 10.0
+    if not sizes:
+        start[0] = low[0] = high[0] = compute / 2
+    for at in range(2, 6):
+        if not (across if at < 4 else inside) or (at % 2 and not wide):
+            start[at] = low[at] = high[at] = FLOOR
 
-    `speed`: f64[7] as `fleet/adaptdl/goodput.py` orders it. `limits`: initial batch, largest, smallest and largest per
-    GPU. Batches in geometric steps that round to the same split are tried once. Of equals the first is taken.
-    An iteration takes at least the longer of computing and network: a batch that is no better even then is not tried.
+
+@njit(cache=True)
+def fit(seen: Array, speed: Array, known: bool) -> None:
+    """Fit `speed` (f64[7]) to steps seen: f64[n, 5] of nodes, GPUs, samples per GPU, step s and synchronisation s.
+
+    `known`: `speed` holds the fit to all but the last of them. What that had to fit too, and did not find to be almost
+    nothing, begins there.
+    """
+    n = len(seen)
+    start, low, high = np.empty(7), np.empty(7), np.empty(7)
+    if known:
+        before, narrow, wide = np.empty(7), np.empty(7), np.empty(7)
+        _bounds(seen[: n - 1], before, narrow, wide)
+        _bounds(seen, start, low, high)
+        for at in range(7):
+            if narrow[at] < wide[at] and low[at] < high[at] and speed[at] > SURELY_SEEN:
+                start[at] = speed[at]
+    else:
+        _bounds(seen, start, low, high)
+    case, logs = np.empty(n, np.int64), np.empty((n, 4))
+    across = False
+    for at in range(n):
+        across |= seen[at, 0] > 1
+        case[at] = 2 if seen[at, 0] > 1 else 4 if seen[at, 1] > 1 else 0
+        logs[at, 0], logs[at, 1] = max(seen[at, 1] - 2.0, 1e-8), seen[at, 2]
+        logs[at, 2], logs[at, 3] = np.log(seen[at, 3] - seen[at, 4]), np.log(seen[at, 3])
+    for at in range(6):
+        start[at], low[at], high[at] = np.log(start[at]), np.log(low[at]), np.log(high[at])
+    minimise(start, low, high, case, logs)
+    for at in range(7):
+        speed[at] = np.exp(start[at]) if at < 6 else start[at]
+    if not across:
+        speed[2], speed[3] = max(speed[2], 1.1 * speed[4]), max(speed[3], 1.1 * speed[5])
+
+
+@njit(cache=True)
+def splits(limits: Array, gpus: int, out: Array) -> int:
+    """Fill f64[SIZES, 3] with how batches of geometric sizes are split: samples per GPU, accumulations, batch.
+
+    Sizes that round to the same split stand once; the batch is 0 where it does not fit. Returns how many there are.
+    `limits`: initial batch, largest, smallest and largest per GPU.
     """
     initial, largest, smallest_local, largest_local = limits
+    n = float(gpus)
+    least = max(initial, smallest_local * n)
+    step = np.log(largest / least) / (SIZES - 1)
+    count = 0
+    for at in range(SIZES):
+        local = (largest if at == SIZES - 1 else least * np.exp(step * at)) / n
+        times = np.ceil(local / largest_local - ROUNDING) - 1
+        if gpus == 1 and local > initial + ROUNDING:
+            times = max(times, 1.0)
+        samples = np.ceil(local / (times + 1) - ROUNDING)
+        if count and samples == out[count - 1, 0] and times == out[count - 1, 1]:
+            continue
+        out[count, 0], out[count, 1] = samples, times
+        out[count, 2] = n * samples * (times + 1) if smallest_local <= samples <= largest_local else 0.0
+        count += 1
+    return count
+
+
+@njit(cache=True)
+def best(
+    speed: Array, sqr: float, var: float, initial: float, across: bool, gpus: int, rows: Array, first: int
+) -> tuple[float, int]:
+    """Goodput of the best of the splits in `rows` on so many GPUs, and which it is; of equals the first.
+
+    The time of computing and network together is bounded from below, by the longer of them and by their sum times
+    2^(1/c - 1) (means of powers): a split that is no better even then is not tried. `first` is tried first, so that few
+    others are.
+    """
     c = speed[6]
-    keeps = largest_local <= MOST_KEPT
-    power = np.full(int(largest_local) + 1 if keeps else 1, -1.0)
-    for entry in range(len(gpus)):
-        n = float(gpus[entry])
-        beyond = max(n - 2.0, 1e-8)
-        network = FLOOR
-        if across[entry]:
-            network = speed[2] + speed[3] * beyond
-        elif n > 1:
-            network = speed[4] + speed[5] * beyond
-        network_c = network**c
-        least = max(initial, smallest_local * n)
-        step = np.log(largest / least) / (sizes - 1)
-        top, top_atomic, top_accumulations = -1.0, 0.0, 0.0
-        last_atomic, last_accumulations = -1.0, -1.0
-        for at in range(sizes):
-            local = (largest if at == sizes - 1 else least * np.exp(step * at)) / n
-            times = np.ceil(local / largest_local - ROUNDING) - 1
-            if n == 1 and local > initial + ROUNDING:
-                times = max(times, 1.0)
-            samples = np.ceil(local / (times + 1) - ROUNDING)
-            if samples == last_atomic and times == last_accumulations:
-                continue
-            last_atomic, last_accumulations = samples, times
-            found = 0.0
-            if smallest_local <= samples <= largest_local:
-                compute = speed[0] + speed[1] * samples
-                batch = n * samples * (times + 1)
-                scale = batch / initial
-                worth = (var + sqr) / (var / scale + sqr) / scale
-                if batch / (times * compute + max(compute, network)) * worth * SURELY <= top:
-                    continue
-                compute_c = power[int(samples)] if keeps else -1.0
-                if compute_c < 0:
-                    compute_c = compute**c
-                    if keeps:
-                        power[int(samples)] = compute_c
-                iteration = times * compute + (compute_c + network_c) ** (1 / c)
-                found = batch / iteration * worth
-            if found > top:
-                top, top_atomic, top_accumulations = found, samples, times
-        goodput[entry], atomic[entry], accumulations[entry] = top, top_atomic, top_accumulations
+    beyond = max(gpus - 2.0, 1e-8)
+    network = FLOOR
+    if across:
+        network = speed[2] + speed[3] * beyond
+    elif gpus > 1:
+        network = speed[4] + speed[5] * beyond
+    network_c, flat = network**c, 2.0 ** (1.0 / c - 1.0) * (1 - 1e-12)
+    worth, loss_per = var + sqr, sqr / initial
+    top, top_at = -1.0, len(rows)
+    for turn in range(-1, len(rows)):
+        at = min(first, len(rows) - 1) if turn < 0 else turn
+        samples, times, batch = rows[at]
+        compute = speed[0] + speed[1] * samples
+        least = times * compute + max(compute, network, flat * (compute + network))
+        if batch * worth * SURELY < top * least * (var + loss_per * batch):
+            continue
+        iteration = times * compute + (compute**c + network_c) ** (1 / c)
+        found = batch / iteration * (worth / (var + loss_per * batch)) if batch > 0 else 0.0
+        if found > top or (found == top and at < top_at):
+            top, top_at = found, at
+    return top, top_at
