@@ -40,7 +40,7 @@ class DecodeOnly:
         """A request with its prompt computed. One that wants a single token needs no decoding: it is given two."""
         one.output = max(2, one.output)
         one.computed, one.generated = one.known, 1
-        one.queued_ns = one.scheduled_ns = one.first_ns = now_ns
+        one.queued_ns = one.first_ns = now_ns
         self._ready.append(one)
         self._take(now_ns)
 
@@ -54,5 +54,6 @@ class DecodeOnly:
     def _take(self, now_ns: int) -> None:
         while self._ready and self.replica.can_hold(self._ready[0]):
             one = self._ready.popleft()
+            one.scheduled_ns = now_ns
             self.replica.hold(one)
             self.replica.adopt(one, now_ns)
