@@ -15,6 +15,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import final
 
+from windtunnel.serving.replica.handover import adopt, can_hold, give_up, hold, let_go
 from windtunnel.serving.replica.replica import NEVER, Replica
 from windtunnel.serving.replica.sequence import Sequence
 
@@ -94,13 +95,13 @@ class Disaggregated:
             one, source, target = self._copies.pop(order)
             if one.generated == 1:
                 one.first_ns = now_ns
-            self.prefill[source].give_up(one, now_ns)
+            give_up(self.prefill[source], one, now_ns)
             self._watch(source)
             if one.index in self.unwanted:
                 self.unwanted.discard(one.index)
-                self.decode[target].let_go(one)
+                let_go(self.decode[target], one)
             else:
-                self.decode[target].adopt(one, now_ns)
+                adopt(self.decode[target], one, now_ns)
             self._watch(len(self.prefill) + target)
             finished: list[Sequence] = []
         elif place < len(self.prefill):
@@ -126,11 +127,11 @@ class Disaggregated:
         while self.ready:
             one, source = self.ready[0]
             order = sorted(range(len(self.decode)), key=lambda at: (self.decode[at].load, at))
-            target = next((at for at in order if self.decode[at].can_hold(one)), None)
+            target = next((at for at in order if can_hold(self.decode[at], one)), None)
             if target is None:
                 return
             self.ready.popleft()
-            self.decode[target].hold(one)
+            hold(self.decode[target], one)
             begin = max(now_ns, self._out_free[source], self._in_free[target])
             end = begin + self.copy_ns(one.known)
             self._out_free[source] = self._in_free[target] = end
