@@ -46,7 +46,7 @@ def unfinished(server: Disaggregated, now_ns: int) -> list[Sequence]:
     gone = [one for replica in server.decode for one in interrupted.unfinished(replica, now_ns)]
     gone += [one for replica in server.decode for one in _homeless(handed(replica), 1)]
     moving = [one for one in server.copying if one.index not in server.unwanted]
-    gone += _homeless(moving, 0) + _homeless([one for one, _ in server.ready], 0)
+    gone += _homeless(moving, 0) + _homeless([one for one, _, _ in server.ready], 0)
     gone += [one for replica in server.prefill for one in interrupted.unfinished(replica, now_ns)]
     server.stop()
     return gone

@@ -34,7 +34,7 @@ class Disaggregated:
         self._events: list[tuple[int, int, int]] = []  # (ns, order, place); place < 0: a copy ends
         self._order = 0
         self._copies: dict[int, tuple[Sequence, int, int]] = {}
-        self.ready: deque[tuple[Sequence, int]] = deque()  # prompts that wait to be pulled, and where
+        self.ready: deque[tuple[Sequence, int, int]] = deque()  # prompts that wait to be pulled, where, since when
         self.unwanted: set[int] = set()  # requests whose copy nobody waits for any more
         self._out_free = [0] * len(prefill)
         self._in_free = [0] * len(decode)
@@ -62,7 +62,7 @@ class Disaggregated:
     @property
     def waiting(self) -> list[Sequence]:
         """Requests whose prompt has not begun, or is done and waits for a place."""
-        return [one for replica in self.prefill for one in replica.waiting] + [one for one, _ in self.ready]
+        return [one for replica in self.prefill for one in replica.waiting] + [one for one, _, _ in self.ready]
 
     @property
     def copying(self) -> list[Sequence]:
@@ -117,7 +117,7 @@ class Disaggregated:
         def take(one: Sequence) -> bool:
             if one.generated >= one.output:
                 return False  # this token is the last
-            self.ready.append((one, place))
+            self.ready.append((one, place, self._now_ns))
             return True
 
         return take
@@ -125,7 +125,7 @@ class Disaggregated:
     def _pull(self, now_ns: int) -> None:
         """Start the copies for which a decode replica has room, in the order in which prompts were done."""
         while self.ready:
-            one, source = self.ready[0]
+            one, source, since = self.ready[0]
             order = sorted(range(len(self.decode)), key=lambda at: (self.decode[at].load, at))
             target = next((at for at in order if can_hold(self.decode[at], one)), None)
             if target is None:
@@ -133,6 +133,7 @@ class Disaggregated:
             self.ready.popleft()
             hold(self.decode[target], one)
             begin = max(now_ns, self._out_free[source], self._in_free[target])
+            one.waited_ns += begin - since
             end = begin + self.copy_ns(one.known)
             self._out_free[source] = self._in_free[target] = end
             self._order += 1
