@@ -29,7 +29,7 @@ from windtunnel.errors import UserError
 from windtunnel.planning.advice import WORTH, _host_holds
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.changes import UNBOUNDED
-from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan, replayed, straggling
+from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan, step_ns, straggling
 from windtunnel.step.scenario import Scenario
 
 MODELS = (
@@ -117,7 +117,7 @@ def singles(model: Any, cluster: Any, plan: dict[str, Any], slow: list[str], bel
                     seen.add(key)
                     if name not in UNBOUNDED and bounds.work_ns(layout) >= below_ns:
                         break
-                    if memory_bytes(layout) > capacity:
+                    if memory_bytes(layout, capacity) > capacity:
                         break
                     if name not in UNBOUNDED and bounds.step_ns(layout) >= below_ns:
                         break
@@ -125,8 +125,7 @@ def singles(model: Any, cluster: Any, plan: dict[str, Any], slow: list[str], bel
                         result = windtunnel.predict(model, cluster, {**plan, name: value, **extra}, slow=slow)
                         step, fits = result.step_time_ns, result.infeasible is None
                     else:
-                        replay = replayed(layout)
-                        step, fits = replay.step_ns, replay.fits
+                        step, fits = step_ns(layout), True
                 except UserError:
                     continue
                 if fits and _host_holds(layout):

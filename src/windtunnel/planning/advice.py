@@ -30,7 +30,17 @@ from windtunnel.hardware.cluster import cluster_with
 from windtunnel.model import Model, load_model
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
-from windtunnel.planning.oracle import Layout, Plan, Question, laid_out, memory_bytes, read_plan, replayed, straggling
+from windtunnel.planning.oracle import (
+    Layout,
+    Plan,
+    Question,
+    laid_out,
+    memory_bytes,
+    read_plan,
+    replayed,
+    step_ns,
+    straggling,
+)
 from windtunnel.result import Advice, Result
 from windtunnel.step.scenario import Scenario
 
@@ -176,12 +186,10 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
 def _tried(change: Change, capacity: int) -> _Tried | None:
     """The change, replayed; None where it does not fit."""
     layout = change.layout
-    if memory_bytes(layout) > capacity or not _host_holds(layout):
+    needed = memory_bytes(layout, capacity)
+    if needed > capacity or not _host_holds(layout):
         return None
-    replay = replayed(layout)
-    if not replay.fits:
-        return None
-    return _Tried(change.fields, change.kind, layout, replay.step_ns, replay.peak_bytes)
+    return _Tried(change.fields, change.kind, layout, step_ns(layout), needed)
 
 
 def _host_holds(layout: Layout) -> bool:
@@ -196,9 +204,9 @@ def _host_holds(layout: Layout) -> bool:
 
 def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Tried], int]:
     """Two changes with which a plan fits, else three, quickest first; how many were tried."""
-    before = memory_bytes(base)
+    before = memory_bytes(base, capacity)
     saving = sorted(
-        ((memory_bytes(one.layout), number) for number, one in enumerate(changes) if one.kind != OTHERS),
+        ((memory_bytes(one.layout, capacity), number) for number, one in enumerate(changes) if one.kind != OTHERS),
         key=lambda pair: pair,
     )
     some = [changes[number] for needed, number in saving if needed < before][:TOGETHER]
@@ -210,7 +218,7 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
     for one, two in pairs.values():
         both = changed(base, {**one.fields, **two.fields})
         if both is not None:
-            joined.append((memory_bytes(both.layout), _as(both, one, two)))
+            joined.append((memory_bytes(both.layout, capacity), _as(both, one, two)))
     count += len(joined)
     fitting = [change for needed, change in joined if needed <= capacity]
     if not fitting:
@@ -221,7 +229,7 @@ def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[l
                     continue
                 all_three = changed(base, {**both.fields, **third.fields})
                 count += 1
-                if all_three is not None and memory_bytes(all_three.layout) <= capacity:
+                if all_three is not None and memory_bytes(all_three.layout, capacity) <= capacity:
                     fitting.append(_as(all_three, both, third))
     return _best(fitting, Bounds(straggling(base.cluster)), float("inf"), capacity), count
 

@@ -101,13 +101,13 @@ def pieces(layout: Layout) -> tuple[Piece, ...]:
     return found[1]
 
 
-def memory_bytes(layout: Layout) -> int:
-    """What the fullest rank needs on its device; nothing is timed for it.
+def memory_bytes(layout: Layout, capacity: int | None = None) -> int:
+    """What the fullest rank needs on its device; nothing is timed for it. Beyond `capacity`: at least so much.
 
     No plan is proposed that fits only because its allocator gives cached memory back, again and again: nobody can say
     how long its step takes.
     """
-    return peak_bytes(layout, pieces(layout), table_of(layout))
+    return peak_bytes(layout, pieces(layout), table_of(layout), capacity)
 
 
 def ranks_bytes(layout: Layout) -> list[int]:
