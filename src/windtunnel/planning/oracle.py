@@ -24,7 +24,7 @@ from windtunnel.training.lowering.by_stage import simulate_by_stage
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.memory.model_state import state_bytes
-from windtunnel.training.memory.peak import peak_bytes, ranks_peak_bytes
+from windtunnel.training.memory.peak import least_bytes, peak_bytes, ranks_peak_bytes
 from windtunnel.training.mixed import check_lies_on_one, stages_of
 from windtunnel.training.plan import RECOMPUTE_PARTS
 from windtunnel.training.pricing import Pricer
@@ -108,6 +108,11 @@ def memory_bytes(layout: Layout, capacity: int | None = None) -> int:
     how long its step takes.
     """
     return peak_bytes(layout, pieces(layout), table_of(layout), capacity)
+
+
+def least_memory_bytes(layout: Layout) -> int:
+    """The same if no memory were lost between tensors: never more, and sooner known."""
+    return least_bytes(layout, pieces(layout), table_of(layout))
 
 
 def ranks_bytes(layout: Layout) -> list[int]:

@@ -109,11 +109,16 @@ def peak_bytes(
     already, no allocator is replayed: the answer is then what is needed at least.
     """
     if capacity is not None:
-        allocated = [sum(categories.values()) for categories, _ in _drafts(layout, pieces, schedule)]
-        least = max(_on_device(layout, [_with_slack(layout, one) for one in allocated]))
+        least = least_bytes(layout, pieces, schedule)
         if least > capacity:
             return least
     return max(ranks_peak_bytes(layout, pieces, schedule))
+
+
+def least_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+    """The same if the allocator left no gaps between tensors: never more, and none is replayed."""
+    allocated = [sum(categories.values()) for categories, _ in _drafts(layout, pieces, schedule)]
+    return max(_on_device(layout, [_with_slack(layout, one) for one in allocated]))
 
 
 def ranks_peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> list[int]:
