@@ -102,15 +102,7 @@ def network_of(capacity: Floats, paths: Paths) -> Network:
     from windtunnel.engine.compiled.flow_kernels import ENTRY, FLOW, LINK, Network
 
     n_links, n_flows, n_entries = len(capacity), len(paths.weight), len(paths.link_idx)
-    flow_of = np.repeat(np.arange(n_flows, dtype=np.int32), np.diff(paths.link_ptr))
-    if n_entries and (int(paths.link_idx.min()) < 0 or int(paths.link_idx.max()) >= n_links):
-        wrong = next(link for link in paths.link_idx.tolist() if not 0 <= link < n_links)
-        raise SpecError("link_idx", wrong, f"links are numbered from 0 to {n_links - 1}")
-    visits = np.sort(flow_of.astype(np.int64) * n_links + paths.link_idx)
-    if np.any(visits[1:] == visits[:-1]):
-        twice = int(visits[1:][visits[1:] == visits[:-1]][0])
-        remedy = f"flow {twice // n_links} uses it twice; give it once with the sum of its `use`"
-        raise SpecError("link_idx", twice % n_links, remedy)
+    flow_of = check_paths(n_links, paths)
     links, flows, entries = np.zeros(n_links, LINK), np.zeros(n_flows, FLOW), np.zeros(n_entries, ENTRY)
     links["capacity"] = capacity
     members = np.bincount(paths.link_idx, minlength=n_links)
@@ -120,6 +112,20 @@ def network_of(capacity: Floats, paths: Paths) -> Network:
     entries["link"], entries["flow"] = paths.link_idx, flow_of
     entries["need"] = paths.use * paths.weight[flow_of]
     return Network(links, flows, entries, np.zeros(2, np.int64))
+
+
+def check_paths(n_links: int, paths: Paths) -> NDArray[np.int32]:
+    """The flow of each entry. Raises SpecError for a link that is not there, and for one that a flow uses twice."""
+    flow_of = np.repeat(np.arange(len(paths.weight), dtype=np.int32), np.diff(paths.link_ptr))
+    if len(paths.link_idx) and (int(paths.link_idx.min()) < 0 or int(paths.link_idx.max()) >= n_links):
+        wrong = next(link for link in paths.link_idx.tolist() if not 0 <= link < n_links)
+        raise SpecError("link_idx", wrong, f"links are numbered from 0 to {n_links - 1}")
+    visits = np.sort(flow_of.astype(np.int64) * n_links + paths.link_idx)
+    if np.any(visits[1:] == visits[:-1]):
+        twice = int(visits[1:][visits[1:] == visits[:-1]][0])
+        remedy = f"flow {twice // n_links} uses it twice; give it once with the sum of its `use`"
+        raise SpecError("link_idx", twice % n_links, remedy)
+    return flow_of
 
 
 def _replayed(

@@ -62,33 +62,10 @@ def replay(
     """
     durations = _checked(graph, duration_ns, slowdown, sharing)
     found = None if sharing is None else contenders(graph, durations, sharing)
-    if found is not None:
-        return _shared(graph, durations, slowdown, found, False)[0]
-    start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
-    if slowdown is None:
-        # Imported where it is needed: importing compiles, the first time on a machine.
-        from windtunnel.engine.compiled import fixed_kernels
-
-        ran = fixed_kernels.replay_fixed(
-            graph.stream, graph.n_streams, graph.dep_ptr, graph.dep_idx, graph.rendezvous, durations, start, end
-        )
-    else:
-        from windtunnel.engine.compiled import kernels
-
-        ran = kernels.replay_rated(
-            graph.stream,
-            graph.stream_rank,
-            graph.n_programs,
-            graph.dep_ptr,
-            graph.dep_idx,
-            graph.rendezvous,
-            durations,
-            slowdown.kind_class,
-            slowdown.factor,
-            start,
-            end,
-        )
-    return _timeline(graph, durations, ran, start, end)
+    plain = _plain(graph, durations, slowdown)
+    if found is None or found.fit(plain.start_ns, plain.end_ns):
+        return plain
+    return _shared(graph, durations, slowdown, found, False)[0]
 
 
 def replay_logged(
@@ -118,6 +95,35 @@ def _checked(
     return durations
 
 
+def _plain(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None) -> Timeline:
+    """Every op as if it met no other on its links."""
+    start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
+    if slowdown is None:
+        # Imported where it is needed: importing compiles, the first time on a machine.
+        from windtunnel.engine.compiled import fixed_kernels
+
+        ran = fixed_kernels.replay_fixed(
+            graph.stream, graph.n_streams, graph.dep_ptr, graph.dep_idx, graph.rendezvous, durations, start, end
+        )
+    else:
+        from windtunnel.engine.compiled import kernels
+
+        ran = kernels.replay_rated(
+            graph.stream,
+            graph.stream_rank,
+            graph.n_programs,
+            graph.dep_ptr,
+            graph.dep_idx,
+            graph.rendezvous,
+            durations,
+            slowdown.kind_class,
+            slowdown.factor,
+            start,
+            end,
+        )
+    return _timeline(graph, durations, ran, start, end)
+
+
 def _shared(
     graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None, found: Contenders, logs: bool
 ) -> tuple[Timeline, NDArray[np.float64]]:
@@ -137,7 +143,7 @@ def _shared(
         slowdown.kind_class,
         slowdown.factor,
         found.flow,
-        found.network,
+        found.network(),
         start,
         end,
         logs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -73,6 +74,23 @@ def test_two_changes_where_no_single_one_fits() -> None:
     assert all(one.peak_memory_bytes <= capacity for one in told)
     if min(needed) > capacity:
         assert all(len(one.changes) > 1 or "n_gpus" in one.changes for one in told)
+
+
+def test_three_changes_together_are_told_in_one_order_only() -> None:
+    told = windtunnel.advise("llama-3.1-8b", "a100-40gb-sxm:2", {"global_batch": 4, "seq_len": 65536})
+    every = [frozenset(one.changes.items()) for one in told]
+    assert max(len(one) for one in every) == 3
+    assert len(set(every)) == len(every)
+
+
+def test_what_adds_nothing_to_another_change_is_not_told() -> None:
+    # `--offload-activations 1 --recompute none` is `--recompute none`: as quick, and the peak lies elsewhere.
+    plan = {"framework": "nanotron", "pp": 4, "micro_batch": 4, "recompute": "full", "global_batch": 256}
+    told = advise(MODEL, CLUSTER, SMALL | plan)
+    assert any(one.flags == "--recompute none" for one in told)
+    for one, other in permutations(told, 2):
+        if one.changes.items() <= other.changes.items():
+            assert other.step_time_ns < one.step_time_ns or other.peak_memory_bytes < one.peak_memory_bytes
 
 
 def test_a_degree_that_was_given_is_given_again() -> None:

@@ -100,12 +100,25 @@ def memory_of(
     return tuple(found)
 
 
-def peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+def peak_bytes(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, capacity: int | None = None
+) -> int:  # fmt: skip
     """What the fullest rank class needs on the device without giving cached memory back to the driver.
 
-    Memory follows from the order of the passes, not from their times.
+    Memory follows from the order of the passes, not from their times. Where what is allocated is more than `capacity`
+    already, no allocator is replayed: the answer is then what is needed at least.
     """
+    if capacity is not None:
+        least = least_bytes(layout, pieces, schedule)
+        if least > capacity:
+            return least
     return max(ranks_peak_bytes(layout, pieces, schedule))
+
+
+def least_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+    """The same if the allocator left no gaps between tensors: never more, and none is replayed."""
+    allocated = [sum(categories.values()) for categories, _ in _drafts(layout, pieces, schedule)]
+    return max(_on_device(layout, [_with_slack(layout, one) for one in allocated]))
 
 
 def ranks_peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> list[int]:
@@ -113,19 +126,28 @@ def ranks_peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedu
     return _sizes(layout, pieces, schedule)[3]
 
 
+def _drafts(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule
+) -> list[tuple[dict[str, int], _Walk]]:  # fmt: skip
+    """Of every rank class: its peak by category."""
+    loads = _loads(pieces, schedule)
+    return [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
+
+
+def _on_device(layout: Layout, reserved: Sequence[int]) -> list[int]:
+    outside, headroom = outside_bytes(layout), _headroom(layout)
+    return [int(value * (1.0 + headroom)) + outside for value in reserved]
+
+
 def _sizes(
     layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule
 ) -> tuple[list[tuple[dict[str, int], _Walk]], list[int], list[int], list[int]]:
     """Of every rank class: its peak by category, and what is allocated, reserved and on the device then."""
-    outside = outside_bytes(layout)
-    headroom = _headroom(layout)
-    capacity = layout.cluster.gpu.usable_memory_bytes - outside
-    loads = _loads(pieces, schedule)
-    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
+    capacity = layout.cluster.gpu.usable_memory_bytes - outside_bytes(layout)
+    drafts = _drafts(layout, pieces, schedule)
     allocated, peaks = [sum(categories.values()) for categories, _ in drafts], [walk.at for _, walk in drafts]
     reserved = _reserved(layout, pieces, schedule, allocated, peaks, capacity)
-    device = [int(value * (1.0 + headroom)) + outside for value in reserved]
-    return drafts, allocated, reserved, device
+    return drafts, allocated, reserved, _on_device(layout, reserved)
 
 
 def _gets_through(
@@ -153,12 +175,21 @@ def _headroom(layout: Layout) -> float:
 
 def least_reserved(layout: Layout) -> float:
     """So many times what is allocated is reserved on the device at least, with its headroom."""
+    return _slack(layout) * (1.0 + _headroom(layout))
+
+
+def _slack(layout: Layout) -> float:
+    """So many times what is allocated is reserved at least."""
     if _exact(layout):
         return 1.0
     keep, slack = keeping(layout.plan.framework), memory_document()["slack"]
     if keep.expandable:
         return 1.0 if keep.fsdp2 else 1.0 + float(slack["expandable"])
-    return (1.0 + float(slack["segments"])) * (1.0 + _headroom(layout))
+    return 1.0 + float(slack["segments"])
+
+
+def _with_slack(layout: Layout, bytes_: int) -> int:
+    return int(bytes_ * _slack(layout))
 
 
 def outside_bytes(layout: Layout) -> int:
@@ -266,25 +297,19 @@ def _reserved(
     layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int], capacity: int
 ) -> list[int]:  # fmt: skip
     """Reserved bytes of every rank class."""
-    slack = memory_document()["slack"]
-    if _exact(layout):
-        return allocated
     keep = keeping(layout.plan.framework)
-    if keep.expandable and not keep.fsdp2:  # one stream, and pages that can be anywhere
-        return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
-    replayed = {}
-    for rank in _shown(layout, dict(enumerate(allocated))):
-        # Beyond `capacity` only when nothing that the allocator can give back is enough.
-        bounded = _replay(layout, pieces, schedule, rank, peaks[rank], capacity)
-        fits = bounded.oom_event is None
-        replayed[rank] = bounded if fits else _replay(layout, pieces, schedule, rank, peaks[rank], None)
+    if _exact(layout) or (keep.expandable and not keep.fsdp2):  # one stream, and pages that can be anywhere
+        return [_with_slack(layout, value) for value in allocated]
+    replayed = {
+        rank: _replay(layout, pieces, schedule, rank, peaks[rank], capacity, beyond=True)
+        for rank in _shown(layout, dict(enumerate(allocated)))
+    }
     ratio = max(result.peak_reserved_bytes / max(1, allocated[rank]) for rank, result in replayed.items())
     whole = [
         replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
         for rank, value in enumerate(allocated)
     ]
-    more = 1.0 if keep.expandable else 1.0 + float(slack["segments"])
-    return [int(max(value, least) * more) for value, least in zip(whole, allocated, strict=True)]
+    return [_with_slack(layout, max(value, least)) for value, least in zip(whole, allocated, strict=True)]
 
 
 def _shown(layout: Layout, allocated: Mapping[int, int]) -> list[int]:
@@ -294,17 +319,25 @@ def _shown(layout: Layout, allocated: Mapping[int, int]) -> list[int]:
 
 
 def _replay(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int, capacity: int | None
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int, capacity: int, *,
+    beyond: bool = False,
 ) -> AllocatorResult:  # fmt: skip
-    """Two steps of a rank class whose allocator may reserve `capacity` bytes."""
+    """Two steps of a rank class whose allocator may reserve `capacity` bytes.
+
+    `beyond`: and more, where nothing that it can give back is enough.
+    """
     held = [pieces[v] for v in schedule.virtual_stage[rank]]
     events, stream = two_steps(
         _actions(pieces, schedule, rank, peak), _resident(layout, held, _buffers(pieces, schedule, rank))
     )
     expandable = keeping(layout.plan.framework).expandable
-    return replay_allocator(
-        events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
-    )
+    if not beyond or int(np.cumsum(events[:, 1]).max(initial=0)) <= capacity:
+        bounded = replay_allocator(
+            events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
+        )
+        if not beyond or bounded.oom_event is None:
+            return bounded
+    return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
 
 
 def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int) -> list[tuple[Passes, Kind, int]]:
