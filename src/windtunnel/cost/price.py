@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -36,9 +37,13 @@ class Price(NamedTuple):
             return self
         longer = self.scaled(factor)
         low, high = longer.seconds / (1.0 + Z95 * sigma), longer.seconds * (1.0 + Z95 * sigma)
-        return Price(
-            longer.seconds, min(longer.p5, low), max(longer.p95, high), max(self.source, Source.FITTED)
-        )  # fmt: skip
+        return Price(longer.seconds, min(longer.p5, low), max(longer.p95, high), max(self.source, Source.FITTED))
+
+    def widened(self, low: float, high: float, source: Source) -> Price:
+        """From `source`, the band widened by log errors that are independent of those in it: widths add in squares."""
+        down = math.hypot(math.log(self.seconds / self.p5), low)
+        up = math.hypot(math.log(self.p95 / self.seconds), high)
+        return Price(self.seconds, self.seconds * math.exp(-down), self.seconds * math.exp(up), source)
 
     def plus(self, other: Price) -> Price:
         """One after the other, as sure as the less sure of the two, if that is a twentieth of both or more."""

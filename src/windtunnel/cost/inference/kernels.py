@@ -310,11 +310,6 @@ def _streamed(gpu: Gpu, bytes_per_token: float, flops_per_token: float = 0.0) ->
     )
 
 
-def _scaled(table: Surface, scale: float, floor_s: float) -> Surface:
-    curves = tuple(Curve(one.nodes, tuple(max(floor_s, s * scale) for s in one.seconds)) for one in table.curves)
-    return Surface(table.batches, curves)
-
-
 def _windowed(table: Surface, window: int) -> Surface:
     """A cache of which at most `window` tokens are read."""
     capped = []

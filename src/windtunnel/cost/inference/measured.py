@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.measured.tables import package_data
+from windtunnel.cost.measured.cache import package_data
 
 FRAMEWORKS = ("trtllm", "sglang", "vllm")
 Columns = dict[str, NDArray[Any]]
