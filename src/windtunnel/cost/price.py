@@ -6,6 +6,8 @@ import math
 from enum import IntEnum
 from typing import NamedTuple
 
+from windtunnel.errors import LayoutError
+
 
 class Source(IntEnum):
     """Where a price comes from, best first."""
@@ -52,6 +54,16 @@ class Price(NamedTuple):
         return Price(seconds, self.p5 + other.p5, self.p95 + other.p95, max(sources))
 
 
+def nanoseconds(seconds: float) -> int:
+    """Seconds as the engine takes them. Raises LayoutError on what no clock would count."""
+    if not seconds < LONGEST_S:
+        raise LayoutError(
+            f"one operation would take {seconds:.3g} s", "check the rates, bandwidths and latencies of the cluster"
+        )
+    return round(seconds * 1e9)
+
+
 Z95 = 1.645  # standard deviations from the mean to the 95th percentile
 NO_MATTER = 0.05  # share of a sum below which a part does not decide how sure the sum is
+LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 FREE = Price(0.0, 0.0, 0.0, Source.MEASURED)

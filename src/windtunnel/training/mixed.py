@@ -83,7 +83,7 @@ def of_all_types(
     plan: Plan,
     predict: Predict,
     by_stage: ByStage,
-    named: tuple[object, object] = (None, None),
+    named: tuple[object, object],
 ) -> Result:
     """The faster of what replicas and stages on one type each give. Raises LayoutError where neither can be.
 
@@ -91,13 +91,17 @@ def of_all_types(
     """
     layout = resolve(model, cluster.alike()[0], plan)
     found, refusals = [], []
-    for placed, check_placed in ((_by_replica, check_lies_on_one), (_by_stage, stages_of)):
+    ways: tuple[tuple[Callable[[Layout, MixedCluster], object], Callable[[], Result]], ...] = (
+        (check_lies_on_one, lambda: _by_replica(model, cluster, plan, predict)),
+        (stages_of, lambda: _by_stage(model, cluster, plan, by_stage)),
+    )
+    for check_placed, placed in ways:
         try:
             check_placed(layout, cluster)
         except LayoutError as error:
             refusals.append(error)
-            continue
-        found.append(placed(model, cluster, plan, predict, by_stage))
+        else:
+            found.append(placed())
     if not found:
         raise refusals[0]
     best = min(found, key=lambda one: (one.status != "ok", one.step_time_ns))
@@ -112,7 +116,7 @@ def _as_named(given: object, cluster: MixedCluster) -> str | Path:
     return cluster.name if parse_mixed(cluster.name) == cluster else Path("cluster.yaml")
 
 
-def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
+def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict) -> Result:
     alike = cluster.alike()
     results = [predict(model, one, plan) for one in alike]
     last = max(results, key=lambda one: one.step_time_ns)
@@ -129,7 +133,7 @@ def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predic
     return _of_both(told, cluster, alike[results.index(shown)], plan, warning)
 
 
-def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
+def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, by_stage: ByStage) -> Result:
     shown, fullest = by_stage(model, cluster, plan)
     own = cluster.own()[fullest]
     type_of = stages_of(resolve(model, own, plan), cluster)

@@ -61,26 +61,27 @@ def op_table(
 
     Arguments are those of `predict`. Raises UserError on a spec that cannot be.
     """
-    import pyarrow as pa
-
-    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
-    return pa.Table.from_pylist(op_rows(model, cluster, plan), schema)
+    return _table(op_rows(model, cluster, plan))
 
 
 def write_ops(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows of `op_rows` as Parquet. Raises SpecError for another suffix, InputFileError where it cannot be."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if path.suffix != ".parquet":
         raise SpecError("--ops", str(path), "name a .parquet file, or say json together with --json")
-    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
     try:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema), path, compression="zstd")
+        pq.write_table(_table(rows), path, compression="zstd")
     except OSError as error:
         raise InputFileError(path, error.strerror or "cannot be written", "give a path that can be written") from None
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import pyarrow as pa
+
+    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    return pa.Table.from_pylist(list(rows), schema)
 
 
 def op_rows(

@@ -25,7 +25,17 @@ from windtunnel.header import product_version
 from windtunnel.model import Model, load_model
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
-from windtunnel.step.result_of import BUBBLE, ClassTime, Kernels, Work, read, result_of, roofline_warning, sum_to
+from windtunnel.step.result_of import (
+    BUBBLE,
+    ClassTime,
+    Kernels,
+    Work,
+    limits_of,
+    read,
+    result_of,
+    roofline_warning,
+    sum_to,
+)
 from windtunnel.step.scenario import CALM, Parts, Scenario
 from windtunnel.training.disturbances.planned import disturb
 from windtunnel.training.excerpt import excerpt_of
@@ -38,7 +48,7 @@ from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.mixed import of_all_types, staged
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import limits_of, recomputed_flops, unmeasured_of
+from windtunnel.training.reading import parts_of, recomputed_flops, unmeasured_of
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
@@ -106,7 +116,7 @@ def predict(
         sources = {}
         if documents is not None:
             sources[f"lengths {lengths}"] = packed(documents, layout, step, pieces, pricer, seed)
-        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, asked, sources=sources)
+        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, asked, sources)
 
     makespan, disturbed = under_all(base)
     if uneven is not None:
@@ -196,7 +206,7 @@ def _result(
         },
         memory=memory,
         infeasible=trouble,
-        limits=limits_of(layout, reading.breakdown_ns, reading.total_ns, step),
+        limits=limits_of(parts_of(layout, reading.breakdown_ns, reading.total_ns, step), reading.total_ns),
         defaults=layout.defaults,
         warnings=(
             *roofline_warning(reading.provenance, " and ".join(one.layout.cluster.gpu.name for one in pricers)),

@@ -19,19 +19,17 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.communication.collectives import collective, latency_and_bandwidth, tier
+from windtunnel.cost.communication.collectives import collective, nic_share, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, training_costs
-from windtunnel.errors import LayoutError
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import PEAK_DTYPE, Layout
 from windtunnel.training.plan import Plan
 
 ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
-LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
 # oneDNN keeps the code of the last 1,024 shapes (ONEDNN_PRIMITIVE_CACHE_CAPACITY). An expert's products have six for
 # each number of rows: forward, input's and weight's gradient, of two matrices. Routed rows are taken to be anything
@@ -64,15 +62,6 @@ def parameter_bytes(plan: Plan) -> float:
 
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
-
-
-def nanoseconds(seconds: float) -> int:
-    """Seconds as the engine takes them. Raises LayoutError on what no clock would count."""
-    if not seconds < LONGEST_S:
-        raise LayoutError(
-            f"one operation would take {seconds:.3g} s", "check the rates, bandwidths and latencies of the cluster"
-        )
-    return round(seconds * 1e9)
 
 
 def _beyond_product(layout: Layout) -> float:
@@ -302,14 +291,9 @@ class Pricer:
         return known
 
     def nic_share(self, transfer: Transfer) -> float:
-        """Share of a GPU's NIC that a collective takes while alone: 0 inside a node, less than 1 while small."""
-        group, bytes_total = self.layout.group(transfer.group), int(transfer.bytes_total)
-        if tier(group) != "scale_out" or not bytes_total:
-            return 0.0
-        _, _, latency_s, bandwidth_s = latency_and_bandwidth(transfer.kind, bytes_total, group, self.layout.cluster)
-
-        whole = latency_s + bandwidth_s
-        return bandwidth_s / whole if whole > 0.0 else 0.0
+        """Share of a GPU's NIC that a collective takes while alone."""
+        group = self.layout.group(transfer.group)
+        return nic_share(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
 
     def hop(self, bytes_total: float, *, far: bool) -> tuple[Price, str]:
         """A send between pipeline neighbours, inside a scale-up domain or across domains."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.price import Source
+from windtunnel.cost.price import Source, nanoseconds
 from windtunnel.graph.program import OpKind
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.job import CapturedJob
-from windtunnel.programs.lowering.pricing import HOST, OpPricer, nanoseconds
+from windtunnel.programs.lowering.pricing import HOST, OpPricer
 from windtunnel.programs.op_shapes import plain_name
 from windtunnel.programs.program import Op, RankProgram
 

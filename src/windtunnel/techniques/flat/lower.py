@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from windtunnel.cost.price import nanoseconds
 from windtunnel.graph import OpKind
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
@@ -29,7 +30,7 @@ from windtunnel.training.lowering.pass_lowering import Phase, build_segment
 from windtunnel.training.lowering.shards.step_shards import gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.plan import Plan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 from windtunnel.training.workload.router_load import parse_router_load
 
 LANES: Mapping[str, Lane] = {SCALE_UP: SHARED, SCALE_OUT: SHARED}

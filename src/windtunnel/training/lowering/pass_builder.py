@@ -11,13 +11,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.price import Price, Source
+from windtunnel.cost.price import Price, Source, nanoseconds
 from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
 from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.step.nic_sharing import pass_sharing
-from windtunnel.training.pricing import Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import TRAITS
 
 Key = TypeVar("Key", bound=Hashable)

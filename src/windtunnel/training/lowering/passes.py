@@ -68,13 +68,6 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
     return found[1]
 
 
-def slowed_passes(
-    step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer, compute: float, links: float
-) -> NDArray[np.int64]:
-    """int64[segments]: how long each pass takes on a cell with these factors on its compute and its links."""
-    return pass_durations(step, pieces, pricer.slowed(compute, links))
-
-
 def pass_durations(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:
     """int64[segments]: how long each pass of a step takes at other prices."""
     return np.array([segment.duration_ns for segment in passes_at(step, pieces, pricer)], np.int64)
