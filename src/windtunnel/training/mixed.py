@@ -23,12 +23,12 @@ from windtunnel.hardware import Cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.model import Model
 from windtunnel.result import Result, StageMemory
-from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.by_stage import Pieces, simulate_by_stage
 from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.simulated import Simulated
 from windtunnel.training.memory.peak import memory_of, ranks_peak_bytes
-from windtunnel.training.plan import Plan
+from windtunnel.training.plan import PEAK_DTYPE, Plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reproduce import reproduce
 from windtunnel.training.schedules import TRAITS, check, schedule

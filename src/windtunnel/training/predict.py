@@ -39,14 +39,14 @@ from windtunnel.step.result_of import (
 from windtunnel.step.scenario import CALM, Parts, Scenario
 from windtunnel.training.disturbances.planned import disturb
 from windtunnel.training.excerpt import excerpt_of
-from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.pass_builder import owned
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.mixed import of_all_types, staged
-from windtunnel.training.plan import Plan, read_plan
+from windtunnel.training.plan import PEAK_DTYPE, Plan, read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reading import parts_of, recomputed_flops, unmeasured_of
 from windtunnel.training.reproduce import reproduce

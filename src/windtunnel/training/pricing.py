@@ -26,8 +26,8 @@ from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, un
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, training_costs
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 from windtunnel.model.operations import Operation, Transfer
-from windtunnel.training.layout import PEAK_DTYPE, Layout
-from windtunnel.training.plan import Plan
+from windtunnel.training.layout import Layout
+from windtunnel.training.plan import PEAK_DTYPE, Plan
 
 ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
