@@ -158,44 +158,31 @@ class Pricer:
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
-        return self._once(op, "forward", lambda op: self._forward(op).plus(self._beside(op, _FORWARD_CALLS)))
-
-    def _forward(self, op: Operation) -> Price:
-        if op.kind == "gemm" and self.calibrated is None:
-            m, n, k = op.shape
-            return self._aligned(self._gemm(m, n, k, op.low_precision), op)
-        if op.kind == "gemm_batch":
-            return self._batched(op.shape)
-        if op.kind == "grouped_gemm" and self.calibrated is None:
-            groups, m, n, k = op.shape
-            return self._grouped(groups, m, n, k, op.low_precision)
-        if op.kind in ("gemm", "grouped_gemm"):
-            return self._measured_gemm(op, "forward")
-        if op.kind == "attention":
-            return self._attention(op, backward=False)
-        if op.kind == "memory":
-            return self._element_wise(op, backward=False)
-        return FREE
+        return self._once(
+            op, "forward", lambda op: self._kernel(op, backward=False).plus(self._beside(op, _FORWARD_CALLS))
+        )
 
     def input_gradient(self, op: Operation) -> Price:
         """Backward with respect to the input: dgrad of a GEMM, the whole backward of anything else."""
-        return self._once(op, "dgrad", lambda op: self._input_gradient(op).plus(self._beside(op, _BACKWARD_CALLS)))
+        return self._once(
+            op, "dgrad", lambda op: self._kernel(op, backward=True).plus(self._beside(op, _BACKWARD_CALLS))
+        )
 
-    def _input_gradient(self, op: Operation) -> Price:
-        if op.kind == "gemm" and self.calibrated is None:
-            m, n, k = op.shape
-            return self._aligned(self._gemm(m, k, n, op.low_precision), op)
-        if op.kind == "gemm_batch":
-            return self._batched(op.shape).scaled(2.0)
-        if op.kind == "grouped_gemm" and self.calibrated is None:
-            groups, m, n, k = op.shape
-            return self._grouped(groups, m, k, n, op.low_precision)
+    def _kernel(self, op: Operation, *, backward: bool) -> Price:
         if op.kind in ("gemm", "grouped_gemm"):
-            return self._measured_gemm(op, "dgrad")
+            if self.calibrated is not None:
+                return self._measured_gemm(op, "dgrad" if backward else "forward")
+            *groups, m, n, k = op.shape
+            n, k = (k, n) if backward else (n, k)
+            if groups:
+                return self._grouped(groups[0], m, n, k, op.low_precision)
+            return self._aligned(self._gemm(m, n, k, op.low_precision), op)
+        if op.kind == "gemm_batch":
+            return self._batched(op.shape).scaled(2.0 if backward else 1.0)
         if op.kind == "attention":
-            return self._attention(op, backward=True)
+            return self._attention(op, backward=backward)
         if op.kind == "memory":
-            return self._element_wise(op, backward=True)
+            return self._element_wise(op, backward=backward)
         return FREE
 
     def _beside(self, op: Operation, calls: dict[str, dict[str, float]]) -> Price:

@@ -269,15 +269,13 @@ class _Assembly:
             users = self.users[channel]
             sequences = [(k, self._kinds(k, slot)) for k, slot in users]
             if key[0] == 0:
-                expected = {int(one) for one in np.unique(self.class_of[list(self._members(key, users))])}
+                members = self.places.members(key[1], int(self.first_rank[users[0][0]]))
+                expected = set(np.unique(self.class_of[list(members)]).tolist())
                 missing = expected - {k for k, _ in sequences}
                 sequences += [(k, ()) for k in sorted(missing)]
                 self._agree(key[1], sequences)
             else:
                 self._messages_agree(key, sequences)
-
-    def _members(self, key: tuple[int, ...], users: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        return self.places.members(key[1], int(self.first_rank[users[0][0]]))
 
     def _kinds(self, k: int, slot: int) -> tuple[str, ...]:
         key = (int(self.template_of[k]), slot)
