@@ -47,10 +47,6 @@ class Staged:
     type_of: tuple[int, ...]  # each pipeline rank's type
     simulated: Simulated
 
-    def layout_of(self, rank: int) -> Layout:
-        """That of a pipeline rank's type."""
-        return self.layouts[self.type_of[rank]]
-
     def memory(self) -> tuple[StageMemory, ...]:
         """Of each pipeline rank, on its own type."""
         step, end_ns = self.simulated.step, self.simulated.timeline.end_ns

@@ -38,11 +38,6 @@ class Disturbances:
         return (*self.slow, Slow(text, (), 1.0, link=False, kind="jitter", share=self.jitter))
 
     @property
-    def uplinks(self) -> tuple[Slow, ...]:
-        """Those of uplinks: `leaf`, `uplink` (-1: all of the leaf) and the `share` that is left."""
-        return tuple(one for one in self.slow if one.kind == "uplink")
-
-    @property
     def sampled(self) -> bool:
         """Whether the step differs from sample to sample."""
         return any(one.random or (one.kind == "thermal" and self.samples > 0) for one in self.parts)

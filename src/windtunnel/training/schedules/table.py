@@ -57,7 +57,6 @@ class Schedule:
     overlap: Ints  # [actions], the action that runs at the same time on the same rank (DualPipe's F&B), else -1
     rank_offset: Longs  # [stages + 1], rank r owns actions rank_offset[r] : rank_offset[r + 1]
     virtual_stage: Ints  # [stages, chunks], the place of each piece in its chain
-    direction: Ints  # [stages, chunks], 0, or 1 for a piece of DualPipe's second chain
 
     @property
     def n_virtual(self) -> int:
@@ -120,7 +119,6 @@ def table(
     kind: ArrayLike,
     chunk: ArrayLike,
     micro_batch: ArrayLike,
-    direction: ArrayLike | None = None,
     with_next: ArrayLike | None = None,
 ) -> Schedule:
     """Sort actions by (rank, key), keys distinct in a rank, into a `Schedule`. `with_next` marks overlapped pairs."""
@@ -147,7 +145,6 @@ def table(
         overlap=_frozen(overlap, np.int32),
         rank_offset=_frozen(offset, np.int64),
         virtual_stage=_frozen(piece, np.int32),
-        direction=_frozen(np.zeros_like(piece) if direction is None else np.asarray(direction), np.int32),
     )
 
 
