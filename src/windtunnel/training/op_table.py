@@ -27,7 +27,6 @@ from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.pass_lowering import build_segment
-from windtunnel.training.lowering.passes import PHASE
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
@@ -118,13 +117,13 @@ def _pass_rows(
             block = blocks[place]
             name = ("embedding" if place == 0 else "head") if block.is_end else "layer"
             where = {"rank_class": rank, "ranks": ranks, "layer": of_block[place], "block": name}
-            yield where | {"pass": PHASE[Kind(kind)].value, "count": count} | row
+            yield where | {"pass": Kind(kind).words, "count": count} | row
 
 
 def _of_pass(layout: Layout, pricer: Pricer, blocks: Sequence[Block], kind: Kind) -> list[tuple[int, dict[str, Any]]]:
     """(block, row) of one pass; launches of one name and source together."""
     noted: list[tuple[int, int, Price]] = []
-    graph = build_segment(pricer, blocks, PHASE[kind], noted).graph
+    graph = build_segment(pricer, blocks, kind, noted).graph
     found: dict[tuple[int, str, str, str], dict[str, Any]] = {}
     stated = [_bytes_of(layout, block.operations) for block in blocks]
     for op, block, price in noted:

@@ -38,6 +38,11 @@ class Kind(IntEnum):
     BACKWARD_INPUT = 2
     BACKWARD_WEIGHT = 3
 
+    @property
+    def words(self) -> str:
+        """`backward-input`."""
+        return self.name.lower().replace("_", "-")
+
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
@@ -102,7 +107,7 @@ class Schedule:
 
     def describe(self, action: int) -> str:
         """One action in words, for messages."""
-        kind = Kind(int(self.kind[action])).name.lower().replace("_", "-")
+        kind = Kind(int(self.kind[action])).words
         return (
             f"rank {self.rank[action]}: {kind} of micro-batch {self.micro_batch[action]} on chunk {self.chunk[action]}"
             f" (stage {self.stage_of[action]} of {self.n_virtual})"
