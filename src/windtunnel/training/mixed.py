@@ -31,7 +31,7 @@ from windtunnel.training.memory.peak import memory_of, ranks_peak_bytes
 from windtunnel.training.plan import PEAK_DTYPE, Plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reproduce import reproduce
-from windtunnel.training.schedules import TRAITS, check, schedule
+from windtunnel.training.schedules import TRAITS
 
 Predict = Callable[[Model, Cluster, Plan], Result]
 ByStage = Callable[[Model, MixedCluster, Plan], tuple[Result, int]]  # and the type whose memory is told
@@ -67,8 +67,7 @@ def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
     layouts = tuple(resolve(model, one, plan) for one in cluster.own())
     type_of = stages_of(layouts[0], cluster)
     layout = layouts[0]
-    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
-    check(chosen)
+    chosen = layout.checked_schedule()
     pricers, pieces = tuple(map(Pricer, layouts)), tuple(map(pieces_of, layouts))
     return Staged(layouts, pricers, pieces, type_of, simulate_by_stage(pricers, pieces, chosen, type_of))
 

@@ -30,7 +30,7 @@ from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import Kind, check, schedule
+from windtunnel.training.schedules import Kind
 
 COLUMNS = {
     "rank_class": "int",
@@ -93,8 +93,7 @@ def op_rows(
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     layout = resolve(model, cluster, read_plan(plan))
     pricer, pieces = Pricer(layout), pieces_of(layout)
-    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
-    check(chosen)
+    chosen = layout.checked_schedule()
     step = lower(layout, pieces, chosen, pricer)
     return [*_pass_rows(layout, pricer, pieces, step), *_step_rows(layout, step)]
 

@@ -50,7 +50,6 @@ from windtunnel.training.plan import PEAK_DTYPE, Plan, read_plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reading import parts_of, recomputed_flops, unmeasured_of
 from windtunnel.training.reproduce import reproduce
-from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
 from windtunnel.training.workload.router_load import parse_router_load
 from windtunnel.training.workload.sequence_lengths import read_lengths
@@ -100,8 +99,7 @@ def predict(
     documents = None if lengths is None else read_lengths(lengths)
     if documents is not None:
         pricer = pricer.with_documents(mean_document(documents, layout, seed))
-    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
-    check(chosen)
+    chosen = layout.checked_schedule()
     even = base = simulate(layout, pieces_of(layout), chosen, pricer)
     uneven = None
     if router is not None:
@@ -252,8 +250,8 @@ def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[Clas
     classes = []
     for rank, parts in enumerate(owned(exposed(timeline, graph), graph)):
         split: dict[str, int] = {}
-        first, last = schedule.rank_offset[rank], schedule.rank_offset[rank + 1]
-        used = step.segment_of[schedule.stage_of[first:last], schedule.kind[first:last]]
+        own = schedule.of_rank(rank)
+        used = step.segment_of[schedule.stage_of[own], schedule.kind[own]]
         counts = np.bincount(used, minlength=len(step.segments))
         for name, nanoseconds in parts.items():
             if not name.startswith("segment "):

@@ -80,8 +80,7 @@ def memory_of(
     found = []
     for rank in here:
         categories, walk = all_ranks.drafts[rank]
-        first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
-        times = end_ns[step.action_last[first:last]]
+        times = end_ns[step.action_last[schedule.of_rank(rank)]]
         allocated = all_ranks.allocated[rank]
         found.append(
             StageMemory(
@@ -214,7 +213,7 @@ class _Ranks:
     def _walk(self, rank: int, loads: _Loads) -> _Walk:
         """Through the rank's actions, to the one that holds the most."""
         schedule = self.schedule
-        window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+        window = schedule.of_rank(rank)
         kind, stage = schedule.kind[window], schedule.stage_of[window]
         held = self.held[rank]
         makes = np.zeros(len(kind), bool)
@@ -285,7 +284,7 @@ class _Ranks:
     def _actions(self, rank: int) -> list[tuple[Passes, Kind, int]]:
         """The rank's passes of the micro-batches that have begun by its peak, and of the next: then all repeats."""
         schedule, peak = self.schedule, self.drafts[rank][1].at
-        window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+        window = schedule.of_rank(rank)
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
         key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
         begins = np.flatnonzero(kind == Kind.FORWARD)

@@ -73,6 +73,10 @@ class Schedule:
         """The virtual stage of each action, [actions]."""
         return _frozen(self.virtual_stage[self.rank, self.chunk], np.int32)
 
+    def of_rank(self, rank: int) -> slice:
+        """The actions of a rank."""
+        return slice(int(self.rank_offset[rank]), int(self.rank_offset[rank + 1]))
+
     def depends(self) -> tuple[Longs, Longs]:
         """Which actions' outputs each action needs, as CSR: action i needs dep_idx[dep_ptr[i] : dep_ptr[i + 1]].
 
