@@ -290,3 +290,13 @@ def test_times_in_quotes_are_times_on_a_host_too(tmp_path: Path) -> None:
     assert quoted.duration_ns.tolist() == plain.duration_ns.tolist()
     assert len(set(plain.peers.tolist())) < plain.graph.n_ops  # the two products are peers, one in each step
     assert quoted.peers.tolist() == plain.peers.tolist()
+
+
+def test_a_step_whose_number_is_none_is_no_step(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "ts": start, "dur": 10.0}
+        for name, cat, start in (("ProfilerStep#²", "user_annotation", 0.0), ("aten::mm", "cpu_op", 1.0))
+    ]
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_trace([path]).duration_ns.max() == 10_000

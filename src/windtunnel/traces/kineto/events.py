@@ -57,7 +57,7 @@ def steps_of(items: Sequence[Any]) -> Steps:
     for item in items:
         if type(item) is dict and item.get("cat") == "user_annotation":
             head, _, number = str(item.get("name")).partition("#")
-            if head == "ProfilerStep" and number.isdigit() and len(number) < 12:
+            if head == "ProfilerStep" and number.isdecimal() and len(number) < 12:
                 start = _number(item.get("ts"))
                 if abs(start) < _LARGEST_US:
                     found.append((round(start * 1000), int(number)))

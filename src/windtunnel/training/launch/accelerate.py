@@ -141,7 +141,7 @@ def _stage(options: Options) -> int:
     strategy = options.take("fsdp_config.fsdp_sharding_strategy")
     reshard = options.take("fsdp_config.fsdp_reshard_after_forward")
     name = str(reshard if isinstance(reshard, str) else strategy or "").upper()
-    if name.isdigit() and 1 <= int(name) <= len(BY_NUMBER):
+    if name.isdecimal() and 1 <= int(name) <= len(BY_NUMBER):
         name = BY_NUMBER[int(name) - 1]
     if name in SHARDED:
         if name.startswith("HYBRID"):  # replicas of what size is not said here
