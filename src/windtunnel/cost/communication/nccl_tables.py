@@ -13,14 +13,13 @@ Without the package there are no tables: `load` gives an empty dict.
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.cost.measured.cache import cached_arrays, package_data
+from windtunnel.cost.measured.cache import cached_arrays, package_data, version_order
 
 FORMAT_VERSION = 2
 KIND_OF_OP = {
@@ -63,7 +62,7 @@ def compact(folder: Path) -> Curves:
     import pyarrow.parquet as parquet
 
     best: Curves = {}
-    for path in sorted(folder.glob("*/nccl_perf.parquet"), key=lambda path: _release(path.parent.name)):
+    for path in sorted(folder.glob("*/nccl_perf.parquet"), key=lambda path: version_order(path.parent.name)):
         names = ["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"]
         columns = parquet.read_table(path, columns=names).to_pydict()
         found: dict[tuple[str, int], dict[float, list[float]]] = {}
@@ -82,7 +81,3 @@ def _curve(times_by_bytes: dict[float, list[float]]) -> Curve:
     medians = np.array([float(np.median(times_by_bytes[size])) for size in sizes])
     rising = np.minimum.accumulate(medians[::-1])[::-1]
     return Curve(tuple(sizes), tuple(float(value) for value in rising))
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))

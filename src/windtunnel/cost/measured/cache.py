@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -46,6 +47,11 @@ def package_data() -> tuple[Path, str] | None:
     except metadata.PackageNotFoundError:
         version = "unknown"
     return folder, version
+
+
+def version_order(version: str) -> tuple[int, ...]:
+    """Versions in the order of their numbers: 1.3.0rc20 after 1.3.0rc10."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 def cached_arrays(name: str, build: Callable[[], Arrays]) -> Arrays:

@@ -26,7 +26,6 @@ the others (half of all (n, k) pairs, or of all head counts).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.measured.cache import version_order
 from windtunnel.cost.measured.interpolation import BAND_EDGES_S, Array, as_axis, filled, monotone, quantile_pair
 
 GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
@@ -307,8 +307,7 @@ def _latest(folder: Path, name: str) -> list[Path]:
     for framework in sorted(path for path in folder.iterdir() if path.is_dir()):
         versions = [path for path in framework.iterdir() if (path / name).is_file()]
         if versions:
-            newest = max(versions, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
-            found.append(newest / name)
+            found.append(max(versions, key=lambda path: version_order(path.name)) / name)
     return found
 
 
