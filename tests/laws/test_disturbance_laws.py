@@ -313,7 +313,7 @@ def sampled(parts, slow, samples=40, seed=0, **more):
     sharing = step_sharing(step.graph, step.nic_share)
     calm = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors), sharing).makespan_ns
     asked = parse_disturbances(Scenario(slow, samples=samples, seed=seed, **more), layout.cluster)
-    final, told = disturb(step, layout, pieces, pricer, calm, asked)
+    final, told = disturb(step, layout, pieces, pricer, calm, asked, {})
     parts = placed(asked, layout).parts
     planned = PlannedStep(step, layout, pieces, pricer, calm, partial(uneven_fabric, layout))
     job, random = planned.disturbed(parts), planned.random_sources(parts, seed, {})

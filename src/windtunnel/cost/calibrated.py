@@ -373,8 +373,5 @@ def _banded(seconds: float, half_width: float, source: Source) -> Price:
 
 
 def _widened(price: Price, half_width: float, source: Source) -> Price:
-    """Independent errors add in squares; the source is at best `source`."""
-    down = math.hypot(math.log(price.seconds / price.p5), half_width)
-    up = math.hypot(math.log(price.p95 / price.seconds), half_width)
-    worse = Source(max(price.source, source))
-    return Price(price.seconds, price.seconds * math.exp(-down), price.seconds * math.exp(up), worse)
+    """Wider to both sides; the source is at best `source`."""
+    return price.widened(half_width, half_width, Source(max(price.source, source)))

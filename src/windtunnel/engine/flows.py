@@ -80,7 +80,8 @@ def replay_flows(
 
     Raises SpecError for a capacity, weight or use that is not positive and finite, and for bytes or a time below zero.
     """
-    return _replayed(arrival_ns, bytes_total, link_ptr, link_idx, capacity_bytes_per_s, weight, use, False)[0]
+    paths = _paths(link_ptr, link_idx, weight, use)
+    return _replayed(arrival_ns, bytes_total, capacity_bytes_per_s, paths, logs=False)[0]
 
 
 def replay_flows_logged(
@@ -93,7 +94,8 @@ def replay_flows_logged(
     use: ArrayLike | None = None,
 ) -> tuple[NDArray[np.int64], RateLog]:
     """`replay_flows`, and every change of a rate in the order of time: what a link carried when."""
-    finish, log = _replayed(arrival_ns, bytes_total, link_ptr, link_idx, capacity_bytes_per_s, weight, use, True)
+    paths = _paths(link_ptr, link_idx, weight, use)
+    finish, log = _replayed(arrival_ns, bytes_total, capacity_bytes_per_s, paths, logs=True)
     return finish, RateLog(log[:, 0].astype(np.int64), log[:, 1].astype(np.int64), log[:, 2])
 
 
@@ -129,18 +131,10 @@ def check_paths(n_links: int, paths: Paths) -> NDArray[np.int32]:
 
 
 def _replayed(
-    arrival_ns: ArrayLike,
-    bytes_total: ArrayLike,
-    link_ptr: ArrayLike,
-    link_idx: ArrayLike,
-    capacity: ArrayLike,
-    weight: ArrayLike | None,
-    use: ArrayLike | None,
-    logs: bool,
+    arrival_ns: ArrayLike, bytes_total: ArrayLike, capacity: ArrayLike, paths: Paths, *, logs: bool
 ) -> tuple[NDArray[np.int64], Floats]:
     from windtunnel.engine.compiled import flow_kernels as kernels
 
-    paths = _paths(link_ptr, link_idx, weight, use)
     network = network_of(_positive("capacity_bytes_per_s", capacity), paths)
     arrival = np.ascontiguousarray(arrival_ns, dtype=np.int64)
     amount = np.ascontiguousarray(bytes_total, dtype=np.float64)

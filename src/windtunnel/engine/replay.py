@@ -16,6 +16,7 @@ With sharing ops also slow each other on links, on whatever GPU they run: `engin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ from windtunnel.errors import ScheduleError
 from windtunnel.graph.deadlock import explain_deadlock
 from windtunnel.graph.program import Graph
 from windtunnel.graph.validate import validate
+
+_Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,19 +111,7 @@ def _plain(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None
     else:
         from windtunnel.engine.compiled import kernels
 
-        ran = kernels.replay_rated(
-            graph.stream,
-            graph.stream_rank,
-            graph.n_programs,
-            graph.dep_ptr,
-            graph.dep_idx,
-            graph.rendezvous,
-            durations,
-            slowdown.kind_class,
-            slowdown.factor,
-            start,
-            end,
-        )
+        ran = kernels.replay_rated(*_rated(graph, durations, slowdown), start, end)
     return _timeline(graph, durations, ran, start, end)
 
 
@@ -132,7 +123,16 @@ def _shared(
     start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
     if slowdown is None or not slowdown.factor.any():
         slowdown = Slowdown(np.zeros(graph.n_ops, np.uint8), np.zeros((1, 1)))
-    ran, log = shared_kernels.replay_shared(
+    rated = _rated(graph, durations, slowdown)
+    ran, log = shared_kernels.replay_shared(*rated, found.flow, found.network(), start, end, logs)
+    return _timeline(graph, durations, ran, start, end), log
+
+
+def _rated(
+    graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown
+) -> tuple[_Array, _Array, int, _Array, _Array, _Array, _Array, _Array, _Array]:
+    """What the kernels take of ops that slow each other."""
+    return (
         graph.stream,
         graph.stream_rank,
         graph.n_programs,
@@ -142,13 +142,7 @@ def _shared(
         durations,
         slowdown.kind_class,
         slowdown.factor,
-        found.flow,
-        found.network(),
-        start,
-        end,
-        logs,
     )
-    return _timeline(graph, durations, ran, start, end), log
 
 
 def _timeline(

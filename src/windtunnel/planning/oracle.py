@@ -19,14 +19,14 @@ from windtunnel.model import Model
 from windtunnel.planning.least.beside_passes import held_by_ranks
 from windtunnel.training import Plan, predict, read_plan
 from windtunnel.training.launch.megatron import hides_exchange, interleaves
-from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.by_stage import simulate_by_stage
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.memory.model_state import state_bytes
 from windtunnel.training.memory.peak import least_bytes, peak_bytes, ranks_peak_bytes
 from windtunnel.training.mixed import check_lies_on_one, stages_of
-from windtunnel.training.plan import RECOMPUTE_PARTS
+from windtunnel.training.plan import PEAK_DTYPE, RECOMPUTE_PARTS
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.question import Question
 from windtunnel.training.schedules import NAMES as SCHEDULES

@@ -21,6 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,22 +85,24 @@ def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]
         raise InputFileError(out, f"cannot be written ({error.strerror})", "give --out another place") from None
     finally:
         if staging is not None:
-            with suppress(OSError):
-                if (staging / "old").exists() and not out.exists():
-                    os.replace(staging / "old", out)
-            shutil.rmtree(staging, ignore_errors=True)
+            _clear(staging, out)
 
 
 def sweep_place(out: Path) -> None:
-    """Remove what a `publish` that was killed left beside `out`; an earlier folder that it had moved comes back."""
+    """Remove what a `publish` that was killed left beside `out`."""
     out = Path(os.path.abspath(out))
     for staging in out.parent.glob(f"{glob.escape(_staging(out))}*"):
         owner = staging.name.removeprefix(_staging(out)).partition("-")[0]
         if owner.isdigit() and Path("/proc/self").exists() and not Path(f"/proc/{owner}").exists():
-            with suppress(OSError):
-                if (staging / "old").exists() and not out.exists():
-                    os.replace(staging / "old", out)
-            shutil.rmtree(staging, ignore_errors=True)
+            _clear(staging, out)
+
+
+def _clear(staging: Path, out: Path) -> None:
+    """Remove what stood beside `out`; an earlier folder that was moved there comes back if none has taken its place."""
+    with suppress(OSError):
+        if (staging / "old").exists() and not out.exists():
+            os.replace(staging / "old", out)
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _staging(out: Path) -> str:
@@ -217,9 +220,7 @@ def group_name(grid: Grid, members: Members) -> str:
     if len(members) == grid.world_size:
         return "world"
     span = grid.span(members)
-    whole = 1
-    for dimension in span:
-        whole *= grid.sizes[dimension]
+    whole = prod(grid.sizes[dimension] for dimension in span)
     return " x ".join(grid.names[dimension] for dimension in span) if whole == len(members) and span else ""
 
 

@@ -268,3 +268,35 @@ def test_no_damaged_event_gives_a_traceback(tmp_path: Path, data: st.DataObject)
         assert found.slowdown > 0
         json.dumps(found.to_dict(), allow_nan=False)
     assert str(tmp_path) in message
+
+
+def test_times_in_quotes_are_times_on_a_host_too(tmp_path: Path) -> None:
+    def read(quoted: bool) -> Trace:
+        def item(name: str, cat: str, start_us: float, taken_us: float) -> dict[str, Any]:
+            times = (str(start_us), str(taken_us)) if quoted else (start_us, taken_us)
+            return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "ts": times[0], "dur": times[1]}
+
+        events = [
+            item("ProfilerStep#7", "user_annotation", 5.0, 40.0),
+            item("aten::mm", "cpu_op", 10.0, 10.0),
+            item("ProfilerStep#8", "user_annotation", 50.0, 40.0),
+            item("aten::mm", "cpu_op", 60.0, 12.5),
+        ]
+        path = tmp_path / f"{quoted}.json"
+        path.write_text(json.dumps({"traceEvents": events}))
+        return read_trace([path])
+
+    plain, quoted = read(False), read(True)
+    assert quoted.duration_ns.tolist() == plain.duration_ns.tolist()
+    assert len(set(plain.peers.tolist())) < plain.graph.n_ops  # the two products are peers, one in each step
+    assert quoted.peers.tolist() == plain.peers.tolist()
+
+
+def test_a_step_whose_number_is_none_is_no_step(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "ts": start, "dur": 10.0}
+        for name, cat, start in (("ProfilerStep#²", "user_annotation", 0.0), ("aten::mm", "cpu_op", 1.0))
+    ]
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_trace([path]).duration_ns.max() == 10_000

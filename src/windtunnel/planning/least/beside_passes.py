@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.price import nanoseconds
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import fresh_gradients
 from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import least_reserved, outside_bytes
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
 from windtunnel.training.schedules import TRAITS
 
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte

@@ -10,21 +10,21 @@ All members of a rendezvous take as long as the longest of them: uneven splits e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.communication.collectives import Group, tier
-from windtunnel.cost.price import Source
+from windtunnel.cost.price import Source, nanoseconds
 from windtunnel.errors import UserError
 from windtunnel.graph.footprint import refuse_if_too_large
 from windtunnel.graph.program import Graph, OpKind
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.placement import Pace, Places, places_of, rank_classes, slowest_links
-from windtunnel.programs.lowering.pricing import OpPricer, interference_of, nanoseconds
+from windtunnel.programs.lowering.pricing import OpPricer, interference_of
 from windtunnel.programs.lowering.template import Slot, StringTable, Template, template_of
 from windtunnel.step.step import Step, step_of
 
@@ -269,15 +269,13 @@ class _Assembly:
             users = self.users[channel]
             sequences = [(k, self._kinds(k, slot)) for k, slot in users]
             if key[0] == 0:
-                expected = {int(one) for one in np.unique(self.class_of[list(self._members(key, users))])}
+                members = self.places.members(key[1], int(self.first_rank[users[0][0]]))
+                expected = set(np.unique(self.class_of[list(members)]).tolist())
                 missing = expected - {k for k, _ in sequences}
                 sequences += [(k, ()) for k in sorted(missing)]
                 self._agree(key[1], sequences)
             else:
                 self._messages_agree(key, sequences)
-
-    def _members(self, key: tuple[int, ...], users: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        return self.places.members(key[1], int(self.first_rank[users[0][0]]))
 
     def _kinds(self, k: int, slot: int) -> tuple[str, ...]:
         key = (int(self.template_of[k]), slot)
@@ -348,31 +346,3 @@ def shown(family: str) -> str:
 
 def _does(calls: Sequence[str], at: int) -> str:
     return f"calls {calls[at]}" if at < len(calls) else "calls nothing"
-
-
-def flops_and_traffic(job: CapturedJob, rank: int | None = None) -> dict[str, float]:
-    """What one rank does in a step: "flops", "flops recomputed", and bytes by "KIND FAMILY" as collectives count them.
-
-    `rank`: whose program; None = the mean over all ranks.
-    """
-    runs = job.runs if rank is None else job.runs[rank : rank + 1]
-    captured, counts = np.unique(runs, return_counts=True)
-    total: dict[str, float] = {"flops": 0.0, "flops recomputed": 0.0}
-    for one, count in zip(captured.tolist(), counts.tolist(), strict=True):
-        for key, value in _of_program(job, one).items():
-            total[key] = total.get(key, 0.0) + value * count / len(runs)
-    return total
-
-
-def _of_program(job: CapturedJob, rank: int) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for op in job.programs[rank].ops:
-        call = op.communication
-        if call is not None:
-            key, value = f"{call.kind} {job.families[job.family_of(call)].name}", float(call.bytes)
-        else:
-            key, value = "flops", float(op.flops)
-            if op.recompute:
-                found["flops recomputed"] = found.get("flops recomputed", 0.0) + value
-        found[key] = found.get(key, 0.0) + value
-    return found

@@ -18,13 +18,14 @@ from functools import partial
 from itertools import product
 
 from windtunnel.cost.communication.collectives import Group, collective
+from windtunnel.cost.price import nanoseconds
 from windtunnel.errors import SpecError
 from windtunnel.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.techniques.constants import constants
 from windtunnel.techniques.flat import FlatStep, Task, cut
 from windtunnel.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.training import Plan
-from windtunnel.training.pricing import Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 
 PIECES = (1, 2, 4, 8)
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from windtunnel.cost.price import nanoseconds
 from windtunnel.graph import OpKind
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
@@ -25,11 +26,12 @@ from windtunnel.techniques.flat.task import COMPUTE, HOST_COPY, SCALE_OUT, SCALE
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of, tensors_of
-from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.lowering.shards.step_shards import gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.plan import Plan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
+from windtunnel.training.schedules import Kind
 from windtunnel.training.workload.router_load import parse_router_load
 
 LANES: Mapping[str, Lane] = {SCALE_UP: SHARED, SCALE_OUT: SHARED}
@@ -94,7 +96,7 @@ def _work(pricer: Pricer, blocks: Sequence[Block]) -> float:
     )
 
 
-def layer_tasks(pricer: Pricer, block: Block, phase: Phase) -> tuple[Task, ...]:
+def layer_tasks(pricer: Pricer, block: Block, phase: Kind) -> tuple[Task, ...]:
     """One pass over one block: its kernels and collectives, indices from 0. Host launches are taken as hidden."""
     graph = (segment := build_segment(pricer, [block], phase)).graph
     kept: list[Task] = []
@@ -120,10 +122,10 @@ def layer_tasks(pricer: Pricer, block: Block, phase: Phase) -> tuple[Task, ...]:
 
 
 def _task(
-    pricer: Pricer, graph: object, op: int, kind: OpKind, label: str, after: tuple[int, ...], took: int, phase: Phase
+    pricer: Pricer, graph: object, op: int, kind: OpKind, label: str, after: tuple[int, ...], took: int, phase: Kind
 ) -> Task:  # fmt: skip
     category = graph.categories[int(graph.category[op])]  # type: ignore[attr-defined]
-    size, word = float(graph.bytes[op]), "forward" if phase is Phase.FORWARD else "backward"  # type: ignore[attr-defined]
+    size, word = float(graph.bytes[op]), "forward" if phase is Kind.FORWARD else "backward"  # type: ignore[attr-defined]
     bare = label.removeprefix("recompute ").split(" backward")[0]
     if kind == OpKind.COMPUTE:
         role = "expert" if bare in EXPERTS else "weight" if label.endswith(" weight") else ""
@@ -159,7 +161,7 @@ def _step(
     layout: Layout, pricer: Pricer, pieces: Sequence[Piece], blocks: Sequence[Block], micro_batches: int
 ) -> tuple[Task, ...]:
     """All tasks of a step."""
-    known: dict[tuple[int, bool, bool, Phase], tuple[Task, ...]] = {}
+    known: dict[tuple[int, bool, bool, Kind], tuple[Task, ...]] = {}
     tasks, plan = Tasks(), layout.plan
     open_ends: tuple[int, ...] = ()
     waiting: dict[int, tuple[int, ...]] = {}  # block -> gathers of its parameters at the start of the step
@@ -173,9 +175,9 @@ def _step(
             waiting = {0: previous}
     reduced: list[int] = []
     for micro in range(micro_batches):
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for phase in (Kind.FORWARD, Kind.BACKWARD):
             order = list(range(len(blocks)))
-            if phase is Phase.BACKWARD:
+            if phase is Kind.BACKWARD:
                 order.reverse()
             ended: dict[int, tuple[int, ...]] = {-1: open_ends}
             bucket: list[Block] = []
@@ -184,7 +186,7 @@ def _step(
                 key = (id(block.operations), block.recompute, block.offload, phase)
                 if key not in known:
                     known[key] = layer_tasks(pricer, block, phase)
-                more = waiting.pop(number, ()) if phase is Phase.FORWARD and not micro else ()
+                more = waiting.pop(number, ()) if phase is Kind.FORWARD and not micro else ()
                 if layout.gathers_in_passes:
                     free = ended.get(place - 2 if plan.overlap_param_gather else place - 1, open_ends)
                     more += _shared(
@@ -201,7 +203,7 @@ def _step(
                         base + one for one, task in enumerate(inner) if one not in followed and task.lane != HOST_COPY
                     )
                 ended[place] = open_ends
-                if phase is Phase.FORWARD:
+                if phase is Kind.FORWARD:
                     continue
                 width = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
                 if layout.reduces_in_passes:

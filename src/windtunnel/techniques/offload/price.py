@@ -21,8 +21,8 @@ from windtunnel.techniques.offload.parameters import OffloadPlan
 from windtunnel.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
 from windtunnel.techniques.priced import Drawn, Priced
 from windtunnel.training.lowering.block import Block
-from windtunnel.training.lowering.pass_lowering import Phase
 from windtunnel.training.pricing import GRADIENT_BYTES, parameter_bytes
+from windtunnel.training.schedules import Kind
 
 FP32_STATE = 16.0  # bytes per parameter: itself, gradient, two moments
 
@@ -135,16 +135,16 @@ def layer_times(
     """Seconds of the mean layer, and of what stands before, between and behind the layers."""
     layout, pricer, known = step.layout, step.pricer, constants()
 
-    def took(block: Block, phase: Phase) -> float:
+    def took(block: Block, phase: Kind) -> float:
         return play(layer_tasks(pricer, block, phase), step.lanes).makespan_ns / 1e9
 
     n = len(blocks)
-    forward = sum(took(block, Phase.FORWARD) for block in blocks) / n
-    backward = sum(took(block, Phase.BACKWARD) for block in blocks) / n
+    forward = sum(took(block, Kind.FORWARD) for block in blocks) / n
+    backward = sum(took(block, Kind.BACKWARD) for block in blocks) / n
     parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks) / n
     ends = [block for block in step.blocks if block.is_end]
-    first = sum(took(block, Phase.FORWARD) for block in ends[:1])
-    between = sum(took(block, Phase.FORWARD) for block in ends[1:]) + sum(took(b, Phase.BACKWARD) for b in ends)
+    first = sum(took(block, Kind.FORWARD) for block in ends[:1])
+    between = sum(took(block, Kind.FORWARD) for block in ends[1:]) + sum(took(b, Kind.BACKWARD) for b in ends)
     update = step.one[-2] if step.one[-1].name == "between steps" else step.one[-1]
     assert update.role == "update", "a step ends with its update"
     everything = sum(block.dense_parameters + block.expert_parameters for block in step.blocks)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from windtunnel.cost.price import nanoseconds
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.model.operations import Transfer
 from windtunnel.techniques.constants import constants
@@ -24,7 +25,7 @@ from windtunnel.techniques.flat import FlatStep, Task
 from windtunnel.techniques.flat.lower import collective_task
 from windtunnel.techniques.flat.task import COMPUTE
 from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
 
 NORM_BYTES = INDEX_BYTES = 4.0
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.price import FREE
+from windtunnel.cost.price import FREE, nanoseconds
 from windtunnel.cost.training import MATH
 from windtunnel.graph import OpKind
 from windtunnel.model.operations import Transfer
@@ -21,7 +21,7 @@ from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.passes import nic_parts
 from windtunnel.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS
 from windtunnel.training.lowering.step_builder import StepBuilder
-from windtunnel.training.pricing import Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind
 
 

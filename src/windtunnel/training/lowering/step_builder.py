@@ -6,6 +6,7 @@ gradients reduced by ranks that share them) and `step_end` (the optimizer).
 
 from __future__ import annotations
 
+from windtunnel.cost.price import nanoseconds
 from windtunnel.cost.training import SCALE_OUT, SCALE_UP
 from windtunnel.graph import OpKind
 from windtunnel.model.operations import Transfer
@@ -14,7 +15,7 @@ from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.op_arrays import OpArrays
 from windtunnel.training.lowering.passes import PARTS
 from windtunnel.training.lowering.step import COMPUTE, DP, STREAMS
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds
+from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
 from windtunnel.training.schedules import Schedule
 
 

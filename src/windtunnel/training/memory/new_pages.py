@@ -56,7 +56,7 @@ class _Rank:
         held = [pieces[int(v)] for v in schedule.virtual_stage[rank]]
         self.weights = [int(width * one) for one in tensors_of(held)]
         self.moments = 2 if layout.plan.optimizer == "adam" else 1
-        window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+        window = schedule.of_rank(rank)
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
         wanted = (kind != Kind.BACKWARD_INPUT) & (micro < MICRO_BATCHES)
         self.actions = list(zip(stage[wanted].tolist(), kind[wanted].tolist(), micro[wanted].tolist(), strict=True))

@@ -117,6 +117,12 @@ def test_deepspeed(tmp_path: Path) -> None:
     )
 
 
+def test_accelerate_with_a_strategy_of_an_odd_number(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '²'}\n")
+    assert read_native(file, 8).fields["zero_stage"] == 3  # as where none is given
+
+
 def test_accelerate(tmp_path: Path) -> None:
     found = read_native(_write(tmp_path, "fsdp.yaml", ACCELERATE), 16)
     assert found.fields == {
