@@ -166,7 +166,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     import torch
 
     from windtunnel.capture.processes.file_mailbox import LetterBox
-    from windtunnel.capture.torch_private.distributed import Replacements
+    from windtunnel.capture.replacements import Replacements
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
     from windtunnel.emulate.clock.compute_time import ComputeTime

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.collectives import Answers
 from windtunnel.capture.virtual_world.groups import Group
@@ -23,7 +24,7 @@ from windtunnel.programs.rank_classes.proxies import proxies_among
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
 
-def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: compat.Replacements) -> None:
+def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: Replacements) -> None:
     """Replace torch's object collectives while the world is open."""
     calls = ObjectCalls(world, answers, messages)
     for name in (

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world import messages as mail
 from windtunnel.capture.virtual_world import peer_data
@@ -96,7 +97,7 @@ class World:
         self._asked: dict[int, tuple[Any, str]] = {}  # by id of the backend object, held so that the id stays its own
         self._generators: dict[Any, Any] = {}
         self._thread = threading.local()
-        self._patches = compat.Replacements()
+        self._patches = Replacements()
         self._library: Any = None
         self._around = around or (lambda kernel: kernel)
 
