@@ -233,10 +233,10 @@ def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
 def _on_cpu(
     task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
 ) -> tuple[Any, Any, Callable[[], None]]:
-    from windtunnel.emulate.clock.script_clock import Listening, optimizer_hooks
+    from windtunnel.emulate.clock.script_clock import ScriptClock, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
-    listening = Listening(
+    listening = ScriptClock(
         conductor,
         on_step=journal.on_step,
         learns=lambda: not journal.profiling,

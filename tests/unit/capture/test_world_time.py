@@ -13,6 +13,9 @@ dist = torch.distributed
 
 from worlds import Clock, Hands, hands, nothing_left, opened  # noqa: E402, F401
 
+from windtunnel.capture.virtual_world import work as virtual_work  # noqa: E402
+from windtunnel.programs.communication import Communication  # noqa: E402
+
 
 def test_a_wait_takes_what_the_listener_says(hands: Hands) -> None:  # noqa: F811
     clock = Clock(0.05, hands)
@@ -104,3 +107,54 @@ def test_a_coalescing_manager_waits_for_all() -> None:
             dist.reduce_scatter_tensor(out := torch.empty(1), torch.arange(4.0))
         assert out.item() == 4
     assert [call.bytes for call in clock.begun] == [20, 80, 16]
+
+
+class Later:
+    """A time that somebody says."""
+
+    def __init__(self) -> None:
+        self.time: float | None = None
+
+    def known(self) -> float | None:
+        return self.time
+
+    def left(self) -> float:
+        return 1e-3 if self.time is None else self.time - time.perf_counter()
+
+
+class Each:
+    """A listener with a time for each call."""
+
+    def __init__(self) -> None:
+        self.times: list[Later] = []
+
+    def begin(self, call: Communication) -> Later:
+        self.times.append(Later())
+        return self.times[-1]
+
+    def waited(self, call: Communication) -> None:
+        pass
+
+
+def test_a_future_completes_though_an_earlier_one_is_not_known_to() -> None:
+    each = Each()
+    with opened(0, 4, listener=each):
+        one, other = (dist.all_reduce(torch.ones(2), async_op=True).get_future() for _ in range(2))
+        each.times[1].time = 0.0
+        other.wait()
+        assert not one.done()
+        each.times[0].time = 0.0
+        one.wait()
+
+
+def test_a_coalesced_call_is_done_when_the_last_that_was_not_known_is() -> None:
+    each = Each()
+    with opened(0, 4, "nccl", listener=each) as world:
+        works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
+        joined = world.works.joined([virtual_work.VirtualWork((), one, (), world.works) for one in each.times])
+        for later in (0, 1):
+            assert not joined.is_completed()
+            each.times[later].time = 0.0
+        assert joined.is_completed()
+        for work in works:
+            work.wait()
