@@ -166,7 +166,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
     import torch
 
     from windtunnel.capture.processes.file_mailbox import LetterBox
-    from windtunnel.capture.torch_private.distributed import Replacements
+    from windtunnel.capture.replacements import Replacements
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
     from windtunnel.emulate.clock.compute_time import ComputeTime
@@ -233,10 +233,10 @@ def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
 def _on_cpu(
     task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
 ) -> tuple[Any, Any, Callable[[], None]]:
-    from windtunnel.emulate.clock.script_clock import Listening, optimizer_hooks
+    from windtunnel.emulate.clock.script_clock import ScriptClock, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
-    listening = Listening(
+    listening = ScriptClock(
         conductor,
         on_step=journal.on_step,
         learns=lambda: not journal.profiling,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.capture.processes.file_mailbox import LetterBox, write_whole
-from windtunnel.capture.processes.fork_server import state_of
+from windtunnel.process import state_of
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -85,3 +85,18 @@ def test_a_file_that_is_no_tape_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"hello\n")
     with pytest.raises(InputFileError, match="is no tape"):
         Tape(tmp_path / "x")
+
+
+def test_a_monitored_barrier_is_passed_while_recording() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    from windtunnel.emulate.tape.record_real import Recording
+
+    heard: list[Communication] = []
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with Recording(None, heard=heard.append):
+            dist.monitored_barrier()
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    assert [call.kind for call in heard] == ["barrier"]

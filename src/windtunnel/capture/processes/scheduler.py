@@ -31,10 +31,11 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.capture.processes import file_mailbox, fork_server
-from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, folder_of_this_process
+from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, folder_of_this_process
 from windtunnel.errors import UserError
+from windtunnel.process import interrupts_later, state_of
 
-START_S = 120.0  # for importing PyTorch, on a slow disk
+START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
 STUCK_S = 2.0  # all ranks wait for each other for so long: they always will
 _LOOK_S = 0.02
 _END_S = 10.0
@@ -68,7 +69,7 @@ class _Running:
         if passed < 1.0:
             return self.spent_s
         self.looked = now
-        state, cpu_s = fork_server.state_of(self.pid)
+        state, cpu_s = state_of(self.pid)
         self.spent_s += cpu_s - self.cpu_s if state in ("R", "T") else passed
         self.cpu_s = cpu_s
         return self.spent_s
@@ -114,7 +115,7 @@ class Workers:
                 env=environment,
             )
             self._say({**self.settings, "folder": str(place)})
-            until = time.monotonic() + START_S
+            loading = _Running(self._process.pid)
             while self.folder is None:
                 for answer in self._answers(0.2):
                     if "failed" in answer:
@@ -123,7 +124,7 @@ class Workers:
                             " install windtunnel[torch], or run windtunnel in the script's environment"
                         )
                     self.folder = Path(answer["ready"])
-                if self.folder is None and time.monotonic() > until:
+                if self.folder is None and loading.spent(time.monotonic()) > START_S:
                     raise ScriptError(f"importing PyTorch takes more than {START_S:.0f} s here; try again")
         except BaseException:
             self.close()
@@ -176,26 +177,20 @@ class Workers:
         process, self._process = self._process, None
         if process is None:
             return
-        before = _ignore_interrupts()
-        try:
+        assert self._place is not None
+        with interrupts_later():
             with suppress(OSError):
                 assert process.stdin is not None
                 process.stdin.close()
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            try:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                _kill_session(process.pid)
-                process.wait()
-            _kill_session(process.pid)
+            end_all(self._place, [process.pid])
+            process.wait()
             if process.stdout is not None:
                 process.stdout.close()
             self._errors.close()
-            if self._place is not None:
-                shutil.rmtree(self._place, ignore_errors=True)
-        finally:
-            _heed_interrupts(before)
+            shutil.rmtree(self._place, ignore_errors=True)
 
     def _end_helpers(self) -> None:
         """Kill what still runs, and hear that it ended."""
@@ -372,7 +367,8 @@ class Workers:
 
     def _lost(self) -> None:
         assert self._process is not None
-        _kill_session(self._process.pid)
+        assert self._place is not None
+        end_all(self._place, [self._process.pid])
         status = self._process.wait()
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace").strip()
@@ -386,25 +382,3 @@ def _death(status: int) -> str:
         memory = "; the machine may be out of memory: play fewer ranks at a time (--jobs 1)" if status == -9 else ""
         return f"was ended by {name}{memory}"
     return f"ended with status {status} and no word"
-
-
-def _kill_session(session: int) -> None:
-    """Kill what is left of the session that the zygote led."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(session, signal.SIGKILL)
-    for pid, _, of in fork_server.processes():
-        if of == session:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _ignore_interrupts() -> object:
-    try:
-        return signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: no interrupt comes here
-        return None
-
-
-def _heed_interrupts(before: Any) -> None:
-    if before is not None:
-        signal.signal(signal.SIGINT, before)

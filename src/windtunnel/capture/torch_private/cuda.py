@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from windtunnel.capture.torch_private.distributed import Replacements
+from windtunnel.capture.replacements import Replacements
 
 if TYPE_CHECKING:
     from windtunnel.capture.fake_tensors.pretended_gpu import PretendedCuda

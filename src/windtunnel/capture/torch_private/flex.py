@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from windtunnel.capture.torch_private.distributed import Replacements
+from windtunnel.capture.replacements import Replacements
 
 
 @contextmanager
@@ -63,15 +63,13 @@ def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Itera
         made = [torch.empty(shape, dtype=torch.int8, device=mask.device) for _ in range(2)]
         return made[0], made[1] if separate_full_blocks else None
 
-    patches = Replacements()
-    patches.set(flex, "flex_attention_hop", kernel)
-    patches.set(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    patches.set(flex, "create_mask", mask)
-    patches.set(flex, "_convert_mask_to_block_mask", blocks)
-    try:
+    with Replacements(
+        (flex, "flex_attention_hop", kernel),
+        (flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
+        (flex, "create_mask", mask),
+        (flex, "_convert_mask_to_block_mask", blocks),
+    ):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -84,9 +82,5 @@ def compiler_rules_kept() -> Iterator[None]:
 
     rules = torch._dynamo.trace_rules
     rules.get_torch_obj_rule_map()
-    patches = Replacements()
-    patches.set(rules, "clear_lru_cache", lambda: None)
-    try:
+    with Replacements((rules, "clear_lru_cache", lambda: None)):
         yield
-    finally:
-        patches.undo()

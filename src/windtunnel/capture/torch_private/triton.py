@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from windtunnel.capture.torch_private.distributed import Replacements
+from windtunnel.capture.replacements import Replacements
 
 _OP = "triton_kernel"
 

@@ -110,6 +110,22 @@ class Answers:
         source = world.deliver(exchange, group)
         return compat.boxed_work(world.work((call,), due, outputs, group, source))
 
+    def _one_each(self, group: Any, what: str, lists: Iterable[Sequence[Any]]) -> list[Any]:
+        """The tensors of these lists, one after another. Refuses what the real library refuses: not one a member."""
+        size = self._world.group_of(group).size
+        for tensors in lists:
+            if len(tensors) != size:
+                raise WorldError(f"{what} among {size} ranks was given a list of {len(tensors)} tensors: give {size}")
+        return [tensor for tensors in lists for tensor in tensors]
+
+    def _check_whole(self, group: Any, what: str, whole: Any, part: Any) -> None:
+        size = self._world.group_of(group).size
+        if whole.numel() != size * part.numel():
+            raise WorldError(
+                f"{what} among {size} ranks was given a whole of {whole.numel()} elements and a part of"
+                f" {part.numel()}: the whole must be {size} parts"
+            )
+
     # ---------------------------------------------------------------------------------------------------- collectives
 
     def allreduce_(
@@ -138,10 +154,11 @@ class Answers:
 
     def allgather_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
         """One tensor for each member."""
-        flat = [tensor for parts in outputs for tensor in parts]
+        flat = self._one_each(group, "all-gather", outputs)
         return outputs, self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
 
     def _allgather_base_(self, output: Any, own: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+        self._check_whole(group, "all-gather", output, own)
         return output, self._do(group, "all_gather", bytes_of((output,)), (own,), (output,), is_async=is_async)
 
     def allgather_coalesced_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True) -> Any:
@@ -158,12 +175,13 @@ class Answers:
         self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
     ) -> Any:
         """A tensor for each member."""
-        flat = [tensor for parts in inputs for tensor in parts]
+        flat = self._one_each(group, "reduce-scatter", inputs)
         return outputs, self._do(group, "reduce_scatter", bytes_of(flat), flat, outputs, op=op, is_async=is_async)
 
     def _reduce_scatter_base_(
         self, output: Any, whole: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
     ) -> Any:
+        self._check_whole(group, "reduce-scatter", whole, output)
         work = self._do(group, "reduce_scatter", bytes_of((whole,)), (whole,), (output,), op=op, is_async=is_async)
         return output, work
 
@@ -177,7 +195,7 @@ class Answers:
         self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, _timeout: int = -1
     ) -> Any:
         """To the root."""
-        flat = [tensor for parts in outputs for tensor in parts]
+        flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
 
@@ -185,12 +203,13 @@ class Answers:
         self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, _timeout: int = -1
     ) -> Any:
         """From the root."""
-        flat = [tensor for parts in inputs for tensor in parts]
+        flat = self._one_each(group, "scatter", inputs)
         total = bytes_of(flat) or bytes_of(outputs) * self._world.group_of(group).size
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
 
     def alltoall_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
         """A tensor to and from each member."""
+        self._one_each(group, "all-to-all", (inputs, outputs))
         sent = tuple(bytes_of((tensor,)) for tensor in inputs)
         received = tuple(bytes_of((tensor,)) for tensor in outputs)
         uneven = _uneven(sent, received)
@@ -245,6 +264,9 @@ def uneven_rows(
 ) -> dict[str, Any]:
     """Bytes to and from each member where the splits of an all-to-all differ; nothing where they do not."""
     if not send_rows and not receive_rows:
+        for tensor in (own, output):
+            if tensor.shape[0] % size:
+                raise WorldError(f"an all-to-all of {tensor.shape[0]} rows among {size} ranks: give splits, or pad")
         return {}
     _check_splits("input", send_rows, own, size)
     _check_splits("output", receive_rows, output, size)

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.collectives import Answers
 from windtunnel.capture.virtual_world.groups import Group
@@ -23,7 +24,7 @@ from windtunnel.programs.rank_classes.proxies import proxies_among
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
 
-def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: compat.Replacements) -> None:
+def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: Replacements) -> None:
     """Replace torch's object collectives while the world is open."""
     calls = ObjectCalls(world, answers, messages)
     for name in (
@@ -81,7 +82,7 @@ class ObjectCalls:
         device: Any = None,
         group_src: int | None = None,
     ) -> None:
-        """One member's objects, on every member: they stay what they are here, where there is something to stay."""
+        """One member's objects, on every member: they stay what they are here unless they are placeholders."""
         ours = self._group(group, "broadcast_object_list")
         if ours is None:
             return
@@ -93,7 +94,7 @@ class ObjectCalls:
         if root == ours.position:
             if ours.size > 1:
                 self._messages.put(key, data)
-        elif any(entry is None for entry in object_list) or self._messages.named_among((sender,)):
+        elif any(map(_is_placeholder, object_list)) or self._messages.named_among((sender,)):
             if self._messages.reaches(sender):
                 object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
             else:
@@ -234,6 +235,10 @@ class ObjectCalls:
     def _note(self, text: str) -> None:
         if text not in self._world.notes:
             self._world.notes.append(text)
+
+
+def _is_placeholder(entry: Any) -> bool:
+    return entry is None or (isinstance(entry, (str, bytes, int, float, list, tuple, dict, set)) and not entry)
 
 
 class _Pickler(pickle.Pickler):

@@ -107,17 +107,19 @@ PEERS_LIKE_ME = PeerPolicy()
 
 def reduce_equals(tensor: Any, op: str, count: int, factor: Any = None) -> None:
     """In place, the reduction of `count` tensors that all equal this one."""
+    import torch
+
     if op == "sum":
         _times(tensor, count)
     elif op == "premul_sum":
         _times(tensor, factor if factor is not None else 1)
         _times(tensor, count)
-    elif op == "product":
+    elif op == "product" and tensor.dtype != torch.bool:
         tensor.pow_(count)
     elif op == "bxor":
         if count % 2 == 0:
             tensor.zero_()
-    elif op not in ("avg", "min", "max", "band", "bor"):
+    elif op not in ("avg", "min", "max", "band", "bor", "product"):
         raise AssertionError(f"reduction {op!r}")
 
 

@@ -14,8 +14,9 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world import messages as mail
 from windtunnel.capture.virtual_world import peer_data
@@ -24,14 +25,17 @@ from windtunnel.capture.virtual_world.mailbox import Mailbox
 from windtunnel.capture.virtual_world.refusals import WorldError
 from windtunnel.programs.communication import Communication
 
+if TYPE_CHECKING:
+    from windtunnel.capture.virtual_world.work import Due
+
 KNOWN_ELEMENTS = 4096  # of a tensor that is followed through collectives: counts of tokens, not tokens
 
 
 class Listener(Protocol):
     """Who wants to know of every call, and decides how long it takes."""
 
-    def begin(self, call: Communication) -> float | None:
-        """A call is made now; when does it complete, on `time.perf_counter`'s clock? None: at once."""
+    def begin(self, call: Communication) -> Due:
+        """A call is made now; when does it complete? None: at once."""
 
     def waited(self, call: Communication) -> None:
         """The host has waited for it, and goes on."""
@@ -96,7 +100,7 @@ class World:
         self._asked: dict[int, tuple[Any, str]] = {}  # by id of the backend object, held so that the id stays its own
         self._generators: dict[Any, Any] = {}
         self._thread = threading.local()
-        self._patches = compat.Replacements()
+        self._patches = Replacements()
         self._library: Any = None
         self._around = around or (lambda kernel: kernel)
 
@@ -223,7 +227,7 @@ class World:
 
     # --------------------------------------------------------------------------------------------------------- calls
 
-    def begin(self, call: Communication) -> float | None:
+    def begin(self, call: Communication) -> Due:
         """A call is made: note it, and ask when it completes."""
         if self.calls is not None:
             self.calls.append(call)
@@ -233,7 +237,7 @@ class World:
         if self.listener is not None:
             self.listener.waited(call)
 
-    def wait_for(self, call: Communication, due: float | None) -> None:
+    def wait_for(self, call: Communication, due: Due) -> None:
         """Block until a call of this thread is done that has no `Work`."""
         from windtunnel.capture.virtual_world import work
 
@@ -241,7 +245,7 @@ class World:
         self._waited(call)
 
     def work(
-        self, calls: tuple[Communication, ...], due: float | None, outputs: Sequence[Any], group: Group, source: int
+        self, calls: tuple[Communication, ...], due: Due, outputs: Sequence[Any], group: Group, source: int
     ) -> Any:
         """What the caller is handed."""
         from windtunnel.capture.virtual_world import work
