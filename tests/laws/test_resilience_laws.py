@@ -125,6 +125,16 @@ def test_simulation_and_closed_form_agree() -> None:
         assert one.ettr == pytest.approx(one.ettr_exact, abs=4 * spread + 2e-3)
 
 
+@pytest.mark.parametrize("name", ["standby", "byterobust", "shrink"])
+def test_sending_a_slow_host_away_is_a_planned_change_and_pauses_the_job(name: str) -> None:
+    process = FailureProcess("slow", "", (), slow=SlowHosts(1e-7, 0.1, 60.0, 7200.0))
+    times = with_times(published(), {"delta_groups": "200s", "standby_wake": "200s", "peer_state": "100s"})
+    one = survive(asked(process=process, times=times, policies=(name,), days=100.0, seeds=40)).entries[0]
+    assert one.waterfall["groups"] == pytest.approx(2 * one.waterfall["load"])
+    assert one.waterfall["load"] > 100.0
+    assert one.ettr == pytest.approx(one.ettr_exact, abs=2e-3)
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
     a, b, c = (survive(asked(seed=seed, seeds=4)).to_dict() for seed in (1, 1, 2))
     assert repr(a) == repr(b)

@@ -79,6 +79,7 @@ class Policy:
     rejoin: Phases = NO_PAUSE  # pause when what was away comes back to the job
     evicts: bool = True  # a host that failed does not come back: lemons fail once
     slow_found_s: float | None = None  # a slow host is sent away after so long, by a planned change; None: never
+    swap: Phases = NO_PAUSE  # pause of that change
 
 
 def detection(cause: Cause, times: RecoveryTimes) -> float:

@@ -43,6 +43,7 @@ class Reactions:
     away_ns: I64  # (causes, 2)
     units: I64  # (causes,)
     rejoin: I64  # (phases,)
+    swap: I64  # (phases,)
 
 
 def tabulated(policy: Policy, trace: FailureTrace) -> Reactions:
@@ -56,6 +57,7 @@ def tabulated(policy: Policy, trace: FailureTrace) -> Reactions:
         away_ns=np.array([[round(one.away_s * 1e9) for one in row] for row in table], np.int64).reshape(n, 2),
         units=np.array([policy.units(cause) for cause in causes], np.int64),
         rejoin=np.array(_ns(policy.rejoin), np.int64),
+        swap=np.array(_ns(policy.swap), np.int64),
     )
 
 
@@ -177,7 +179,7 @@ class _Runs:
         due = mask & self.evict_slow
         self.evict_slow &= ~mask
         pause = due & ~self.phases.any(axis=1)
-        self.phases[pause] = self.table.rejoin
+        self.phases[pause] = self.table.swap
 
     def _hit(self, hit: NDArray[np.bool_]) -> None:
         at = np.minimum(self.at - 1, self.trace.time_ns.shape[1] - 1)

@@ -82,10 +82,10 @@ class Machine:
                 return self._fail(now, event.number)
             case "back":
                 del self.away[event.number]
-                return self._pause(now) if self.doing in (PRODUCTIVE, STALL) else ()
+                return self._pause(now, "machines return", self.policy.rejoin)
             case "slow end":
                 due, self.evict_slow = self.evict_slow, False
-                return self._pause(now) if due and self.doing in (PRODUCTIVE, STALL) else ()
+                return self._pause(now, "slow host", self.policy.swap) if due else ()
             case "phase":
                 self.phases.pop(0)
                 return self._next(now)
@@ -147,9 +147,12 @@ class Machine:
         self.phases = [(part, ns) for part, ns in parts if ns > 0]
         return self._next(now)
 
-    def _pause(self, now: int) -> list[At[Happens] | Cancel]:
-        self.because = "machines return"
-        return self._recover(now, self.policy.rejoin)
+    def _pause(self, now: int, because: str, phases: Phases) -> list[At[Happens] | Cancel]:
+        """A planned change; of a job that is down already it is a part."""
+        if self.doing not in (PRODUCTIVE, STALL):
+            return []
+        self.because = because
+        return self._recover(now, phases)
 
     def _fail(self, now: int, number: int) -> Iterable[At[Happens] | Cancel]:
         kind = int(self.trace.cause[self.seed, number])
