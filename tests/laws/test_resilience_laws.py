@@ -107,14 +107,19 @@ def test_more_standbys_never_lose_progress(name: str) -> None:
     assert shares[-1] > shares[0]
 
 
+@pytest.mark.parametrize("kept", [0, 3])
+def test_the_curve_over_scales_goes_through_the_job_itself(kept: int) -> None:
+    for one in survive(asked(policies=tuple(POLICIES), standbys=kept, seeds=1)).entries:
+        assert dict(one.scale_curve)[1024] == pytest.approx(one.ettr_exact, rel=1e-12), one.policy
+
+
 def test_the_interval_has_an_optimum_and_both_sides_are_worse() -> None:
-    best = survive(asked(policies=("restart",), seeds=60)).entries[0]
+    question = asked(policies=("restart",), seeds=60, checkpoint=replace(SAVED, storage_bytes_per_s=1e13))
+    best = survive(question).entries[0]
     for factor in (0.05, 20.0):
-        other = survive(asked(policies=("restart",), seeds=1, interval_s=best.checkpoint_interval_s * factor))
+        other = survive(replace(question, seeds=1, interval_s=best.checkpoint_interval_s * factor))
         assert other.entries[0].ettr_exact < best.ettr_exact
-    assert survive(asked(policies=("restart",), seeds=60, interval_s=best.checkpoint_interval_s * 40)).entries[
-        0
-    ].ettr < (best.ettr)
+    assert survive(replace(question, interval_s=best.checkpoint_interval_s * 40)).entries[0].ettr < best.ettr
 
 
 def test_simulation_and_closed_form_agree() -> None:

@@ -119,8 +119,8 @@ def _built(document: Mapping[str, Any], where: str) -> FailureProcess:
         bursts = Bursts(form.bursts.share, parse_time(form.bursts.mean_delay, "bursts.mean_delay", where))
     if form.slow is not None:
         shortest, longest = parse_time(form.slow.shortest, "slow.shortest"), parse_time(form.slow.longest)
-        if not 0 < shortest <= longest:
-            raise InputFileError(where, "slow: shortest is not between 0 and longest", SHAPE)
+        if not 0 < shortest <= longest <= 3650 * DAY_S:
+            raise InputFileError(where, "slow: shortest is not between 0 and longest, or that above ten years", SHAPE)
         slow = SlowHosts(form.slow.per_1000_node_days / 1000 / DAY_S, form.slow.slower, shortest, longest)
     return FailureProcess(form.name, form.source, causes, lemons, bursts, slow)
 
