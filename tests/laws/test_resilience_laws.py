@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from failures_one_by_one import run_one
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +16,7 @@ from windtunnel.resilience import Asked, Checkpoint, published, survive, with_ti
 from windtunnel.resilience.failures import FailureTrace, draw, read_failures
 from windtunnel.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
 from windtunnel.resilience.policies import POLICIES, Job, policy_named
-from windtunnel.resilience.run import Saving, run_many, run_one
+from windtunnel.resilience.run import Episode, Saving, run_many
 
 HOUR = 3600.0
 SECOND = 1_000_000_000
@@ -45,6 +48,15 @@ def harsh(factor: float = 1.0) -> FailureProcess:
     return FailureProcess("harsh", "", causes, Lemons(0.02, 0.5), Bursts(0.1, 120.0), SlowHosts(1e-6, 0.2, 10.0, 7200))
 
 
+def lengths(episodes: Sequence[Episode]) -> Counter[tuple[str, str]]:
+    """Nanoseconds of stops by part and cause."""
+    found: Counter[tuple[str, str]] = Counter()
+    for each in episodes:
+        if each.part not in ("productive", "checkpoint stall"):
+            found[each.part, each.cause] += each.end_ns - each.begin_ns
+    return found
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
@@ -65,6 +77,8 @@ def test_the_event_loop_and_the_arrays_say_the_same(
         one, episodes = run_one(trace, at, policy, saving, 10.0, standbys)
         assert np.allclose(one, many.seconds[at], rtol=0, atol=1e-5)
         assert sum(each.end_ns - each.begin_ns for each in episodes) == trace.horizon_ns
+        if not at:
+            assert lengths(many.stops) == lengths(episodes)
     assert np.allclose(many.seconds.sum(axis=1), 30 * HOUR)
     assert (many.seconds > -1e-6).all()
 

@@ -20,7 +20,7 @@ from windtunnel.resilience.closed_form import Rates, closed_form, rates_of
 from windtunnel.resilience.failures import FailureProcess, FailureTrace, draw
 from windtunnel.resilience.policies import Job, Policy, policy_named
 from windtunnel.resilience.recovery import RecoveryTimes
-from windtunnel.resilience.run import PARTS, Episode, Outcome, Saving, run_many, run_one
+from windtunnel.resilience.run import PARTS, Episode, Outcome, Saving, run_many
 
 DAY_S = 86_400.0
 LONGEST_INTERVAL_S = DAY_S
@@ -115,7 +115,7 @@ class PolicyEntry:
     interval_curve: Sequence[tuple[float, float, float]]  # interval, exact ETTR, linear ETTR
     standby_curve: Sequence[tuple[int, float]]  # standbys, machines' worth of time lost
     scale_curve: Sequence[tuple[int, float]]  # GPUs, exact ETTR
-    timeline: Sequence[Episode]  # of the first run
+    stops: Sequence[Episode]  # recoveries and pauses of the first run
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Survival:
 
 
 def _entry_dict(one: PolicyEntry) -> dict[str, object]:
-    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "timeline"}
+    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "stops"}
     curves = {name: [list(point) for point in fields[name]] for name in fields if name.endswith("_curve")}
     intervals = {name: fields[name] if np.isfinite(fields[name]) else None for name in ("young_s", "daly_s")}
     return {**fields, **curves, **intervals}
@@ -179,8 +179,7 @@ def _entry(asked: Asked, job: Job, policy: Policy, trace: FailureTrace) -> Polic
     rates = rates_of(process, policy, job, asked.gpus, spare=kept > 0)
     interval = asked.interval_s or best_interval(rates, saving, asked.step_s)
     outcome = run_many(trace, policy, _saving(saving, interval), asked.step_s, kept)
-    _, timeline = run_one(trace, 0, policy, _saving(saving, interval), asked.step_s, kept)
-    return _read(asked, policy, outcome, rates, interval, kept, costs, timeline)
+    return _read(asked, policy, outcome, rates, interval, kept, costs)
 
 
 def best_interval(rates: Rates, saving: Checkpoint, step_s: float) -> float:
@@ -204,7 +203,6 @@ def _read(
     interval: float,
     kept: int,
     costs: tuple[tuple[int, float], ...],
-    timeline: Sequence[Episode],
 ) -> PolicyEntry:
     process, stall = asked.process, asked.checkpoint.stall_s
     low, high = np.percentile(outcome.ettr, [5, 95])
@@ -244,7 +242,7 @@ def _read(
         ],
         standby_curve=costs,
         scale_curve=_scale_curve(asked, policy.name, spare=kept > 0),
-        timeline=timeline,
+        stops=outcome.stops,
     )
 
 

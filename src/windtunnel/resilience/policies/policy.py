@@ -1,7 +1,6 @@
 """What a policy is: how it reacts to each cause of interruption, and how it lives with machines that are away.
 
-A policy is data made by pure functions, one file each. Both engines use the same object: `run/one.py`, an event loop
-for one run, and `run/many.py`, all seeds at once.
+A policy is data made by pure functions, one file each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One run as an event loop: checkpoints, phases, returns and failures, one after the other.
 
-The readable form, and the oracle of `many.py`: it keeps a list of the checkpoints that were written where `many.py`
-has a formula, and takes one event where that takes a closed form. Decisions are in `Machine`, a pure state machine on
-`engine/events.py`; `Episode` is its log for the timeline of a report.
+The oracle of `resilience/run/many.py`: it keeps a list of the checkpoints that were written where that has a formula,
+and takes one event where that takes a closed form.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from windtunnel.resilience.run.outcome import (
     PRODUCTIVE,
     SLOW_HOSTS,
     STALL,
+    Episode,
     Saving,
 )
 
@@ -35,16 +35,6 @@ class Happens:
 
     kind: Kind
     number: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A stretch of one run spent on one part of the wall time."""
-
-    begin_ns: int
-    end_ns: int
-    part: str
-    cause: str = ""
 
 
 class Machine:
