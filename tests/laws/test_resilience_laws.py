@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from failures_one_by_one import run_one
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.resilience import Asked, Checkpoint, published, survive, with_times
@@ -58,6 +58,8 @@ def lengths(episodes: Sequence[Episode]) -> Counter[tuple[str, str]]:
 
 
 @settings(max_examples=20, deadline=None)
+@example(seed=1, name="standby", interval_s=300.0, stall_s=0.03, persist_s=40.0, standbys=1)
+@example(seed=1, name="byterobust", interval_s=300.0, stall_s=0.03, persist_s=40.0, standbys=4)
 @given(
     seed=st.integers(0, 10_000),
     name=st.sampled_from(sorted(POLICIES)),
