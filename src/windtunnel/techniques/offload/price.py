@@ -65,9 +65,6 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
     layers = len(blocks)
     if asked.window is not None and not 1 <= asked.window <= layers:
         raise SpecError("window", asked.window, f"give 1 to {layers}, the layers of this rank, or auto")
-    for name in ("host_threads", "updaters", "device_memory", "host_memory"):
-        if (given := getattr(asked, name)) is not None and given < 1:
-            raise SpecError(name, given, "give 1 or more")
     times, ends = layer_times(step, blocks, asked)
     sizes = sizes_of(step, blocks, result)
     budget = asked.device_memory or layout.cluster.gpu.usable_memory_bytes
