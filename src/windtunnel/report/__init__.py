@@ -16,8 +16,9 @@ imported from where it lives: `from windtunnel.report.comparison.compare import 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
     from windtunnel.report.comparison.compare import Comparison as Comparison
@@ -48,9 +49,4 @@ _HOME = {
     "write_trace": "prediction.trace",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazily(__name__, _HOME)

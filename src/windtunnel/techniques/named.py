@@ -165,7 +165,7 @@ def told() -> list[dict[str, Any]]:
         parameters = [
             {
                 "name": field.name,
-                "default": _default(field),
+                "default": "auto" if field.default is None else field.default,
                 "help": field.metadata.get("help", ""),
                 "one_of": list(map(str, field.metadata.get("one_of", ()))),
             }
@@ -179,9 +179,3 @@ def told() -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return found
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return "auto" if field.default is None else field.default

@@ -18,8 +18,8 @@ from functools import partial
 from itertools import product
 
 from windtunnel.cost.communication.collectives import Group, collective
+from windtunnel.techniques import constants
 from windtunnel.techniques.collective_partitioning.parameters import PIECES, PartitionPlan
-from windtunnel.techniques.constants import constants
 from windtunnel.techniques.flat import FlatStep, Task, chained, cut
 from windtunnel.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.training import Plan
@@ -62,7 +62,7 @@ def partitioned(tasks: tuple[Task, ...], pricer: Pricer, chosen: PartitionPlan) 
     count = chosen.pieces or 1
     if count == 1:
         return tasks
-    launch = round(constants().cut_launch_s * 1e9)
+    launch = round(constants.CUT_LAUNCH_S * 1e9)
     return cut(tasks, lambda task: count if task.role in ("all_to_all", "expert") else 1, launch)
 
 

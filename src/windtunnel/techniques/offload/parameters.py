@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from windtunnel.techniques.constants import constants
+from windtunnel.techniques import constants
 from windtunnel.techniques.parameters import Parameters
 
 
@@ -19,7 +19,7 @@ class OffloadPlan(Parameters):
         default=None, metadata={"help": "budget of device memory (the GPU's)", "unit": "bytes", "least": 1}
     )
     host_threads: int = field(
-        default_factory=lambda: int(constants().host_threads_per_gpu),
+        default=constants.HOST_THREADS_PER_GPU,
         metadata={"help": "hardware threads of the host that update one GPU's layers", "least": 1},
     )
     updaters: int = field(

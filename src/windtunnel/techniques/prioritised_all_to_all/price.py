@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.techniques.constants import constants
+from windtunnel.techniques import constants
 from windtunnel.techniques.flat import FlatStep, Lane, Task, cut
 from windtunnel.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing
@@ -67,7 +67,7 @@ def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Tas
             return count
         return experts if task.role in ("all_to_all", "expert") else 1
 
-    return cut(tasks, pieces, round(constants().cut_launch_s * 1e9))
+    return cut(tasks, pieces, round(constants.CUT_LAUNCH_S * 1e9))
 
 
 def packing_by_rule(steps: Mapping[int, FlatStep]) -> int:

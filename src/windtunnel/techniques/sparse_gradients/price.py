@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 
 from windtunnel.errors import LayoutError
 from windtunnel.model.operations import Transfer
-from windtunnel.techniques.constants import constants
+from windtunnel.techniques import constants
 from windtunnel.techniques.flat import FlatStep, Task, chained
 from windtunnel.techniques.flat.lower import collective_task
 from windtunnel.techniques.flat.task import COMPUTE
@@ -59,7 +59,7 @@ def sparse(tasks: Sequence[Task], pricer: Pricer, asked: SparsePlan) -> tuple[Ta
         if any(tasks[one].role == "reduce" for one in task.after):
             return (packed,)
         # Its place among the backward's kernels: after what made the gradients, before what is launched next.
-        choosing = nanoseconds(pricer.copied(task.bytes_total).scaled(constants().select_passes / 2.0).seconds)
+        choosing = nanoseconds(pricer.copied(task.bytes_total).scaled(constants.SELECT_PASSES / 2.0).seconds)
         choose = Task("choose chunks", COMPUTE, choosing, (), "choose", phase="backward")
         if asked.chunk > 1:
             norms = Transfer("all_reduce", group, NORM_BYTES * elements / asked.chunk)
