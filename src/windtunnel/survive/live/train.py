@@ -136,7 +136,8 @@ def train(
     """Run `steps` optimizer steps and return the mean loss of each.
 
     loss(step, rank, world) gives the scalar loss of one rank's part of the batch. `others`: further objects with a
-    state_dict, such as a scheduler. `on_step(step, loss)` is called on rank 0 after each step that it does.
+    state_dict; schedulers of learning rates among them are stepped after each step, on every rank, once even where the
+    step is done again. `on_step(step, loss)` is called on rank 0 after each step that it does.
     `checkpoints`: a folder; every `checkpoint_every` steps and the last one are saved there, and a job that starts goes
     on from the newest complete one. A standby that was never needed, and a process that was replaced as planned, end
     here with exit status 0.
@@ -201,6 +202,9 @@ def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
         one.copy_(flat[at : at + one.numel()].view_as(one))
         at += one.numel()
     progress.optimizer.step()
+    for other in progress.others.values():
+        if isinstance(other, torch.optim.lr_scheduler.LRScheduler):
+            other.step()
     progress.losses.append(float(flat[at]) / world)
     progress.step += 1
 
