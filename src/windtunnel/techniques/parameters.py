@@ -9,7 +9,7 @@ from windtunnel.errors import SpecError
 
 
 class Parameters:
-    """Base of a technique's dataclass: `one_of`, `least` and `most` in a field's metadata are kept; None is auto."""
+    """Base of a technique's parameters: keeps `one_of`, `above`, `least` and `most` of fields; None is auto."""
 
     __slots__ = ()
 
@@ -21,7 +21,11 @@ class Parameters:
                 continue
             if "one_of" in rule and value not in rule["one_of"]:
                 raise SpecError(field.name, value, f"give one of {', '.join(map(str, rule['one_of']))}")
-            least, most = rule.get("least", value), rule.get("most", value)
-            if not least <= value <= most:
-                more = "or more" if "most" not in rule else f"to {most:g}"
-                raise SpecError(field.name, value, f"give {least:g} {more}")
+            above, least, most = (rule.get(name) for name in ("above", "least", "most"))
+            if (
+                (above is not None and not value > above)
+                or (least is not None and not value >= least)
+                or (most is not None and not value <= most)
+            ):
+                low = f"{least:g} or more" if above is None else f"a number above {above:g}"
+                raise SpecError(field.name, value, f"give {low}" + (f", at most {most:g}" if most is not None else ""))

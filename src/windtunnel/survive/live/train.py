@@ -52,13 +52,12 @@ class Progress:
 
     def to_bytes(self) -> bytes:
         """Everything, bit by bit."""
-        import torch
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.rest()}
+        return _packed({**parts, "step": self.step})
 
-        file = io.BytesIO()
-        others = {name: one.state_dict() for name, one in self.others.items()}
-        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "others": others}
-        torch.save({**parts, "step": self.step, "losses": self.losses}, file)
-        return file.getvalue()
+    def rest(self) -> dict[str, Any]:
+        """What is neither the model's nor the optimizer's."""
+        return {"others": {name: one.state_dict() for name, one in self.others.items()}, "losses": list(self.losses)}
 
     def take(self, data: bytes) -> None:
         """The state of another member. Whole or not at all: `data` has arrived completely."""
@@ -83,9 +82,8 @@ class Saving:
     def after(self, progress: Progress) -> None:
         """A step is done: save it if it is its turn. Raises CheckpointError where the last one could not be written."""
         if progress.step % self.every == 0 or progress.step == self.steps:
-            others = {"others": {name: one.state_dict() for name, one in progress.others.items()}}
-            rest = {**others, "losses": list(progress.losses)}
-            self.checkpoints.save(progress.step, progress.model, progress.optimizer, {"rest": _packed(rest)})
+            rest = {"rest": _packed(progress.rest())}
+            self.checkpoints.save(progress.step, progress.model, progress.optimizer, rest)
 
     def restore(self, progress: Progress) -> None:
         """Take the newest complete checkpoint, if there is one. Raises InputFileError where it is damaged."""
@@ -202,10 +200,12 @@ def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
         one.copy_(flat[at : at + one.numel()].view_as(one))
         at += one.numel()
     progress.optimizer.step()
-    for other in progress.others.values():
-        if isinstance(other, torch.optim.lr_scheduler.LRScheduler):
-            other.step()
     progress.losses.append(float(flat[at]) / world)
+    for other in progress.others.values():
+        if isinstance(other, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            other.step(progress.losses[-1])
+        elif isinstance(other, torch.optim.lr_scheduler.LRScheduler):
+            other.step()
     progress.step += 1
 
 

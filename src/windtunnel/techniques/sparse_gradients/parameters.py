@@ -11,9 +11,7 @@ from windtunnel.techniques.parameters import Parameters
 class SparsePlan(Parameters):
     """The plan that pricing and the DDP hook share."""
 
-    ratio: float = field(
-        default=0.05, metadata={"help": "share of the chunks that is sent", "least": 1e-9, "most": 1.0}
-    )
+    ratio: float = field(default=0.05, metadata={"help": "share of the chunks that is sent", "above": 0, "most": 1})
     chunk: int = field(
         default=1024, metadata={"help": "elements that are chosen together; 1: single elements", "least": 1}
     )
