@@ -198,7 +198,12 @@ def _job(
     from windtunnel.training.question import Question, changed_cluster, settings_of
 
     if model is None:
-        machine = changed_cluster(cluster, settings_of(sets)["cluster"])
+        settings = settings_of(sets)
+        _refuse(
+            {"plan": plan, "set": sets if any(settings[part] for part in settings if part != "cluster") else None},
+            "it needs a model: without one the job is assumed",
+        )
+        machine = changed_cluster(cluster, settings["cluster"])
         return machine, assumed(machine, flags.given(), step_time)
     if step_time is not None:
         raise SpecError("--step-time", step_time, "leave it out: the step is predicted for the model")

@@ -20,10 +20,12 @@ from windtunnel.resilience.closed_form import Rates, closed_form, rates_of
 from windtunnel.resilience.failures import FailureProcess, FailureTrace, draw
 from windtunnel.resilience.policies import Job, Policy, policy_named
 from windtunnel.resilience.recovery import RecoveryTimes
-from windtunnel.resilience.run import PARTS, Episode, Outcome, Saving, run_many, run_one
+from windtunnel.resilience.run import PARTS, Episode, Outcome, Saving, run_many
 
 DAY_S = 86_400.0
 LONGEST_INTERVAL_S = DAY_S
+MOST_DAYS = 3650  # of a run and of each of its times: nanoseconds stay whole numbers of 64 bits
+MOST_EVENTS, MOST_EVENTS_OF_A_RUN = 50_000_000, 1_000_000
 CURVE_POINTS = 25
 SCALES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
@@ -51,8 +53,15 @@ class Asked:
     usd_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.days <= 3650:
+        if not 0 < self.days <= MOST_DAYS:
             raise SpecError("days", self.days, "give days, more than 0 and at most ten years")
+        if not 0 < self.step_s <= MOST_DAYS * DAY_S:
+            raise SpecError("step-time", self.step_s, "give a time above 0 and at most ten years, such as 10s")
+        saved = self.checkpoint
+        times = {**{name: getattr(self.times, name) for name in RecoveryTimes.__slots__}, "save": saved.stall_s}
+        for name, seconds in {**times, "write of a checkpoint": saved.persist_s}.items():
+            if not 0 <= seconds <= MOST_DAYS * DAY_S:
+                raise SpecError(f"recovery {name}", seconds, "give seconds, 0 or more and at most ten years")
         if not 1 <= self.seeds <= 100_000:
             raise SpecError("seeds", self.seeds, "give 1 to 100,000 runs")
         if self.seed < 0:
@@ -62,8 +71,15 @@ class Asked:
             raise SpecError("gpu-hour", price, "give dollars for an hour of one GPU, 0 or more")
         if self.standbys is not None and not 0 <= self.standbys <= self.gpus:
             raise SpecError("standbys", self.standbys, "give a number of machines, or auto")
-        if self.interval_s is not None and not self.interval_s >= 1e-3:
+        if self.interval_s is not None and not 1e-3 <= self.interval_s <= MOST_DAYS * DAY_S:
             raise SpecError("checkpoint", self.interval_s, "give an interval such as 10min, or auto")
+        if self.interval_s is not None and self.interval_s < saved.persist_s:
+            remedy = f"writing one takes {saved.persist_s:.3g} s: give that or more, a faster --storage, or auto"
+            raise SpecError("checkpoint", self.interval_s, remedy)
+        events = self.process.events(self.gpus, self.gpus_per_node, self.days * DAY_S)
+        if events > MOST_EVENTS_OF_A_RUN or events * self.seeds > MOST_EVENTS:
+            remedy = f"{events:,.0f} events a run, {self.seeds} runs: give rarer failures, fewer days or fewer seeds"
+            raise SpecError("failures", self.process.name, remedy)
 
     def job(self) -> Job:
         """What policies ask of it."""
@@ -99,7 +115,7 @@ class PolicyEntry:
     interval_curve: Sequence[tuple[float, float, float]]  # interval, exact ETTR, linear ETTR
     standby_curve: Sequence[tuple[int, float]]  # standbys, machines' worth of time lost
     scale_curve: Sequence[tuple[int, float]]  # GPUs, exact ETTR
-    timeline: Sequence[Episode]  # of the first run
+    stops: Sequence[Episode]  # recoveries and pauses of the first run
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,7 @@ class Survival:
 
 
 def _entry_dict(one: PolicyEntry) -> dict[str, object]:
-    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "timeline"}
+    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "stops"}
     curves = {name: [list(point) for point in fields[name]] for name in fields if name.endswith("_curve")}
     intervals = {name: fields[name] if np.isfinite(fields[name]) else None for name in ("young_s", "daly_s")}
     return {**fields, **curves, **intervals}
@@ -145,6 +161,8 @@ def survive(asked: Asked) -> Survival:
         raise SpecError("policy", None, "name at least one")
     wall_s = asked.days * DAY_S
     trace = draw(asked.process, asked.gpus, asked.gpus_per_node, wall_s, asked.seeds, asked.seed)
+    if asked.standbys is not None and all(policy.away != "from standbys" for policy in policies):
+        raise SpecError("standbys", asked.standbys, "no policy of these keeps any: leave it out, or add standby")
     entries = [_entry(asked, job, policy, trace) for policy in policies]
     return Survival(asked, wall_s, asked.process.mttf_s(asked.gpus, asked.gpus_per_node), entries)
 
@@ -161,8 +179,7 @@ def _entry(asked: Asked, job: Job, policy: Policy, trace: FailureTrace) -> Polic
     rates = rates_of(process, policy, job, asked.gpus, spare=kept > 0)
     interval = asked.interval_s or best_interval(rates, saving, asked.step_s)
     outcome = run_many(trace, policy, _saving(saving, interval), asked.step_s, kept)
-    _, timeline = run_one(trace, 0, policy, _saving(saving, interval), asked.step_s, kept)
-    return _read(asked, policy, outcome, rates, interval, kept, costs, timeline)
+    return _read(asked, policy, outcome, rates, interval, kept, costs)
 
 
 def best_interval(rates: Rates, saving: Checkpoint, step_s: float) -> float:
@@ -175,8 +192,7 @@ def best_interval(rates: Rates, saving: Checkpoint, step_s: float) -> float:
 
 
 def _saving(checkpoint: Checkpoint, interval_s: float) -> Saving:
-    persist = round(checkpoint.persist_s * 1e9) if checkpoint.two_stage else 0
-    return Saving(max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), persist)
+    return Saving(max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), round(checkpoint.persist_s * 1e9))
 
 
 def _read(
@@ -187,7 +203,6 @@ def _read(
     interval: float,
     kept: int,
     costs: tuple[tuple[int, float], ...],
-    timeline: Sequence[Episode],
 ) -> PolicyEntry:
     process, stall = asked.process, asked.checkpoint.stall_s
     low, high = np.percentile(outcome.ettr, [5, 95])
@@ -226,12 +241,12 @@ def _read(
             for d in intervals
         ],
         standby_curve=costs,
-        scale_curve=_scale_curve(asked, policy.name),
-        timeline=timeline,
+        scale_curve=_scale_curve(asked, policy.name, spare=kept > 0),
+        stops=outcome.stops,
     )
 
 
-def _scale_curve(asked: Asked, name: str) -> list[tuple[int, float]]:
+def _scale_curve(asked: Asked, name: str, *, spare: bool) -> list[tuple[int, float]]:
     """Exact ETTR of the same job on more and fewer GPUs: replicas are added, each with its own best interval."""
     points = []
     for gpus in SCALES:
@@ -242,7 +257,7 @@ def _scale_curve(asked: Asked, name: str) -> list[tuple[int, float]]:
             return asked.rate(round(left * whole / replicas)) if whole >= replicas else left / replicas
 
         job = Job(gpus, asked.gpus_per_node, replicas, asked.stages, asked.step_s, asked.times, rate)
-        rates = rates_of(asked.process, policy_named(name, job), job, gpus, spare=True)
+        rates = rates_of(asked.process, policy_named(name, job), job, gpus, spare=spare)
         interval = asked.interval_s or best_interval(rates, asked.checkpoint, asked.step_s)
         points.append((gpus, closed_form(rates, asked.checkpoint.stall_s, interval, ettr.exact)))
     return points

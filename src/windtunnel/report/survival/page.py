@@ -186,8 +186,7 @@ def _chart(
 
 def _timeline(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
     """The first run: what was not productive, the longest stretches first, in their places."""
-    stops = _joined([each for each in one.timeline if each.part not in ("productive", "checkpoint stall")])
-    longest = sorted(stops, key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
+    longest = sorted(_joined(one.stops), key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
     wall_ns = answer.wall_s * 1e9
     return {
         "name": plain(one.policy),
