@@ -71,7 +71,7 @@ def add_actions(
         "label": np.where(is_send, build.label("send"), segment),
         "category": np.where(is_send, sends.category[action], segment),
         "duration": np.where(is_send, sends.duration_ns[action], duration),
-        "class": np.where(is_send, 0, MATH),
+        "interference": np.where(is_send, 0, MATH),
         "nic": np.where(is_send, 0, inside),
         "sender": np.where(is_send, schedule.rank[action], -1),
         "receiver": np.where(is_send, sends.receiver[action], -1),
