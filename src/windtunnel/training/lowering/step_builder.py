@@ -7,12 +7,12 @@ gradients reduced by ranks that share them) and `step_end` (the optimizer).
 from __future__ import annotations
 
 from windtunnel.cost.price import nanoseconds
-from windtunnel.cost.training import SCALE_OUT, SCALE_UP
 from windtunnel.graph import OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.op_arrays import OpArrays
+from windtunnel.training.lowering.pass_builder import TIER_CLASS
 from windtunnel.training.lowering.passes import PARTS
 from windtunnel.training.lowering.step import COMPUTE, DP, STREAMS
 from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
@@ -88,7 +88,7 @@ class StepBuilder:
             "duration": nanoseconds(price.seconds * messages),
         }
         if shared:
-            columns["interference"] = SCALE_UP if tier == "scale_up" else SCALE_OUT
+            columns["interference"] = TIER_CLASS[tier]
             columns["nic"] = round(PARTS * self.pricer.nic_share(message))
         sent = self.layout.group(transfer.group).size > 1
         return f"{transfer.kind} {transfer.group} ({apart})" if sent else "", columns
