@@ -25,7 +25,7 @@ from windtunnel.techniques.flat import FlatStep, Task
 from windtunnel.techniques.flat.lower import collective_task
 from windtunnel.techniques.flat.task import COMPUTE
 from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+from windtunnel.training.pricing import Pricer
 
 NORM_BYTES = INDEX_BYTES = 4.0
 
@@ -53,7 +53,7 @@ def sparse(tasks: Sequence[Task], pricer: Pricer, asked: SparsePlan) -> tuple[Ta
     """The tasks with sparse reductions in place of whole ones."""
     made: list[Task] = []
     new: dict[int, int] = {}
-    width = float(GRADIENT_BYTES[pricer.layout.plan.gradient_dtype or "bf16"])
+    width = pricer.layout.gradient_bytes
     for number, task in enumerate(tasks):
         after = tuple(new[one] for one in task.after)
         if task.role != "reduce" or asked.ratio >= 1.0:

@@ -15,7 +15,7 @@ from windtunnel.training.lowering.op_arrays import OpArrays
 from windtunnel.training.lowering.pass_builder import TIER_CLASS
 from windtunnel.training.lowering.passes import PARTS
 from windtunnel.training.lowering.step import COMPUTE, DP, STREAMS
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Schedule
 
 
@@ -32,7 +32,6 @@ class StepBuilder:
         self.labels: list[str] = list(names)
         self.traffic: dict[str, float] = {}  # bytes of all programs together
         self._known: dict[tuple[str, Transfer, int, bool], tuple[str, dict[str, int]]] = {}  # collectives
-        self.gradient_bytes = float(GRADIENT_BYTES[self.plan.gradient_dtype or "bf16"])
 
     def held(self, rank: int) -> list[Piece]:
         """Pieces of a pipeline rank."""
@@ -109,7 +108,7 @@ class StepBuilder:
         count = sum(block.norms for piece in pieces for block in piece.blocks)
         if not count:
             return after
-        size = count * self.layout.model.norm_parameters * self.gradient_bytes
+        size = count * self.layout.model.norm_parameters * self.layout.gradient_bytes
         messages = count if self.layout.habits.sums_norms_apart else 1
         op = self.collective("sum norms", Transfer("all_reduce", "tp", size), rank, messages=messages, shared=False)
         for one in after:

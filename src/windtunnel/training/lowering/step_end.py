@@ -76,7 +76,7 @@ def _tie_embeddings(build: StepBuilder, ends: list[int]) -> None:
         return
     vocabulary = layout.vocab_padded * layout.model.hidden_size / build.plan.tp
     for rank in sorted({*first, *last}):
-        transfer = Transfer("all_reduce", "pp", vocabulary * build.gradient_bytes)
+        transfer = Transfer("all_reduce", "pp", vocabulary * build.layout.gradient_bytes)
         op = build.collective("tied embedding", transfer, rank, rendezvous=1)
         build.ops.wait(op, ends[rank])
         ends[rank] = op
