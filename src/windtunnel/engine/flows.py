@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-class RateLog(NamedTuple):
-    """Every change of a rate: from `time_ns` on, `flow` goes at `rate` (0: it has ended)."""
-
-    time_ns: NDArray[np.int64]
-    flow: NDArray[np.int64]
-    rate: Floats
-
-
 class Paths(NamedTuple):
     """Which links each flow uses, and how much of each."""
 
@@ -82,21 +74,6 @@ def replay_flows(
     """
     paths = _paths(link_ptr, link_idx, weight, use)
     return _replayed(arrival_ns, bytes_total, capacity_bytes_per_s, paths, logs=False)[0]
-
-
-def replay_flows_logged(
-    arrival_ns: ArrayLike,
-    bytes_total: ArrayLike,
-    link_ptr: ArrayLike,
-    link_idx: ArrayLike,
-    capacity_bytes_per_s: ArrayLike,
-    weight: ArrayLike | None = None,
-    use: ArrayLike | None = None,
-) -> tuple[NDArray[np.int64], RateLog]:
-    """`replay_flows`, and every change of a rate in the order of time: what a link carried when."""
-    paths = _paths(link_ptr, link_idx, weight, use)
-    finish, log = _replayed(arrival_ns, bytes_total, capacity_bytes_per_s, paths, logs=True)
-    return finish, RateLog(log[:, 0].astype(np.int64), log[:, 1].astype(np.int64), log[:, 2])
 
 
 def network_of(capacity: Floats, paths: Paths) -> Network:

@@ -181,10 +181,6 @@ class CapturedFolder:
             raise _partial(self.path, self.kept)
         return int(self._runs[rank])
 
-    def members(self, rank: int, group: Members) -> Members:
-        """The group that `rank` has where its representative has `group`."""
-        return self.grid.members_for(rank, group)
-
     def program(self, kept_rank: int) -> RankProgram:
         """The program of a kept rank. Raises InputFileError."""
         return read_program(program_path(self.path, kept_rank))
@@ -201,7 +197,7 @@ def load_job(path: Path) -> CapturedJob:
         raise _partial(path, folder.kept)
     runs = np.array([folder.class_of(rank) for rank in range(folder.world_size)], np.int32)
     programs = {rank: folder.program(rank) for rank in folder.kept}
-    families = moved_families(programs, runs, folder.members, lambda members: group_name(folder.grid, members))
+    families = moved_families(programs, runs, folder.grid.members_for, lambda members: group_name(folder.grid, members))
     document = folder.document
     return CapturedJob(
         folder.world_size,

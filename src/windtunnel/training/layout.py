@@ -82,6 +82,11 @@ class Layout:
         return float(self.plan.bucket_parameters or habit)
 
     @property
+    def gradient_bytes(self) -> float:
+        """Of one gradient, as it is kept and reduced."""
+        return 4.0 if self.plan.gradient_dtype == "fp32" else 2.0
+
+    @property
     def sums_norms(self) -> bool:
         """Whether tensor-parallel ranks have gradients of norms, each from its own tokens, to sum up."""
         return bool(self.plan.sequence_parallel) and self.plan.tp > 1 and not self.plan.lora_rank

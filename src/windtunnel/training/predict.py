@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.cost.device_memory import memory_document
 from windtunnel.cost.price import Source
@@ -272,7 +271,7 @@ def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[Clas
 
 def _kernels(step: LoweredStep) -> Kernels:
     """Prices of all passes and of the optimizer; only passes have bands."""
-    counts = _counts(step)
+    counts = step.runs()
     time = sum(float(count) * segment.duration_ns for count, segment in zip(counts, step.segments, strict=True))
     wide = sum(
         float(count) * segment.duration_ns * (segment.p95 - segment.p5)
@@ -287,17 +286,10 @@ def _kernels(step: LoweredStep) -> Kernels:
     return Kernels(time, wide, busy)
 
 
-def _counts(step: LoweredStep) -> NDArray[np.int64]:
-    """How often each pass runs, over all rank classes."""
-    used = step.segment_of[step.schedule.stage_of, step.schedule.kind]
-    return np.bincount(used, minlength=len(step.segments))
-
-
 def _traffic(step: LoweredStep) -> dict[str, int]:
     """Mean bytes per GPU and step of each collective kind, group and tier."""
-    counts = _counts(step)
     total = dict(step.traffic_bytes)
-    for count, segment in zip(counts, step.segments, strict=True):
+    for count, segment in zip(step.runs(), step.segments, strict=True):
         for key, value in segment.traffic_bytes.items():
             total[key] = total.get(key, 0.0) + value * float(count) / step.schedule.stages
     return {key: int(value) for key, value in sorted(total.items())}

@@ -61,9 +61,6 @@ def parameter_bytes(plan: Plan) -> float:
     return 4.0 if plan.precision == "fp32" else 2.0
 
 
-GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
-
-
 def _beyond_product(layout: Layout) -> float:
     """Bytes per weight that its gradient moves behind the 16-bit product that makes it.
 
@@ -71,7 +68,7 @@ def _beyond_product(layout: Layout) -> float:
     In a pipeline FSDP2 first adds the product to the sum of all micro-batches. nanotron's product is a tensor, which is
     read and added.
     """
-    width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+    width = layout.gradient_bytes
     if layout.habits.adds_gradients:
         return 2.0 * width + 2.0
     return 2.0 * width + (2.0 if layout.shares_once else -2.0)

@@ -51,9 +51,7 @@ def _recomputed_ns(layout: Layout, step: LoweredStep) -> int:
 
 def _recomputed(step: LoweredStep) -> Iterator[tuple[int, Segment, NDArray[np.bool_]]]:
     """Each pass with how often all ranks run it and which of its ops are kernels of a recomputation."""
-    schedule = step.schedule
-    counts = np.bincount(step.segment_of[schedule.stage_of, schedule.kind], minlength=len(step.segments))
-    for count, segment in zip(counts.tolist(), step.segments, strict=True):
+    for count, segment in zip(step.runs().tolist(), step.segments, strict=True):
         graph = segment.graph
         again = np.array([label.startswith("recompute ") for label in graph.labels], bool)
         # The host's launches carry the same labels, and run ahead.

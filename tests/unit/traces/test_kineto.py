@@ -300,3 +300,24 @@ def test_a_step_whose_number_is_none_is_no_step(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text(json.dumps({"traceEvents": events}))
     assert read_trace([path]).duration_ns.max() == 10_000
+
+
+def test_a_sync_record_of_no_call_is_not_taken_for_one_of_every_such_call(tmp_path: Path) -> None:
+    def item(name: str, cat: str, start_us: float, taken_us: float, **args: Any) -> dict[str, Any]:
+        times = {"ts": start_us, "dur": taken_us}
+        return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "args": args, **times}
+
+    def waits(*records: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
+        events = [
+            item("cudaLaunchKernel", "cuda_runtime", 0.0, 2.0, correlation=1),
+            item("gemm", "kernel", 4.0, 50.0, stream=20, device=0, correlation=1),
+            item("cudaLaunchKernel", "cuda_runtime", 3.0, 2.0, correlation=2),
+            item("gemm", "kernel", 6.0, 30.0, stream=7, device=0, correlation=2),
+            item("cudaStreamSynchronize", "cuda_runtime", 6.0, 31.0),
+        ]
+        path = tmp_path / f"{len(records)}.json"
+        path.write_text(json.dumps({"traceEvents": [*events, *records]}))
+        trace = read_trace([path])
+        return trace.graph.dep_ptr.tolist(), trace.graph.dep_idx.tolist(), trace.duration_ns.tolist()
+
+    assert waits() == waits(item("Stream Synchronize", "cuda_sync", 6.0, 0.0, stream=20))

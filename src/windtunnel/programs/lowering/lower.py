@@ -205,27 +205,25 @@ class _Assembly:
 
     def _uses(self, rank: int, template: Template, counts: NDArray[np.int64]) -> _Uses:
         """What each use costs on this rank."""
-        n = len(template.uses)
-        taken, categories = np.zeros(n, np.int64), np.zeros(n, np.uint16)
-        classes, shares, peers = np.zeros(n, np.uint8), np.zeros(n), np.zeros(n)
-        traffic = []
+        rows, traffic = [], []
         for number, use in enumerate(template.uses):
             slot = template.slots[use.slot]
             group, slower = self._group(rank, slot)
             seconds, p5, p95, source, share = self._price(use.kind, use.bytes, group)
-            taken[number] = nanoseconds(seconds * slower)
             tier_of = tier(group)
-            if tier_of == "scale_out":
-                peers[number] = 1.0 - float(self.pace.links[rank]) / slower
+            peers = 1.0 - float(self.pace.links[rank]) / slower if tier_of == "scale_out" else 0.0
             name = f"exposed {shown(self.job.families[slot.family].name)} ({tier_of.replace('_', '-')})"
-            categories[number] = self.strings.category(name)
-            if group.size > 1:
-                classes[number], shares[number] = interference_of(group), share
+            slows, nic = (interference_of(group), share) if group.size > 1 else (0, 0.0)
+            rows.append((nanoseconds(seconds * slower), self.strings.category(name), slows, nic, peers))
             count = int(counts[number]) if number < len(counts) else 0
             traffic.append(
                 Traffic(use.kind, slot.family, tier_of, count, float(use.bytes * count), seconds, p5, p95, source)
             )
-        return _Uses(taken, categories, classes, shares, peers, tuple(traffic))
+        taken, category, slows_of, nic_share, peers_share = zip(*rows, strict=True)
+        return _Uses(
+            np.array(taken, np.int64), np.array(category, np.uint16), np.array(slows_of, np.uint8),
+            np.array(nic_share), np.array(peers_share), tuple(traffic),
+        )  # fmt: skip
 
     def _group(self, rank: int, slot: Slot) -> tuple[Group, float]:
         """Who meets in a slot of this rank, and how much longer disturbed links make it."""

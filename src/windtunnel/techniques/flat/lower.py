@@ -30,7 +30,7 @@ from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.lowering.shards.step_shards import gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.plan import Plan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, parameter_bytes
+from windtunnel.training.pricing import Pricer, parameter_bytes
 from windtunnel.training.schedules import Kind
 from windtunnel.training.workload.router_load import parse_router_load
 
@@ -205,7 +205,7 @@ def _step(
                 ended[place] = open_ends
                 if phase is Kind.FORWARD:
                     continue
-                width = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+                width = layout.gradient_bytes
                 if layout.reduces_in_passes:
                     made = _shared(
                         tasks, layout, pricer, block, "reduce gradients", "reduce_scatter", width, open_ends, number

@@ -21,7 +21,7 @@ from windtunnel.techniques.offload.parameters import OffloadPlan
 from windtunnel.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
 from windtunnel.techniques.priced import Drawn, Priced
 from windtunnel.training.lowering.block import Block
-from windtunnel.training.pricing import GRADIENT_BYTES, parameter_bytes
+from windtunnel.training.pricing import parameter_bytes
 from windtunnel.training.schedules import Kind
 
 FP32_STATE = 16.0  # bytes per parameter: itself, gradient, two moments
@@ -148,7 +148,7 @@ def layer_times(
     per_parameter = update.work_ns / 1e9 / everything
     link = layout.cluster.host.offload_bandwidth_bytes_per_s * constants.PCIE_EFFICIENCY
     width = parameter_bytes(layout.plan)
-    gradient = float(GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"])
+    gradient = layout.gradient_bytes
     if layout.plan.precision == "fp32":
         gradient = 4.0
     traffic = constants.EAGER_ADAM_BYTES if asked.optimizer == "eager" else constants.FUSED_ADAM_BYTES

@@ -25,7 +25,7 @@ from windtunnel.techniques.flat import FlatStep, Task, chained
 from windtunnel.techniques.flat.lower import collective_task
 from windtunnel.techniques.flat.task import COMPUTE
 from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+from windtunnel.training.pricing import Pricer
 
 NORM_BYTES = INDEX_BYTES = 4.0
 
@@ -45,7 +45,7 @@ def sparse(tasks: Sequence[Task], pricer: Pricer, asked: SparsePlan) -> tuple[Ta
 
     A reduction of what another has reduced, as where it is done by group, has the chunks that were chosen there.
     """
-    width = float(GRADIENT_BYTES[pricer.layout.plan.gradient_dtype or "bf16"])
+    width = float(pricer.layout.gradient_bytes)
 
     def parts(task: Task) -> tuple[Task, ...]:
         if task.role != "reduce" or asked.ratio >= 1.0:

@@ -4,9 +4,8 @@
     launch        GPU work waits for the call with the same correlation id
     stream        GPU work of a stream runs in the order in which it ran
     event         `cudaStreamWaitEvent`: GPU work launched afterwards on the waiting stream waits for what was launched
-                  on
-                  the other stream before the event was recorded. The event's identity is in the trace only if it was
-                  recorded with `enable_cuda_sync_events`; waits without it are counted
+                  on the other stream before the event was recorded. The event's identity is in the trace only if it
+                  was recorded with `enable_cuda_sync_events`; waits without it are counted
     synchronise   a call that waits for a stream, an event or the device ends when the GPU work launched before it has
 
 (Lumos, MLSys'25, names these kinds.) The pure work of a synchronising call is what is left after the GPU work ended.
@@ -124,8 +123,8 @@ def _sorted_out(
         if is_comm or cat == "cuda_sync":
             args = item.get("args")
             args = args if type(args) is dict else {}
-            key = args.get("External id") if is_comm else args.get("correlation", -1)
-            if type(key) is int:
+            key = args.get("External id" if is_comm else "correlation")
+            if type(key) is int and (is_comm or key >= 0):  # calls without a number have -1
                 (comms if is_comm else syncs)[key] = args
             continue
         event = event_of(item)

@@ -106,21 +106,21 @@ class PassBuilder:
         slower = self.pricer.slow_links if tier == "scale_out" else 1.0
         handed_over_s = self.pricer.exchange_s if transfer.group == "tp" else 0.0
         waits = after or ((self.last,) if self.last >= 0 else ())
+        apart = tier.replace("_", "-")
         launch = self._op(OpKind.HOST, "host", self.pricer.collective_launch_s, name, "host")
         op = self._op(
             OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE,
             transfer.group,
             price.seconds * share * slower + handed_over_s,
             name,
-            f"exposed {transfer.group} ({tier.replace('_', '-')})",
+            f"exposed {transfer.group} ({apart})",
             interference=TIER_CLASS[tier],
             after=(launch, *waits),
             moved=transfer.bytes_total * share,
         )
         if tier == "scale_out":
             self.nic_shares[op] = self.pricer.nic_share(transfer)
-        key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
-        self.sent.append((key, transfer.bytes_total * share))
+        self.sent.append((f"{transfer.kind} {transfer.group} ({apart})", transfer.bytes_total * share))
         self._account(op, price, share)
         return op
 

@@ -329,7 +329,7 @@ class ForwardTape:
         w, rules = self.w, self.w.keep.loss
         logits = op.saved_bytes / 4.0
         size = w.size[self.now]
-        widths = self._widths("work")
+        widths = rules.get("work_tp", rules["work"]) if w.tp > 1 else rules["work"]
         work = [w.new(width * logits) for width in (widths[1:] if size >= FP32 * logits else widths)]
         kept = [w.new(width * logits) for width in rules["kept"]]
         held = list(kept)
@@ -339,7 +339,3 @@ class ForwardTape:
         w.drop(self.now)
         self.now = -1
         self._step(op, size, held)
-
-    def _widths(self, name: str) -> list[int]:
-        rules = self.w.keep.loss
-        return list(rules.get(f"{name}_tp", rules[name]) if self.w.tp > 1 else rules[name])

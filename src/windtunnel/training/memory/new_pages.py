@@ -19,7 +19,6 @@ from windtunnel.graph.heap import Heap
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece, tensors_of
 from windtunnel.training.memory.allocations import Events
-from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import Kind, Schedule
 
 STEPS = 3
@@ -52,7 +51,7 @@ class _Rank:
     def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, heap: Heap) -> None:
         self.pieces, self.heap = pieces, heap
         self.counted = [0, 0, 0]
-        width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+        width = layout.gradient_bytes
         held = [pieces[int(v)] for v in schedule.virtual_stage[rank]]
         self.weights = [int(width * one) for one in tensors_of(held)]
         self.moments = 2 if layout.plan.optimizer == "adam" else 1

@@ -41,7 +41,6 @@ from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.allocations import Load, Passes, Resident, two_steps
 from windtunnel.training.memory.model_state import State, state_bytes
 from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import TRAITS, Kind, Schedule
 
 BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
@@ -160,7 +159,7 @@ class _Ranks:
     def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> None:
         self.layout, self.pieces, self.schedule = layout, pieces, schedule
         self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
-        self.width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+        self.width = layout.gradient_bytes
         self.held = [[pieces[v] for v in row] for row in schedule.virtual_stage]
         loads = self._loads()
         self.drafts = [self._draft(rank, loads) for rank in range(schedule.stages)]

@@ -77,6 +77,10 @@ class Schedule:
         """The actions of a rank."""
         return slice(int(self.rank_offset[rank]), int(self.rank_offset[rank + 1]))
 
+    def holders(self, stage: int) -> list[int]:
+        """Ranks that hold a virtual stage: two where the schedule runs in both directions."""
+        return np.flatnonzero((self.virtual_stage == stage).any(axis=1)).tolist()
+
     def depends(self) -> tuple[Longs, Longs]:
         """Which actions' outputs each action needs, as CSR: action i needs dep_idx[dep_ptr[i] : dep_ptr[i + 1]].
 

@@ -222,3 +222,24 @@ def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) ->
             f"--global-batch-size 64 --seq-length 2048 --moe-token-dispatcher-type {kind}\n", encoding="utf-8"
         )
         assert read_native(path, 8).unknown == unknown
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "left"),
+    [
+        ({}, "zero_stage: 1", ()),
+        ({"zero_stage": None, "micro_batch": None, "tp": None}, "batch_accumulation_per_replica: 8", ()),
+        ({"pp": 2, "schedule": "gpipe"}, "pp_engine: afab", ()),
+        ({"pp": 2, "schedule": "zb-h1"}, "no key for: schedule zb-h1", ("schedule zb-h1",)),
+        ({"cp": 2}, "context_parallel_size: 2", ()),
+        ({"ep": 8}, "expert_parallel_size: 8", ()),
+        ({"recompute": "full:2"}, "recompute_layer: false", ("recompute full:2",)),
+        ({"zero_stage": 3}, "zero_stage: 1", ("zero_stage 3",)),
+        ({"precision": "fp8"}, "no key for: precision fp8", ("precision fp8",)),
+    ],
+)
+def test_nanotron_says_what_it_has_no_key_for(fields: dict[str, Any], wanted: str, left: tuple[str, ...]) -> None:
+    plan = {"framework": "nanotron", "global_batch": 64, "seq_len": 2048, **fields}
+    _, text, found = launch_flags("nanotron", plan, 8, "a model")
+    assert wanted in text
+    assert found == left

@@ -8,7 +8,7 @@ from windtunnel.model.operations import Transfer
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.pass_builder import PassBuilder
 from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.pricing import GRADIENT_BYTES, parameter_bytes
+from windtunnel.training.pricing import parameter_bytes
 from windtunnel.training.schedules import Kind
 
 
@@ -25,7 +25,7 @@ class Gathers:
         self._gather = layout.gathers_in_passes and phase is not Kind.BACKWARD_WEIGHT
         self._reduce = layout.reduces_in_passes and phase in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
         self._parameter_bytes = parameter_bytes(plan)
-        self._gradient_bytes = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        self._gradient_bytes = layout.gradient_bytes
         self._replicas = layout.replicas
         self._overlap_gather, self._overlap_reduce = plan.overlap_param_gather, plan.overlap_grad_reduce
         self._ready: dict[int, list[int]] = {}
