@@ -29,7 +29,7 @@ def job(gpus: int = 1024, replicas: int = 16, **times: float) -> Job:
 
 def asked(**changes: object) -> Asked:
     whole = Asked(
-        1024, 8, 16, 8, 10.0, lambda left: left / 16, read_failures("production"), published(), SAVED, 20.0, seeds=12
+        1024, 8, 16, 8, 10.0, published(), lambda left: left / 16, read_failures("production"), SAVED, 20.0, seeds=12
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
 

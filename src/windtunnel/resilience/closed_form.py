@@ -26,13 +26,12 @@ class Rates:
     speed: float
 
 
-def rates_of(process: FailureProcess, policy: Policy, job: Job, gpus: int, *, spare: bool) -> Rates:
+def rates_of(process: FailureProcess, policy: Policy, job: Job, *, spare: bool) -> Rates:
     """What a policy makes of each cause, where standbys are enough (`spare`) or are never there."""
-    nodes = -(-gpus // job.gpus_per_node)
     reading = reading_time = paused = away = 0.0
     back_s = sum(policy.rejoin)
     for cause in process.causes:
-        rate = cause.of_job(gpus, nodes) * (1.0 + process.bursts.share)
+        rate = cause.of_job(job.gpus, job.hosts) * (1.0 + process.bursts.share)
         if policy.evicts and cause.hosts and cause.symptom != "planned":
             rate *= 1.0 - process.lemons.share_of_failures  # once lemons have been sent away
         reaction = policy.react(cause, spare)
@@ -47,8 +46,8 @@ def rates_of(process: FailureProcess, policy: Policy, job: Job, gpus: int, *, sp
             reading_time += rate * down
     slow = process.slow
     mean_s, found = _slow(policy, slow.shortest_s, slow.longest_s)
-    paused += slow.rate_per_node_s * nodes * found * sum(policy.swap)
-    share = slow.rate_per_node_s * nodes * mean_s
+    paused += slow.rate_per_node_s * job.hosts * found * sum(policy.swap)
+    share = slow.rate_per_node_s * job.hosts * mean_s
     slowed = 1.0 - (-math.expm1(-share)) * slow.slower / (1.0 + slow.slower)
     mean_down = reading_time / reading if reading else 0.0
     return Rates(reading, mean_down, paused, _mean_rate(policy.rate, away) * slowed)

@@ -297,3 +297,13 @@ def test_a_sliding_window_widens_none() -> None:
     )
     narrow = [layer.attention.window for layer in load_model("gemma-3-4b").layers]
     assert [layer.attention.window for layer in model.layers] == [min(one or 900, 900) for one in narrow]
+
+
+def test_replicas_of_shards_are_reduced_after_the_shards_though_nothing_overlaps() -> None:
+    """Of a hybrid sharding the all-reduce across replicas takes what the reduce-scatter has made."""
+    plan = {"global_batch": 64, "seq_len": 1024, "zero_stage": 1, "shard_group": 8, "overlap_grad_reduce": False}
+    tasks = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(plan)).one
+    replicas = [task for task in tasks if task.name == "reduce replicas"]
+    assert replicas
+    for task in replicas:
+        assert [tasks[one].name for one in task.after] == ["reduce gradients"]

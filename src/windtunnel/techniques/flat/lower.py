@@ -163,17 +163,20 @@ def _step(
     """All tasks of a step."""
     known: dict[tuple[int, bool, bool, Kind], tuple[Task, ...]] = {}
     tasks, plan = Tasks(), layout.plan
+    shared = partial(_shared, tasks, layout, pricer)
     open_ends: tuple[int, ...] = ()
     waiting: dict[int, tuple[int, ...]] = {}  # block -> gathers of its parameters at the start of the step
     if gathers_first(layout):
         previous: tuple[int, ...] = ()
         for number, block in enumerate(blocks):
-            waiting[number] = previous = _shared(
-                tasks, layout, pricer, block, "gather parameters", "all_gather", parameter_bytes(plan), previous, number
+            waiting[number] = previous = shared(
+                block, "gather parameters", "all_gather", parameter_bytes(plan), previous, number
             )
         if not plan.overlap_param_gather:
             waiting = {0: previous}
     reduced: list[int] = []
+    late: list[tuple[Block, int]] = []  # buckets to be reduced: at once, or at the end of the last backward
+    last = (Phase.BACKWARD, micro_batches - 1, len(blocks) - 1)
     for micro in range(micro_batches):
         for phase in (Kind.FORWARD, Kind.BACKWARD):
             order = list(range(len(blocks)))
@@ -189,10 +192,7 @@ def _step(
                 more = waiting.pop(number, ()) if phase is Kind.FORWARD and not micro else ()
                 if layout.gathers_in_passes:
                     free = ended.get(place - 2 if plan.overlap_param_gather else place - 1, open_ends)
-                    more += _shared(
-                        tasks, layout, pricer, block, "gather parameters", "all_gather", parameter_bytes(plan), free,
-                        number,
-                    )  # fmt: skip
+                    more += shared(block, "gather parameters", "all_gather", parameter_bytes(plan), free, number)
                 base, inner = len(tasks.tasks), known[key]
                 followed = {one for task in inner for one in task.after}
                 for task in inner:
@@ -207,22 +207,20 @@ def _step(
                     continue
                 width = layout.gradient_bytes
                 if layout.reduces_in_passes:
-                    made = _shared(
-                        tasks, layout, pricer, block, "reduce gradients", "reduce_scatter", width, open_ends, number
-                    )
+                    made = shared(block, "reduce gradients", "reduce_scatter", width, open_ends, number)
                     reduced += made
                     open_ends = open_ends if plan.overlap_grad_reduce else (*open_ends, *made)
                 elif reduces_last(layout) and micro == micro_batches - 1:
                     bucket.append(block)
                     held = sum(_replicated(layout, one) for one in bucket)
                     if held >= layout.message_parameters or place == len(order) - 1:
-                        kind = "all_reduce" if not plan.zero_stage else "reduce_scatter"
-                        ready = open_ends if plan.overlap_grad_reduce else (-1,)
-                        reduced += _reduce(tasks, layout, pricer, bucket, kind, width, ready, number)
+                        late.append((_merged(bucket), number))
                         bucket = []
-    if reduces_last(layout) and not plan.overlap_grad_reduce:
-        now_at = _bind(tasks, open_ends)
-        open_ends, reduced = tuple(now_at[one] for one in open_ends), [now_at[one] for one in reduced]
+                if plan.overlap_grad_reduce or (phase, micro, place) == last:
+                    kind = "all_reduce" if not plan.zero_stage else "reduce_scatter"
+                    for merged, at in late:
+                        reduced += shared(merged, "reduce gradients", kind, width, open_ends, at)
+                    late = []
     dense = sum(piece.dense_parameters for piece in pieces)
     expert = sum(piece.expert_parameters for piece in pieces)
     each = tensors_of(pieces) if layout.habits.pure_precision else ()
@@ -233,31 +231,14 @@ def _step(
     return tasks.done()
 
 
-def _bind(tasks: Tasks, ends: tuple[int, ...]) -> dict[int, int]:
-    """Reductions that were to wait for the end of the last backward: now it is known. Where each task is now."""
-    late = [number for number, task in enumerate(tasks.tasks) if task.role == "reduce"]
-    moved = [replace(tasks.tasks[number], after=ends) for number in late]
-    kept = [task for task in tasks.tasks if task.role != "reduce"]
-    assert all(task.after[0] < len(tasks.tasks) for task in moved if task.after)
-    index = {old: new for new, old in enumerate(n for n in range(len(tasks.tasks)) if n not in set(late))}
-    index |= {old: len(kept) + place for place, old in enumerate(late)}
-    tasks.tasks[:] = [replace(t, after=tuple(index[one] for one in t.after)) for t in (*kept, *moved)]
-    return index
-
-
 def _replicated(layout: Layout, block: Block) -> float:
     """Parameters of a block whose gradients several ranks sum up."""
     counts = ((block.dense_parameters, "dp"), (block.expert_parameters, "edp"))
     return int(sum(count for count, group in counts if layout.group(group).size > 1))
 
 
-def _reduce(
-    tasks: Tasks, layout: Layout, pricer: Pricer, blocks: Sequence[Block], kind: str, width: float,
-    after: tuple[int, ...], number: int,
-) -> list[int]:  # fmt: skip
-    merged = Block((), sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks))
-    real = () if after == (-1,) else after
-    return list(_shared(tasks, layout, pricer, merged, "reduce gradients", kind, width, real, number))
+def _merged(blocks: Sequence[Block]) -> Block:
+    return Block((), sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks))
 
 
 def _shared(
