@@ -165,7 +165,7 @@ def main() -> None:
 def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    from windtunnel.capture.processes.file_mailbox import LetterBox
+    from windtunnel.capture.processes.file_mailbox import FileMailbox
     from windtunnel.capture.replacements import Replacements
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
@@ -183,7 +183,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
         local_world_size=launch.local_world_size,
         peers=policy,
         listener=listener,
-        mailbox=LetterBox(journal.folder, task["rank"]),
+        mailbox=FileMailbox(journal.folder, task["rank"]),
         devices=("cpu", "cuda") if on_gpu else ("cpu",),
         around=None if on_gpu else own.around,
         beside=[rank for rank in task["ranks"] if rank != task["rank"]],
@@ -253,7 +253,7 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
     from windtunnel.cost.device_memory import memory_document
     from windtunnel.emulate.clock.cuda_device import TorchCuda
     from windtunnel.emulate.clock.script_clock import optimizer_hooks
-    from windtunnel.emulate.clock.stream_delay import Holding
+    from windtunnel.emulate.clock.stream_delay import StreamDelay
     from windtunnel.emulate.run import NOT_RUN_ON_GPU
 
     conductor = journal.conductor = _conductor(task, launch)
@@ -263,7 +263,7 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
         return conductor.holds(step)
 
     device = TorchCuda(communicator_bytes=int(memory_document()["communicator_mib"]) << 20)
-    holding = Holding(device, conductor.seconds_of, _policy(task, journal), on_step=seen, started=journal.heard)
+    holding = StreamDelay(device, conductor.seconds_of, _policy(task, journal), on_step=seen, started=journal.heard)
     journal.notes.append(NOT_RUN_ON_GPU)
     hooks = optimizer_hooks(holding.optimizer, holding.end_step, journal.before_optimizer)
     futures = holding.futures_of(work.VirtualWork)

@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from windtunnel.capture.arguments import Launch
-from windtunnel.capture.processes.file_mailbox import LetterBox, write_whole
+from windtunnel.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.capture.processes.write_overlay import writes_aside
 from windtunnel.capture.replacements import Replacements
 from windtunnel.errors import UserError, WindtunnelError
@@ -86,7 +86,7 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
     local_world = min(launch.local_world_size, launch.world_size)
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
-    box = LetterBox(folder, rank)
+    box = FileMailbox(folder, rank)
     said: dict[str, None] = {}
 
     def say_once(text: str) -> None:

@@ -76,7 +76,7 @@ class _Running:
 
 
 class Workers:
-    """A zygote and the ranks it forked. A context: leaving it ends every process and removes every file."""
+    """A fork server and the ranks it forked. A context: leaving it ends every process and removes every file."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class Workers:
                 self._steps.setdefault(sender, sender - rank)
             return 0
         if sender in self.outcomes:
-            # It ended, so its letters are all there; is this one among them?
+            # It ended, so its messages are all there; is this one among them?
             if self._wait_of(rank) == key:
                 self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
@@ -342,7 +342,7 @@ class Workers:
             return "\n".join(text.splitlines()[-lines:])
         return ""
 
-    # The zygote
+    # The fork server
 
     def _say(self, line: Mapping[str, Any]) -> None:
         assert self._process is not None

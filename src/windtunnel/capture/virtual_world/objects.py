@@ -121,7 +121,7 @@ class ObjectCalls:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
             parts = [dumps(part) for part in inputs]
             self._call(ours, "scatter", sum(map(len, parts)), root)
-            if ours.size > 1:  # one letter, as nobody knows yet who will ask for it
+            if ours.size > 1:  # one message, as nobody knows yet who will ask for it
                 messages.put(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
             scatter_object_output_list[0] = loads(parts[root])
             return

@@ -76,7 +76,7 @@ class _Step:
     ended: Any = None
 
 
-class Holding:
+class StreamDelay:
     """A listener and a peer policy for a world whose tensors are on a GPU."""
 
     def __init__(
