@@ -155,7 +155,7 @@ class Workers:
                 needed += self._call_up(rank, key, queue)
             self._let_run(wanted if helpers_end else self._running, waiting)
             while self._busy(waiting) < self.cores:
-                ahead = None if queue or not helpers_end else self._next_in_line(waiting, task)
+                ahead = None if queue or not helpers_end else self._next_in_line(task)
                 if ahead is None and not queue:
                     break
                 rank = queue.popleft() if ahead is None else ahead
@@ -237,7 +237,7 @@ class Workers:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(one.pid, signal.SIGSTOP if stop else signal.SIGCONT)
 
-    def _next_in_line(self, waiting: Mapping[int, str], task: Mapping[str, Any]) -> int | None:
+    def _next_in_line(self, task: Mapping[str, Any]) -> int | None:
         """Whom a helper that was called up is likely to wait for: as far from it as it is from who called it up."""
         world = task.get("launch", {}).get("world_size", 0)
         if sum(one.ahead for one in self._running.values()) >= self.cores:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
-from windtunnel.emulate.observe import ObservedStep, Observer
+from windtunnel.emulate.observe import ObservedStep, Observer, identity
 from windtunnel.emulate.peers.peers_replay import Watched, resembles
 from windtunnel.programs.communication import Communication
 
@@ -126,14 +126,14 @@ class StreamDelay:
             if seconds > SHORTEST_S:
                 device.spin(stream, seconds)
             held = _Held(call, arrived, device.record(stream), kept=(*exchange.inputs, *exchange.outputs))
-            self._open[_identity(call)] = held
+            self._open[identity(call)] = held
             if self._step is not None:
                 self._step.held.append(held)
 
     def waited(self, call: Communication) -> None:
         """The current stream waits for it, and the tensors are the script's alone again."""
         with self._lock:
-            held = self._open.pop(_identity(call), None)
+            held = self._open.pop(identity(call), None)
             if held is None:
                 return
             current = self.device.current()
@@ -177,7 +177,7 @@ class StreamDelay:
             if self._past:  # what nobody waited for: futures complete in the order of streams
                 for held in self._past[-1].held:
                     held.kept = ()
-                    self._open.pop(_identity(held.call), None)
+                    self._open.pop(identity(held.call), None)
             if self._step is not None:
                 self._step.ended = event
                 self._past.append(self._step)
@@ -246,7 +246,3 @@ def planned(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
 def stream_name(call: Communication) -> str:
     """NCCL's: one stream per group; messages between two ranks have one per pair and direction here."""
     return f"{call.group} {call.kind} {call.peer}" if call.is_message else call.group
-
-
-def _identity(call: Communication) -> tuple[object, ...]:
-    return (call.group, call.kind, call.peer, call.tag, call.sequence)
