@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.emulate.peers.peers_replay import Event, HostProgram, resembles
+from windtunnel.emulate.peers.host_program import Event, HostProgram, resembles
 from windtunnel.programs.communication import Communication
 
 TRIMMED = 0.2  # share of the samples left out at either end

@@ -10,7 +10,8 @@ import pytest
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.emulate.clock.stream_delay import BEHIND, StreamDelay, planned
 from windtunnel.emulate.observe import ObservedStep
-from windtunnel.emulate.peers.peers_replay import HostProgram, Replay, Watched
+from windtunnel.emulate.peers.host_program import HostProgram
+from windtunnel.emulate.peers.peers_replay import Replay, Watched
 from windtunnel.programs.communication import Communication
 
 PRICE = 0.5

@@ -27,7 +27,8 @@ from typing import Any, Protocol
 
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.emulate.observe import ObservedStep, Observer, identity
-from windtunnel.emulate.peers.peers_replay import Watched, resembles
+from windtunnel.emulate.peers.host_program import resembles
+from windtunnel.emulate.peers.peers_replay import Watched
 from windtunnel.programs.communication import Communication
 
 BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing

@@ -47,7 +47,7 @@ def issued(name: str, backend: Any, args: Sequence[Any]) -> tuple[Any, Any] | No
     method, options_class = _METHODS[name]
     schema = getattr(torch.ops.c10d, name).default._schema
     values = (*args, *(argument.default_value for argument in schema.arguments[len(args) :]))
-    options = getattr(compat.c10d(), options_class)() if options_class else None
+    options: Any = getattr(compat.c10d(), options_class)() if options_class else None
     data = []
     for argument, value in zip((one.name for one in schema.arguments), values, strict=True):
         if argument == "timeout":
