@@ -23,7 +23,7 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.02
 
 
 class FileMailbox:
-    """The mailbox of one rank. Satisfies `mailbox.Mailbox`."""
+    """The mailbox of one rank. Satisfies `protocol.Mailbox`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
-from windtunnel.capture.virtual_world.mailbox import Mailbox
-from windtunnel.capture.virtual_world.protocol import AnsweringWorld
+from windtunnel.capture.virtual_world.protocol import AnsweringWorld, Mailbox
 from windtunnel.capture.virtual_world.refusals import NoPeerError, WorldError
 
 if TYPE_CHECKING:

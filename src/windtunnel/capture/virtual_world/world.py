@@ -21,7 +21,7 @@ from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world import messages as mail
 from windtunnel.capture.virtual_world import peer_data
 from windtunnel.capture.virtual_world.groups import Group, make_process_group
-from windtunnel.capture.virtual_world.mailbox import Mailbox
+from windtunnel.capture.virtual_world.protocol import Mailbox
 from windtunnel.capture.virtual_world.refusals import WorldError
 from windtunnel.programs.communication import Communication
 
@@ -168,18 +168,17 @@ class World:
 
     def check_rank(self, rank: int, what: str) -> None:
         """Refuse another rank than this world's; -1 leaves it open."""
-        if rank not in (-1, self.rank):
-            raise WorldError(
-                f"init_process_group was given {what} {rank}, but this process is rank {self.rank} of {self.size}; "
-                "let the script take its rank from the environment (RANK)"
-            )
+        self._check(what, rank, self.rank, "its rank from the environment (RANK)")
 
     def check_size(self, size: int) -> None:
         """Refuse another size than this world's; -1 leaves it open."""
-        if size not in (-1, self.size):
+        self._check("world_size", size, self.size, "it from the environment (WORLD_SIZE)")
+
+    def _check(self, what: str, given: int, own: int, remedy: str) -> None:
+        if given not in (-1, own):
             raise WorldError(
-                f"init_process_group was given world_size {size}, but this process is rank {self.rank} of {self.size}; "
-                "let the script take it from the environment (WORLD_SIZE)"
+                f"init_process_group was given {what} {given}, but this process is rank {self.rank} of {self.size}; "
+                f"let the script take {remedy}"
             )
 
     def make_group(
