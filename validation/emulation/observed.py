@@ -63,7 +63,7 @@ def memory(how: str) -> dict[str, Any]:
 
     watch = MemoryWatch()
     watch.start((), stack=False)
-    undo = optimizer_hooks(lambda: None, watch.mark)
+    undo = optimizer_hooks(lambda: None, lambda: watch.mark(()))
     with world_of(how):
         runpy.run_path(JOB, run_name="__main__")
     undo()
