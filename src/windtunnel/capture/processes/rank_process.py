@@ -94,7 +94,7 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
 
     try:
         with (
-            fake_tensors(device, gpus=local_world, local_rank=local),
+            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once),
             compat.real_device_meshes(),
             Replacements((reductions, "rebuild_tensor", compat.outside(reductions.rebuild_tensor))),  # shared memory
             compat.ddp_outside_modes(),
