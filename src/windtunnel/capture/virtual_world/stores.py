@@ -42,7 +42,7 @@ class LocalStore(dist.Store):  # type: ignore[misc]
     def get(self, key: str) -> bytes:
         """Look a value up."""
         mail = self._messages if self._rank != SETTER else None
-        if key not in self._values and mail is not None and mail.reaches(SETTER):
+        if key not in self._values and mail is not None and mail.is_open:
             self._values[key] = mail.get(_message_key(key), f"{key!r} of the key-value store", SETTER)
         if key not in self._values:
             raise UnsupportedCommunicationError(
