@@ -267,4 +267,4 @@ def _parts(exchange: Exchange) -> list[tuple[Any, Any]]:
 
 
 def _split(tensor: Any, rows: Sequence[int], size: int) -> list[Any]:
-    return list(tensor.split(list(rows) or int(tensor.shape[0]) // size))
+    return list(tensor.split(list(rows) or [int(tensor.shape[0]) // size] * size))
