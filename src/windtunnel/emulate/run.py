@@ -243,11 +243,11 @@ class _Run:
         }
         if sender not in self._processes:
             self._peers.run([sender], task)
-        for letter in sorted((self._peers.folder / file_mailbox.LETTERS).iterdir()):
-            place = self.folder / file_mailbox.LETTERS / letter.name
-            is_real = file_mailbox.writer_of(letter) in self._processes
-            if not place.exists() and not letter.name.startswith(".") and not is_real:
-                file_mailbox.write_whole(place, letter.read_bytes())
+        for message in sorted((self._peers.folder / file_mailbox.MESSAGES).iterdir()):
+            place = self.folder / file_mailbox.MESSAGES / message.name
+            is_real = file_mailbox.writer_of(message) in self._processes
+            if not place.exists() and not message.name.startswith(".") and not is_real:
+                file_mailbox.write_whole(place, message.read_bytes())
         if file_mailbox.waits(self.folder, rank) == key:
             raise UserError(
                 f"rank {rank} waits for {file_mailbox.name_of(key)}, which rank {sender} did not send; the "

@@ -17,7 +17,8 @@ from windtunnel.emulate.clock.script_clock import Awaited, HangError, ScriptCloc
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.observe import ObservedStep
 from windtunnel.emulate.peers.arrivals import Span
-from windtunnel.emulate.peers.peers_replay import Event, Watched
+from windtunnel.emulate.peers.host_program import Event
+from windtunnel.emulate.peers.peers_replay import Watched
 from windtunnel.emulate.peers.prices import group_on, seconds_on
 from windtunnel.emulate.timeline import events_of_peer, events_of_real, trace_bytes
 from windtunnel.hardware import parse_cluster

@@ -149,7 +149,7 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(status)  # no clean-up of what the zygote holds, and no handlers that a script left
+        os._exit(status)  # no clean-up of what the fork server holds, and no handlers that a script left
 
 
 def _ended() -> Iterator[tuple[int, int]]:

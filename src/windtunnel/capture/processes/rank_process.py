@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from windtunnel.capture.arguments import Launch
-from windtunnel.capture.processes.file_mailbox import LetterBox, write_whole
+from windtunnel.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.capture.processes.write_overlay import writes_aside
 from windtunnel.capture.replacements import Replacements
 from windtunnel.errors import UserError, WindtunnelError
@@ -55,7 +55,7 @@ def play(task: Mapping[str, Any]) -> int:
     except BaseException as error:  # whatever a script can do
         outcome = {"status": "error", **_told(error)}
     outcome["seconds"] = time.monotonic() - begun
-    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = _used()
+    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
     return 0 if outcome["status"] == "ok" else 1
 
@@ -86,7 +86,7 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
     local_world = min(launch.local_world_size, launch.world_size)
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
-    box = LetterBox(folder, rank)
+    box = FileMailbox(folder, rank)
     said: dict[str, None] = {}
 
     def say_once(text: str) -> None:
@@ -94,7 +94,7 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
 
     try:
         with (
-            fake_tensors(device, gpus=local_world, local_rank=local),
+            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once),
             compat.real_device_meshes(),
             Replacements((reductions, "rebuild_tensor", compat.outside(reductions.rebuild_tensor))),  # shared memory
             compat.ddp_outside_modes(),
@@ -309,7 +309,7 @@ def _foreign_folders() -> tuple[str, ...]:
     return (*installed, _OURS)
 
 
-def _used() -> tuple[float, int]:
+def used() -> tuple[float, int]:
     """Seconds on a core, and the most memory at once, of this process."""
     import resource
 

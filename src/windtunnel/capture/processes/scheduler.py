@@ -76,7 +76,7 @@ class _Running:
 
 
 class Workers:
-    """A zygote and the ranks it forked. A context: leaving it ends every process and removes every file."""
+    """A fork server and the ranks it forked. A context: leaving it ends every process and removes every file."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Workers:
                 needed += self._call_up(rank, key, queue)
             self._let_run(wanted if helpers_end else self._running, waiting)
             while self._busy(waiting) < self.cores:
-                ahead = None if queue or not helpers_end else self._next_in_line(waiting, task)
+                ahead = None if queue or not helpers_end else self._next_in_line(task)
                 if ahead is None and not queue:
                     break
                 rank = queue.popleft() if ahead is None else ahead
@@ -237,7 +237,7 @@ class Workers:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(one.pid, signal.SIGSTOP if stop else signal.SIGCONT)
 
-    def _next_in_line(self, waiting: Mapping[int, str], task: Mapping[str, Any]) -> int | None:
+    def _next_in_line(self, task: Mapping[str, Any]) -> int | None:
         """Whom a helper that was called up is likely to wait for: as far from it as it is from who called it up."""
         world = task.get("launch", {}).get("world_size", 0)
         if sum(one.ahead for one in self._running.values()) >= self.cores:
@@ -266,7 +266,7 @@ class Workers:
                 self._steps.setdefault(sender, sender - rank)
             return 0
         if sender in self.outcomes:
-            # It ended, so its letters are all there; is this one among them?
+            # It ended, so its messages are all there; is this one among them?
             if self._wait_of(rank) == key:
                 self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
@@ -342,7 +342,7 @@ class Workers:
             return "\n".join(text.splitlines()[-lines:])
         return ""
 
-    # The zygote
+    # The fork server
 
     def _say(self, line: Mapping[str, Any]) -> None:
         assert self._process is not None

@@ -20,8 +20,8 @@ from windtunnel.capture.replacements import Replacements
 
 
 @contextmanager
-def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """`flex_attention` is one fused op of the dispatcher each way until exit; `note` is told of it, once."""
+def flex_attention_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
+    """`flex_attention` is one fused op of the dispatcher each way until exit; `note` is told of it."""
     import torch
     from torch.nn.attention import flex_attention as flex
     from torch.nn.functional import pad
@@ -32,8 +32,7 @@ def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Itera
         query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any, **__: Any
     ) -> Any:
         causal = getattr(block_mask[-1], "__name__", "") != "noop_mask"
-        if note is not None:
-            note("flex_attention: recorded as fused attention, every mask as a causal one")
+        note("flex_attention: recorded as fused attention, every mask as a causal one")
         heads, width = query.shape[1], value.shape[-1]
         if query.dtype in (torch.float16, torch.bfloat16):
             more = query.shape[-1] - width  # the fused op takes one width for all

@@ -128,36 +128,32 @@ class Answers:
 
     # ---------------------------------------------------------------------------------------------------- collectives
 
-    def allreduce_(
-        self, tensors: Any, group: Any, op: Any, _sparse: Any, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def allreduce_(self, tensors: Any, group: Any, op: Any, _sparse: Any, is_async: bool = True, *_: Any) -> Any:
         """One tensor."""
         work = self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
         return tensors, work
 
-    def allreduce_coalesced_(self, tensors: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def allreduce_coalesced_(self, tensors: Any, group: Any, op: Any, is_async: bool = True, *_: Any) -> Any:
         """Several tensors as one call."""
         return self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
 
-    def broadcast_(
-        self, tensors: Any, group: Any, root: int, _root_tensor: int, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def broadcast_(self, tensors: Any, group: Any, root: int, _root_tensor: int, is_async: bool = True, *_: Any) -> Any:
         """From the root."""
         work = self._do(group, "broadcast", bytes_of(tensors), tensors, tensors, position=root, is_async=is_async)
         return tensors, work
 
     def reduce_(
-        self, tensors: Any, group: Any, op: Any, root: int, _root_tensor: int, is_async: bool = True, _timeout: int = -1
+        self, tensors: Any, group: Any, op: Any, root: int, _root_tensor: int, is_async: bool = True, *_: Any
     ) -> Any:
         """To the root."""
         return self._do(group, "reduce", bytes_of(tensors), tensors, tensors, op=op, position=root, is_async=is_async)
 
-    def allgather_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def allgather_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
         """One tensor for each member."""
         flat = self._one_each(group, "all-gather", outputs)
         return outputs, self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
 
-    def _allgather_base_(self, output: Any, own: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def _allgather_base_(self, output: Any, own: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
         self._check_whole(group, "all-gather", output, own)
         return output, self._do(group, "all_gather", bytes_of((output,)), (own,), (output,), is_async=is_async)
 
@@ -171,43 +167,37 @@ class Answers:
         """Several, each into one tensor."""
         return self._do(group, "all_gather", bytes_of(outputs), inputs, outputs, is_async=is_async)
 
-    def reduce_scatter_(
-        self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def reduce_scatter_(self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, *_: Any) -> Any:
         """A tensor for each member."""
         flat = self._one_each(group, "reduce-scatter", inputs)
         return outputs, self._do(group, "reduce_scatter", bytes_of(flat), flat, outputs, op=op, is_async=is_async)
 
     def _reduce_scatter_base_(
-        self, output: Any, whole: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
+        self, output: Any, whole: Any, group: Any, op: Any, is_async: bool = True, *_: Any
     ) -> Any:
         self._check_whole(group, "reduce-scatter", whole, output)
         work = self._do(group, "reduce_scatter", bytes_of((whole,)), (whole,), (output,), op=op, is_async=is_async)
         return output, work
 
     def reduce_scatter_tensor_coalesced_(
-        self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
+        self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, *_: Any
     ) -> Any:
         """Several, each from one tensor."""
         return self._do(group, "reduce_scatter", bytes_of(inputs), inputs, outputs, op=op, is_async=is_async)
 
-    def gather_(
-        self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def gather_(self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, *_: Any) -> Any:
         """To the root."""
         flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
 
-    def scatter_(
-        self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def scatter_(self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, *_: Any) -> Any:
         """From the root."""
         flat = self._one_each(group, "scatter", inputs)
         total = bytes_of(flat) or bytes_of(outputs) * self._world.group_of(group).size
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
 
-    def alltoall_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def alltoall_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
         """A tensor to and from each member."""
         self._one_each(group, "all-to-all", (inputs, outputs))
         sent = tuple(bytes_of((tensor,)) for tensor in inputs)
@@ -224,7 +214,7 @@ class Answers:
         receive_rows: Sequence[int],
         send_rows: Sequence[int],
         is_async: bool = True,
-        _timeout: int = -1,
+        *_: Any,
     ) -> Any:
         """One tensor, in even or uneven splits."""
         return self._do(
@@ -235,11 +225,11 @@ class Answers:
             **uneven_rows(own, output, send_rows, receive_rows, self._world.group_of(group).size),
         )
 
-    def barrier(self, tensor: Any, group: Any, _devices: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def barrier(self, _tensor: Any, group: Any, _devices: Any, is_async: bool = True, *_: Any) -> Any:
         """No data."""
         return self._do(group, "barrier", 0, (), (), is_async=is_async)
 
-    def monitored_barrier_(self, tensor: Any, group: Any, _devices: Any, _timeout: int, _wait_all: bool) -> None:
+    def monitored_barrier_(self, _tensor: Any, group: Any, *_: Any) -> None:
         """No data, and blocks."""
         call = self.ask(self._world.group_of(group), "barrier", 0, (), is_async=False)
         self._world.wait_for(call, self._world.begin(call))

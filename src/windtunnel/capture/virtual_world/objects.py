@@ -95,7 +95,7 @@ class ObjectCalls:
             if ours.size > 1:
                 self._messages.put(key, data)
         elif any(map(_is_placeholder, object_list)) or self._messages.named_among((sender,)):
-            if self._messages.reaches(sender):
+            if self._messages.is_open:
                 object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
             else:
                 self._note(f"broadcast_object_list: the objects of rank {sender} are not known, None stayed None")
@@ -121,12 +121,12 @@ class ObjectCalls:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
             parts = [dumps(part) for part in inputs]
             self._call(ours, "scatter", sum(map(len, parts)), root)
-            if ours.size > 1:  # one letter, as nobody knows yet who will ask for it
+            if ours.size > 1:  # one message, as nobody knows yet who will ask for it
                 messages.put(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
             scatter_object_output_list[0] = loads(parts[root])
             return
         self._call(ours, "scatter", 0, root)
-        if messages.reaches(sender):
+        if messages.is_open:
             key = messages.key(ours, sender, sender, "scatter")
             theirs = pickle.loads(messages.get(key, "scatter_object_list", sender))
             scatter_object_output_list[0] = loads(theirs[ours.position])
@@ -150,7 +150,7 @@ class ObjectCalls:
         data = dumps(object_list)
         self._call(ours, "send", len(data), receiver)
         messages, to = self._messages, ours.members[receiver]
-        if messages.reaches(to):
+        if messages.is_open:
             messages.put(messages.key(ours, self._world.rank, to, "objects"), data)
 
     def recv_object_list(

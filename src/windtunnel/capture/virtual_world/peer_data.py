@@ -74,15 +74,6 @@ def recorded(tape: Callable[[Exchange], bool], otherwise: Fill = like_me) -> Fil
     return fill
 
 
-def permute_own(exchange: Exchange) -> None:
-    """all_to_all only: receive what was sent, in its order. Keeps the rows' total, so a router's load looks even."""
-    if len(exchange.outputs) == 1 and len(exchange.inputs) == 1:
-        _tile(exchange.outputs[0], exchange.inputs[0], exchange.noise)
-    else:
-        for output, own in zip(exchange.outputs, exchange.inputs, strict=True):
-            _tile(output, own, exchange.noise)
-
-
 @dataclass(frozen=True)
 class PeerPolicy:
     """Which data peers are given, by kind of communication."""
@@ -155,7 +146,7 @@ def _gather(exchange: Exchange) -> None:
             _repeat(parts[0], own, exchange.size, exchange.call.position)
         else:
             for part in parts:
-                _tile(part, own, exchange.noise)
+                tile(part, own, exchange.noise)
 
 
 def _repeat(whole: Any, own: Any, count: int, position: int) -> None:
@@ -183,7 +174,7 @@ def _reduce_scatter(exchange: Exchange) -> None:
 
 def _scatter(exchange: Exchange) -> None:
     if exchange.inputs:
-        _tile(exchange.outputs[0], exchange.inputs[exchange.call.position], exchange.noise)
+        tile(exchange.outputs[0], exchange.inputs[exchange.call.position], exchange.noise)
     else:
         exchange.noise(exchange.outputs[0])  # only the root knows
 
@@ -193,7 +184,7 @@ def _all_to_all(exchange: Exchange) -> None:
     if len(exchange.outputs) != 1 or len(exchange.inputs) != 1 or size == 1:  # a tensor for each peer
         for output in exchange.outputs:
             own = exchange.inputs[position]
-            _tile(output, own if own.numel() else _first_with_rows(exchange.inputs, own), exchange.noise)
+            tile(output, own if own.numel() else _first_with_rows(exchange.inputs, own), exchange.noise)
         return
     output, whole = exchange.outputs[0], exchange.inputs[0]
     if not exchange.send_rows and not exchange.receive_rows:
@@ -208,7 +199,7 @@ def _all_to_all(exchange: Exchange) -> None:
         return
     start = 0
     for rows in received:
-        _tile(output.narrow(0, start, rows), own, exchange.noise)
+        tile(output.narrow(0, start, rows), own, exchange.noise)
         start += rows
 
 
@@ -220,7 +211,7 @@ def _first_with_rows(tensors: tuple[Any, ...], otherwise: Any) -> Any:
     return next((tensor for tensor in tensors if tensor.numel()), otherwise)
 
 
-def _tile(output: Any, own: Any, noise: Callable[[Any], None]) -> None:
+def tile(output: Any, own: Any, noise: Callable[[Any], None]) -> None:
     """`own` again and again until `output` is full."""
     if not output.numel() or output.data_ptr() == own.data_ptr():
         return

@@ -1,4 +1,4 @@
-"""A virtual world as the modules see it that answer for its peers."""
+"""A virtual world as the modules see it that answer for its peers, and the mailbox that it may have."""
 
 # ruff: noqa: D102  # described in `world.py`
 
@@ -11,6 +11,20 @@ from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
 from windtunnel.capture.virtual_world.work import Due, Works
 from windtunnel.programs.communication import Communication
+
+
+class Mailbox(Protocol):
+    """Control messages between the ranks of a world that do run, with their real data.
+
+    A message's key names the group, sender, receiver, tag and its number, so this is a dictionary with waiting: nothing
+    is taken out, several may read the same message (a broadcast).
+    """
+
+    def put(self, key: str, data: bytes) -> None:
+        """Leave a message."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait for a message; `TimeoutError` if it does not come."""
 
 
 class AnsweringWorld(Protocol):

@@ -21,7 +21,7 @@ from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world import messages as mail
 from windtunnel.capture.virtual_world import peer_data
 from windtunnel.capture.virtual_world.groups import Group, make_process_group
-from windtunnel.capture.virtual_world.mailbox import Mailbox
+from windtunnel.capture.virtual_world.protocol import Mailbox
 from windtunnel.capture.virtual_world.refusals import WorldError
 from windtunnel.programs.communication import Communication
 
@@ -63,7 +63,6 @@ class World:
         peers: peer_data.PeerPolicy = peer_data.PEERS_LIKE_ME,
         listener: Listener | None = None,
         mailbox: Mailbox | None = None,
-        reachable: Collection[int] | None = None,
         mailbox_timeout_s: float = 120.0,
         devices: Sequence[str] = ("cpu", "cuda"),
         around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
@@ -72,10 +71,9 @@ class World:
     ) -> None:
         """Set up rank `rank` of `world_size`.
 
-        `reachable` names the ranks that the mailbox reaches: with it, what they gather and scatter as objects is real
-        too, and a message from any other rank is refused at once. Without it each control message waits for its sender.
-        `around` wraps the kernel of every op of `c10d`, to watch the calls. `beside` names ranks that are sure to run
-        with the same mailbox, whoever else it reaches; `real_peers` exchanges tensors with them.
+        Control messages that come through the mailbox are waited for. `beside` names ranks that are sure to run: what
+        they gather and scatter as objects is real too, and `real_peers` exchanges tensors with them. `around` wraps the
+        kernel of every op of `c10d`, to watch the calls.
         """
         if not 0 <= rank < world_size:
             raise WorldError(f"rank {rank} is not of a world of {world_size}: ranks go from 0 to {world_size - 1}")
@@ -83,7 +81,7 @@ class World:
         self.local_world_size = local_world_size
         self.peers = peers
         self.listener = listener
-        self.messages = mail.Messages(self, mailbox, reachable, mailbox_timeout_s, beside)
+        self.messages = mail.Messages(self, mailbox, mailbox_timeout_s, beside)
         self.real_peers = real_peers
         self.devices = tuple(devices)
         self.fake = False  # tensors hold no data: shapes only, no copying
@@ -168,18 +166,17 @@ class World:
 
     def check_rank(self, rank: int, what: str) -> None:
         """Refuse another rank than this world's; -1 leaves it open."""
-        if rank not in (-1, self.rank):
-            raise WorldError(
-                f"init_process_group was given {what} {rank}, but this process is rank {self.rank} of {self.size}; "
-                "let the script take its rank from the environment (RANK)"
-            )
+        self._check(what, rank, self.rank, "its rank from the environment (RANK)")
 
     def check_size(self, size: int) -> None:
         """Refuse another size than this world's; -1 leaves it open."""
-        if size not in (-1, self.size):
+        self._check("world_size", size, self.size, "it from the environment (WORLD_SIZE)")
+
+    def _check(self, what: str, given: int, own: int, remedy: str) -> None:
+        if given not in (-1, own):
             raise WorldError(
-                f"init_process_group was given world_size {size}, but this process is rank {self.rank} of {self.size}; "
-                "let the script take it from the environment (WORLD_SIZE)"
+                f"init_process_group was given {what} {given}, but this process is rank {self.rank} of {self.size}; "
+                f"let the script take {remedy}"
             )
 
     def make_group(
@@ -350,11 +347,6 @@ class World:
         self._thread.factor = factor
 
     # -------------------------------------------------------------------------------------------------- for recorders
-
-    def is_communication(self, func: Any) -> bool:
-        """Whether `answer` answers this op."""
-        name = func._schema.name.split("::")[1]
-        return (func.namespace == "c10d" and name in self._kernels) or self._functional.knows(func.namespace, name)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Answer an op of `c10d` or `_c10d_functional` that a dispatch mode was given, on any tensors."""

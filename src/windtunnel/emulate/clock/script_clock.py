@@ -15,7 +15,7 @@ from typing import Any
 
 from windtunnel.emulate.clock.compute_time import ComputeTime
 from windtunnel.emulate.conductor import Conductor, Ticket
-from windtunnel.emulate.observe import Came, ObservedStep
+from windtunnel.emulate.observe import Came, ObservedStep, identity
 from windtunnel.emulate.several.company import Company
 from windtunnel.errors import UserError
 from windtunnel.programs.communication import Communication
@@ -116,7 +116,7 @@ class ScriptClock:
             own.reach(came.at + self.conductor.share(came.at))
             ticket = self.conductor.begin(call, own.now(), own.cpu(), came)
             due = Awaited(ticket, call, self._thread, self._asks, self._lock, self.conductor.company)
-            self._open[_identity(call)] = due
+            self._open[identity(call)] = due
             self._begun.append(due)
             if len(self._open) > 4096:
                 self._open.pop(next(iter(self._open)))
@@ -132,7 +132,7 @@ class ScriptClock:
 
     def waited(self, call: Communication) -> None:
         """The script has waited for it."""
-        due = self._open.pop(_identity(call), None)
+        due = self._open.pop(identity(call), None)
         if due is None or threading.get_ident() != self._thread:
             return
         with self._lock:
@@ -147,7 +147,7 @@ class ScriptClock:
         with self._lock, self.own.standing():
             wall = time.perf_counter()
             for one in self._begun:
-                due = one.known() if self._open.get(_identity(one.call)) is one else None
+                due = one.known() if self._open.get(identity(one.call)) is one else None
                 if due is not None and due <= wall:
                     self.own.reach(due)
             self.conductor.optimizer(self.own.now(), self.own.cpu())
@@ -198,10 +198,6 @@ def optimizer_hooks(
             handle.remove()
 
     return undo
-
-
-def _identity(call: Communication) -> tuple[object, ...]:
-    return (call.group, call.kind, call.peer, call.tag, call.sequence)
 
 
 def _hang(call: Communication) -> str:
