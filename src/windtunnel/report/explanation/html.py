@@ -166,7 +166,6 @@ def _map(found: Explanation) -> dict[str, Any] | None:
         "stages": stages,
         "columns": len(replicas),
         "ticks": [{"column": at + 2, "name": replicas[at]} for at in range(0, len(replicas), every)],
-        "tick_span": every,
         "low": f"{low:.2f}",
         "high": f"{low + span:.2f}",
         "rest": f"The slowest {len(names):,} workers of {len(slow):,}." if left_out else "",
