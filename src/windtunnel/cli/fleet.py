@@ -14,6 +14,7 @@ from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
 from windtunnel.header import band_entry
+from windtunnel.report.files import check_writable, writing
 from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
@@ -114,6 +115,9 @@ def run(
         raise SpecError("--seed", seed, "give a whole number from 0 on")
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
+    for place in (jobs_out, report):
+        if place is not None:
+            check_writable(place)
     packed = cluster.lower().endswith(".csv")
     if executor != "serial" and (seeds is None or when is not None or packed or live is not None):
         raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
@@ -222,7 +226,8 @@ def run(
         note(line)
     figures = [aggregates(outcome, site.gpus) for outcome in outcomes]
     if jobs_out is not None:
-        write_jobs(outcomes, jobs_out)
+        with writing(jobs_out):
+            write_jobs(outcomes, jobs_out)
     why = {one.jobs.name[at]: text for one in outcomes for at, text in (one.why or {}).items()}
     document = _document(figures, trace=str(trace), where=where, cluster=cluster, gpus=site.gpus, left_out=why)
     _show(document, figures, json, warnings=warnings)
@@ -300,7 +305,8 @@ def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs
         with working(f"packing with {name}"):
             figures.append(packing_figures(jobs, nodes, name, seed, seeds))
     if jobs_out is not None:
-        write_placements(jobs, figures, jobs_out)
+        with writing(jobs_out):
+            write_placements(jobs, figures, jobs_out)
     shown = [{key: value for key, value in each.items() if key != "runs"} for each in figures]
     _show(_document(shown, trace=jobs.source, cluster=cluster), shown, json)
 
