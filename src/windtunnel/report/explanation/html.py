@@ -6,7 +6,6 @@ Needs nothing else: no network, no server, no library. Python decides every numb
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,8 +222,6 @@ def _steps(found: Explanation) -> dict[str, Any] | None:
 
 
 def _nice(low: float, high: float) -> list[float]:
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next((power * factor for factor in (1, 2, 5) if power * factor >= rough), power * 10)
+    step = figures.round_step((high - low) / 5)
     first = int(low / step)
     return [at * step for at in range(first, first + 8) if low - 1e-9 <= at * step <= high]

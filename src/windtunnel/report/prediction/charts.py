@@ -227,10 +227,7 @@ def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
 
 def _nice_steps(top: float, wanted: int) -> list[int]:
     """0, s, 2s ... up to `top`, s of the form 1, 2, 5 x 10^k and at least 1."""
-    rough = max(top / wanted, 1.0)
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return list(range(0, math.floor(top) + 1, step))
+    return list(range(0, math.floor(top) + 1, round(figures.round_step(max(top / wanted, 1.0)))))
 
 
 def _end_ns(result: Result) -> int:
