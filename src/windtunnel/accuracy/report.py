@@ -19,6 +19,7 @@ from windtunnel.accuracy.score import (
     Score,
     Spread,
     feasibility,
+    grouped,
     memory_scores,
     ordering,
     score,
@@ -127,9 +128,7 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
 def _scores(
     outcomes: Iterable[Outcome], name: Callable[[Outcome], str], key: Callable[[str], Any] | None = None
 ) -> tuple[Score, ...]:
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(name(outcome), []).append(outcome)
+    groups = grouped(outcomes, name)
     return tuple(score(label, groups[label]) for label in sorted(groups, key=key))
 
 

@@ -125,8 +125,7 @@ def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
             fields |= {"fp8_parameters": True, "fp8_activation_input": True}
     elif "automodel" not in source and any(word in source for word in ("nemo", "megatron-bridge", "dgx cloud")):
         fields |= {"lora_targets": "qkv"}
-    stated = re.search(r"lora rank (\d+)", row.notes.lower())
-    if stated:
+    if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
         return fields | {"lora_rank": int(stated[1])}, []
     return fields, ["rank of the adapters not stated, taken as 16"]
 
@@ -156,13 +155,10 @@ def precision_of(row: Row) -> str:
         return "fp8-current"  # scaled by blocks, from the tensor at hand
     if name not in PRECISIONS:
         raise UnreadableError(f"precision {row.precision!r} is not modelled")
-    current = "fp8_cs" in row.notes.lower() or "current scaling" in row.notes.lower()
     # torchtitan's float8 scales by the tensor at hand, and so do Megatron-Bridge's FP8 recipes from 25.09 on.
-    framework = row.framework.lower()
-    current = current or "torchtitan" in framework or "megatron-bridge" in framework
-    if name == "fp8" and current:
-        return "fp8-current"
-    return PRECISIONS[name]
+    current = any(word in row.notes.lower() for word in ("fp8_cs", "current scaling"))
+    current = current or any(word in row.framework.lower() for word in ("torchtitan", "megatron-bridge"))
+    return "fp8-current" if name == "fp8" and current else PRECISIONS[name]
 
 
 def attention_of(row: Row) -> str:
@@ -277,15 +273,11 @@ def release_of(row: Row) -> str | None:
     for word, name in (("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry"), ("nanotron", "nanotron")):
         if word in source:
             return _dated(name, row)
-    framework = row.framework.lower()
-    if framework.startswith("megatron"):
-        return _dated("megatron", row)
-    return None
+    return _dated("megatron", row) if row.framework.lower().startswith("megatron") else None
 
 
 def _dated(name: str, row: Row) -> str:
-    found = re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date)
-    if found:
+    if found := re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date):
         return f"{name}-{found[1]}.{found[2]}"
     year = re.search(r"(\d{4})$", row.date)
     return f"{name}-{year[1]}" if year else name

@@ -14,6 +14,7 @@ from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
 from windtunnel.header import band_entry
+from windtunnel.report.files import check_writable, writing
 from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ def run(
         raise SpecError("--seed", seed, "give a whole number from 0 on")
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
+    for place in (jobs_out, report):
+        if place is not None:
+            check_writable(place)
     if not cluster:
         most = held_at_once(jobs)
         if not most or live is not None:
@@ -193,9 +197,7 @@ def run(
         }
         with working("running seeds"):
             banded = run_seeds(names, seeds, executor, asked)
-        document = dict(banded[0]) if len(banded) == 1 else {}
-        document.update(trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
-        document["policies"] = {each["policy"]: each for each in banded}
+        document = _document(banded, trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
         bands = banded[0]["bands"].get("jct_mean_s") if len(banded) == 1 else None
         _show(document, banded, json, band=None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1]))
         return
@@ -238,8 +240,10 @@ def run(
         note(line)
     figures = [aggregates(outcome, site.gpus) for outcome in outcomes]
     if jobs_out is not None:
-        write_jobs(outcomes, jobs_out)
-    document = _document(trace, where, cluster, site.gpus, figures, outcomes)
+        with writing(jobs_out):
+            write_jobs(outcomes, jobs_out)
+    why = {one.jobs.name[at]: text for one in outcomes for at, text in (one.why or {}).items()}
+    document = _document(figures, trace=str(trace), where=where, cluster=cluster, gpus=site.gpus, left_out=why)
     _show(document, figures, json, warnings=warnings)
     if report is not None:
         from windtunnel.report.fleet.page import write_fleet_page
@@ -284,20 +288,10 @@ def left_out(outcome: Outcome, most: int = 5) -> list[str]:
     return lines
 
 
-def _document(
-    trace: Path, where: str, cluster: str, gpus: int, figures: list[dict[str, Any]], outcomes: Sequence[Outcome]
-) -> dict[str, Any]:
+def _document(figures: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """What `--json` prints: figures by policy, and those of a single policy at the top too."""
-    document: dict[str, Any] = dict(figures[0]) if len(figures) == 1 else {}
-    document.update(
-        trace=str(trace),
-        where=where,
-        cluster=cluster,
-        gpus=gpus,
-        policies={each["policy"]: each for each in figures},
-        left_out={one.jobs.name[at]: text for one in outcomes for at, text in (one.why or {}).items()},
-    )
-    return document
+    only = figures[0] if len(figures) == 1 else {}
+    return {**only, **more, "policies": {each["policy"]: each for each in figures}}
 
 
 def _show(
@@ -325,11 +319,10 @@ def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs
         with working(f"packing with {name}"):
             figures.append(packing_figures(jobs, nodes, name, seed, seeds))
     if jobs_out is not None:
-        write_placements(jobs, figures, jobs_out)
+        with writing(jobs_out):
+            write_placements(jobs, figures, jobs_out)
     shown = [{key: value for key, value in each.items() if key != "runs"} for each in figures]
-    document: dict[str, Any] = dict(shown[0]) if len(shown) == 1 else {}
-    document.update(trace=jobs.source, cluster=cluster, policies={each["policy"]: each for each in shown})
-    _show(document, shown, json)
+    _show(_document(shown, trace=jobs.source, cluster=cluster), shown, json)
 
 
 @fleet.command

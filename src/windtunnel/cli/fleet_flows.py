@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
+from windtunnel.report.files import writing
 from windtunnel.units import parse_bandwidth
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def flows(
     with working("moving flows"):
         answers = [run_flows(read, name, clock, rate) for name in names]
     if out is not None:
-        _write(out, answers)
+        with writing(out):
+            _write(out, answers)
     none = answers[0].ignored
     ignored = [f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}"] if none else []
     if json:

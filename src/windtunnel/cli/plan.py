@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.output import note, print_answer, stdout, working
-from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.cli.plan_flags import Changes, PlanFlags
 from windtunnel.errors import SpecError
 from windtunnel.units import parse_time
 
@@ -33,10 +33,7 @@ def plan(
         Parameter(help="Plan file, in YAML or the framework's own: its fields are fixed; flags override it."),
     ] = None,
     flags: PlanFlags = PlanFlags(),
-    set: Annotated[
-        tuple[str, ...],
-        Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
-    ] = (),
+    set: Changes = (),
     top: Annotated[int, Parameter(help="How many plans (5).")] = 5,
     within: Annotated[
         str, Parameter(help="Search for so long at most, then say the proven gap; techniques come after it (60s).")

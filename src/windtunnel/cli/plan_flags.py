@@ -20,6 +20,12 @@ MEMORY = Group("Memory savings", sort_key=4)
 OVERLAP = Group("Overlap and launch", sort_key=5)
 
 
+Changes = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
+]
+
+
 def _flag(group: Group, text: str, *names: str) -> Parameter:
     return Parameter(group=group, help=text, name=names or None, show_default=False)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.output import note, print_json, stdout, working
-from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.cli.plan_flags import Changes, PlanFlags
 from windtunnel.errors import SpecError
 from windtunnel.step.scenario import CALM, Scenario
 from windtunnel.units import format_count, parse_tokens
@@ -35,10 +35,7 @@ def predict(
         ),
     ] = None,
     flags: PlanFlags = PlanFlags(),
-    set: Annotated[
-        tuple[str, ...],
-        Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
-    ] = (),
+    set: Changes = (),
     slow: Annotated[
         tuple[str, ...],
         Parameter(

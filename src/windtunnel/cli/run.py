@@ -161,22 +161,22 @@ def _asked(
         raise SpecError("--rank", rank, "give --rank, or --ranks for several")
     chosen = several[0] if several else _rank(rank, line)
     slowed = slow_ranks(slow, found, seed, several or (chosen,))
-    if found.calibration is not None and not found.calibration.collectives and found.n_gpus > 1:
-        file = cluster.rpartition(":")[0] or cluster
-        note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
-             f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
-    _say_doubts(cluster, found)
+    _say_doubts(cluster.rpartition(":")[0] or cluster, found)
     made = Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory=memory)
     return replace(made, ranks=several)
 
 
-def _say_doubts(cluster: str, found: Cluster) -> None:
-    """That what prices communications is old, or was disturbed."""
+def _say_doubts(file: str, found: Cluster) -> None:
+    """That what prices communications is not there, is old, or was disturbed."""
     from datetime import date
 
-    doubts = found.calibration.doubts(date.today()) if found.calibration is not None else []
+    if found.calibration is None:
+        return
+    if not found.calibration.collectives and found.n_gpus > 1:
+        note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
+             f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
+    doubts = found.calibration.doubts(date.today())
     if doubts:
-        file = cluster.rpartition(":")[0] or cluster
         note(f"note: {file} may be off: {'; '.join(doubts)}; to measure again: windtunnel calibrate --out {file}")
 
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.output import counting, note, print_answer, stdout
 from windtunnel.errors import SpecError
+from windtunnel.report.files import writing
 
 
 def validate(
@@ -90,9 +91,11 @@ def _serving(
     with counting("predicting") as progress:
         report = run_serving_validation(tables, progress=progress, workers=workers)
     if rows is not None:
-        report.write_rows(rows)
+        with writing(rows):
+            report.write_rows(rows)
     if page is not None:
-        write_page(report, page, " ".join(["windtunnel validate", *(table.name for table in tables)]))
+        with writing(page):
+            write_page(report, page, " ".join(["windtunnel validate", *(table.name for table in tables)]))
     if json:
         print_answer("validate", report.to_dict(), provenance={"measured": report.source})
     else:

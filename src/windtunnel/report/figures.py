@@ -71,6 +71,12 @@ def significant(value: float, digits: int = 4) -> str:
     return f"{value:,.{min(decimals, 9)}f}"
 
 
+def round_step(least: float) -> float:
+    """The next of 1, 2, 5 x 10^k from `least` on."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((power * factor for factor in (1, 2, 5) if power * factor >= least), power * 10)
+
+
 def gib_column(parts: Sequence[int], signed: bool = False) -> list[str]:
     """Sizes in GiB with two decimals, the last entry being their total: what is printed adds up."""
     # GiB / 100 is no whole number of bytes: scale so that the quantum is.

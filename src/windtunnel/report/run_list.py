@@ -130,11 +130,10 @@ class RunList:
             document = json.loads((self.root / TAGS_FILE).read_text())
         except (OSError, ValueError):
             return {}
-        if not isinstance(document, dict):
-            return {}
+        tagged = document.items() if isinstance(document, dict) else ()
         return {
             name: tuple(str(tag)[:TAG_LENGTH_MOST] for tag in tags[:TAGS_MOST])
-            for name, tags in document.items()
+            for name, tags in tagged
             if isinstance(tags, list)
         }
 

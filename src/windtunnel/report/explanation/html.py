@@ -6,7 +6,6 @@ Needs nothing else: no network, no server, no library. Python decides every numb
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,6 @@ def _map(found: Explanation) -> dict[str, Any] | None:
         "stages": stages,
         "columns": len(replicas),
         "ticks": [{"column": at + 2, "name": replicas[at]} for at in range(0, len(replicas), every)],
-        "tick_span": every,
         "low": f"{low:.2f}",
         "high": f"{low + span:.2f}",
         "rest": f"The slowest {len(names):,} workers of {len(slow):,}." if left_out else "",
@@ -224,8 +222,6 @@ def _steps(found: Explanation) -> dict[str, Any] | None:
 
 
 def _nice(low: float, high: float) -> list[float]:
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next((power * factor for factor in (1, 2, 5) if power * factor >= rough), power * 10)
+    step = figures.round_step((high - low) / 5)
     first = int(low / step)
     return [at * step for at in range(first, first + 8) if low - 1e-9 <= at * step <= high]

@@ -52,22 +52,32 @@ def _policies(answer: Survival) -> Table:
     for name in [*names, *(["tokens/s"] if tokens else []), *(["cost"] if money else [])]:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name in ("policy", "p5–p95"))
     for one in answer.entries:
-        row = [
-            one.policy,
-            format_percent(one.ettr),
-            f"{format_percent(one.ettr_p5)} – {format_percent(one.ettr_p95)}",
-            format_percent(one.ettr_exact),
-            format_percent(one.ettr_linear),
-            format_time(one.checkpoint_interval_s),
-            str(one.standbys),
-            format_count(one.gpu_hours_wasted),
-        ]
+        row = [one.policy, *cells(one).values()]
         if tokens:
             row.append(format_count(one.tokens_per_s or 0.0))
         if money:
             row.append(f"${format_count(one.cost_usd or 0.0)}")
         table.add_row(*row)
     return table
+
+
+def cells(one: PolicyEntry) -> dict[str, str]:
+    """What is said of a policy in any case, for the page too."""
+    return {
+        "ettr": format_percent(one.ettr),
+        "band": f"{format_percent(one.ettr_p5)} – {format_percent(one.ettr_p95)}",
+        "exact": format_percent(one.ettr_exact),
+        "linear": format_percent(one.ettr_linear),
+        "interval": format_time(one.checkpoint_interval_s),
+        "standbys": str(one.standbys),
+        "wasted": format_count(one.gpu_hours_wasted),
+    }
+
+
+def causes(one: PolicyEntry) -> list[tuple[str, str]]:
+    """Interruptions by cause, most first."""
+    ordered = sorted(one.interruptions_by_cause.items(), key=lambda item: (-item[1], item[0]))
+    return [(plain(name), f"{count:,.1f}") for name, count in ordered if count]
 
 
 def _waterfall(answer: Survival) -> Table:
@@ -83,7 +93,6 @@ def _causes(one: PolicyEntry) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
-    for name, count in sorted(one.interruptions_by_cause.items(), key=lambda item: (-item[1], item[0])):
-        if count:
-            table.add_row(plain(name), f"{count:,.1f}")
+    for cause in causes(one):
+        table.add_row(*cause)
     return table

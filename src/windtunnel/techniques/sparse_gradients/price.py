@@ -45,7 +45,7 @@ def sparse(tasks: Sequence[Task], pricer: Pricer, asked: SparsePlan) -> tuple[Ta
 
     A reduction of what another has reduced, as where it is done by group, has the chunks that were chosen there.
     """
-    width = float(pricer.layout.gradient_bytes)
+    width = pricer.layout.gradient_bytes
 
     def parts(task: Task) -> tuple[Task, ...]:
         if task.role != "reduce" or asked.ratio >= 1.0:
