@@ -251,20 +251,7 @@ def _put(blank: Outcome, keep: Any, part: Outcome) -> Outcome:
         getattr(blank, name)[keep] = getattr(part, name)
     if part.node is not None and blank.node is not None:
         blank.node[keep] = part.node
-    return Outcome(
-        blank.jobs,
-        blank.policy,
-        blank.clock,
-        blank.start_s,
-        blank.end_s,
-        blank.restarts,
-        blank.gpu_seconds,
-        blank.state,
-        scored,
-        blank.node,
-        part.extra,
-        blank.why,
-    )
+    return replace(blank, scored_on_time=scored, extra=part.extra)
 
 
 def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:

@@ -11,7 +11,11 @@ from windtunnel.errors import UserError
 from windtunnel.fleet.adaptdl import clock
 from windtunnel.fleet.adaptdl.application import Application, Validation
 from windtunnel.fleet.adaptdl.chosen import ChosenBatch, measured_of, run
+from windtunnel.fleet.jobs.read import read_jobs
 from windtunnel.fleet.policies.pollux import Pollux
+from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.site import parse_site
+from windtunnel.fleet.tables import Tables
 
 
 def application(name: str, samples: float, per_sample_s: float) -> Application:
@@ -83,8 +87,7 @@ def test_a_job_outside_the_tables_is_named():
     apps[0].placements[3,] = np.array([[8.0, 0.2, 0.1]])  # at one batch only
     assert apps[0].step_times_s((3,), 8) == (0.2, 0.1)
     job = ChosenBatch(apps[0], measured_of(apps), 0)
-    job.before((3,), 0)  # 8 in all: 3 on each GPU
-    with pytest.raises(UserError, match="small on 3 GPUs of 1 nodes with 3 samples each is outside"):
+    with pytest.raises(UserError, match="small on 3 GPUs of 1 nodes with 3 samples each is outside"):  # 8 in all
         job.rate((3,), 0)
 
 
@@ -146,3 +149,20 @@ def test_the_fit_finds_the_curve_that_made_the_steps_from_scratch_and_step_by_st
             goodput.fit(seen, found, False)
         assert found[0] == pytest.approx(0.05, rel=0.1)
         assert found[1] == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize(("policy", "batch"), [("tiresias", 64), ("optimus", 64), ("pollux", 0), ("sia", 0)])
+def test_both_clocks_run_measured_applications(apps, policy, batch, monkeypatch, tmp_path):
+    """The exact clock's mean JCT is near the other's, which counts in ticks of a minute."""
+    (tmp_path / "pollux_placements.csv").touch()
+    tables = Tables(tmp_path)
+    monkeypatch.setattr(Tables, "applications", {app.name: app for app in apps})
+    rows = [f"{at},{at * 300},{1 + at % 3},{apps[at % 3].name},{batch or 8}" for at in range(9)]
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("\n".join(["job,submit_s,gpus,model,batch_size", *rows]))
+    jobs, site = read_jobs(trace), parse_site("t4:3x4")
+    exact = simulate(jobs, site, policy, Options("exact", tables))
+    assert (exact.state == 0).all()
+    if policy != "sia":
+        ticks = simulate(jobs, site, policy, Options("adaptdl", tables))
+        assert np.mean(exact.jct_s) == pytest.approx(np.mean(ticks.jct_s), rel=0.15)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.engine.compiled import elastic_plan_kernels as fast
+from windtunnel.engine.compiled import elastic_spread_kernels as all_jobs
 from windtunnel.fleet.elasticflow.elasticflow import _known
 from windtunnel.fleet.elasticflow.state import EfJob, aligned
 
@@ -40,7 +41,7 @@ def test_plans_and_spare_gpus_are_those_of_plain_python(as_released):
         known.left[:] = [job.iterations_left for job in jobs]
         kept = np.empty((len(jobs), LENGTH)), np.empty((len(jobs), LENGTH), np.int64), np.zeros(len(jobs), np.int64)
         end, free, wide, out = np.zeros((len(jobs), 2)), fast.line(LENGTH), fast.line(LENGTH), fast.room(LENGTH)
-        in_time = fast.plan_all(known, float(now), GPUS, float(SLOT), as_released, out, free, kept, end)
+        in_time = all_jobs.plan_all(known, float(now), GPUS, float(SLOT), as_released, out, free, kept, end)
         line, late = {now: GPUS}, False
         for row, job in enumerate(jobs):
             made = naive_plan.plan(job, now, line, GPUS, SLOT, as_released=as_released)
@@ -55,7 +56,7 @@ def test_plans_and_spare_gpus_are_those_of_plain_python(as_released):
 
         held, order = np.array([job.gpus for job in jobs]), np.arange(len(jobs))
         ends, planned = dict(zip(jobs, end[:, 0].tolist(), strict=True)), end[:, 0].copy()
-        fast.spread(known, order, held, planned, float(now), GPUS, float(SLOT), as_released, free, kept, wide, out)
+        all_jobs.spread(known, order, held, planned, float(now), GPUS, float(SLOT), as_released, free, kept, wide, out)
         wanted, ranked, line = naive_plan.spread(list(jobs), now, line, GPUS, SLOT, as_released=as_released)
         assert planned.tolist() == list((ends | dict(wanted)).values())
         assert [jobs[row] for row in order] == ranked

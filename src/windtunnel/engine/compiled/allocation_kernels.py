@@ -1,10 +1,11 @@
 """Compiled search for Pollux's allocation: GPUs by job and node with the largest harmonic mean of what jobs gain.
 
 A job's gain is its speed-up times, where its GPUs are others than before, its restart factor; it hangs on the number
-of GPUs and on whether they span nodes. At most one job that spans nodes is on a node. From the allocation held, the
-best of these steps is taken until none improves the mean: a job gets the GPUs that are best for it, of those free, of
-its own and of those that at most one other job leaves, which is placed anew on as many as it has or fewer. Steps are
-ruled out by a bound that counts GPUs, before places are sought. Deterministic; of equal steps the first is taken.
+of GPUs and on whether they span nodes. At most one job that spans nodes is on a node. From the allocation held,
+the best step is taken until none improves the mean: a job gets the GPUs that are best for it, of those free and of its
+own; where no such step does, also of those that one other job leaves, which is placed anew on as many as it has or
+fewer. Steps are ruled out by a bound that counts GPUs, before places are sought. Deterministic; of equal steps the
+first is taken.
 Each function's `.py_func` is the same code uncompiled.
 """
 
@@ -160,6 +161,8 @@ def allocate(base: Array, speedup: Array, factor: Array, most: Array, node_gpus:
         limit = -LEAST * now.sum()
         found = (-2, 0, -1)
         for other in range(-1, jobs):
+            if other == 0 and found[2] >= 0:
+                break
             for gpus in range(1 if other < 0 else held[other] + 1):
                 loss, left = 0.0, spare
                 if other >= 0:

@@ -128,13 +128,12 @@ class ChosenBatch:
         """At most twice as many as were ever tried."""
         return int(kernels.most_gpus(self.measured, self.state, 0))
 
-    def before(self, placement: Placement, epoch: int) -> None:
-        """Choose the batch for a placement."""
-        kernels.place(self.measured, self.state, 0, np.array(placement, np.int64), len(placement), epoch)
-
     def rate(self, placement: Placement, epoch: int) -> float:
-        """Progress per second; what it shows is learned at once. Raises UserError where the tables do not reach."""
-        self.before(placement, epoch)
+        """Progress per second at the batch that is best by what is known; what it shows is learned at once.
+
+        Raises UserError where the tables do not reach.
+        """
+        kernels.place(self.measured, self.state, 0, np.array(placement, np.int64), len(placement), epoch)
         seen = self.state.seen
         if self.state.jobs[0]["seen"] == seen.shape[1]:
             self.state = self.state._replace(seen=np.concatenate([seen, np.empty_like(seen)], axis=1))

@@ -134,7 +134,8 @@ def _end(cluster: _Cluster, event: Event) -> None:
 
 def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs, bool]:
     """Sort by deadline and plan in that order; (the jobs in it, whether all are in time). Plans are in `room`."""
-    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs, plan_all
+    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs
+    from windtunnel.engine.compiled.elastic_spread_kernels import plan_all
 
     jobs.sort(key=lambda job: job.deadline_s)
     if len(jobs) > cluster.room.jobs:
@@ -201,7 +202,7 @@ def _start(cluster: _Cluster, now_s: float) -> None:
 
 def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
     """Give what is free now to those who gain most."""
-    from windtunnel.engine.compiled.elastic_plan_kernels import spread
+    from windtunnel.engine.compiled.elastic_spread_kernels import spread
 
     jobs, room = cluster.runnable, cluster.room
     held = np.array([job.gpus for job in jobs], np.int64)

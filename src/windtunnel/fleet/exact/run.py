@@ -108,12 +108,7 @@ def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]
     """A model of each job's speed: measured applications, else predicted or rigid."""
     restart_s = options.restart_s
     made: list[Any]
-    if (
-        policy not in DIVIDED
-        and options.tables is not None
-        and (options.tables.folder / "pollux_placements.csv").is_file()
-        and _measured(jobs, options)
-    ):
+    if policy not in DIVIDED and options.tables is not None and options.tables.hold_all(jobs.model):
         made = works(jobs, site, "pollux" if policy == "sia" else policy, options.tables)
         seconds = RESTART_S if restart_s is None else restart_s
         return [Epochs(work, seconds, site.gpu, site.per_node) for work in made]
@@ -128,10 +123,6 @@ def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]
         each = zip(jobs.duration_s.tolist(), jobs.gpus.tolist(), strict=True)
         return [Divisible(duration, gpus, restart_s or 0.0) for duration, gpus in each]
     return [Rigid(float(duration), restart_s or 0.0) for duration in jobs.duration_s]
-
-
-def _measured(jobs: Jobs, options: Any) -> bool:
-    return set(jobs.model) <= set(options.tables.applications)
 
 
 def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Any, restart_s: float) -> Scaling:

@@ -160,10 +160,6 @@ class Epochs:
         """Goodput."""
         return float(self.inner.rate(placement, phase))
 
-    def begin(self, placement: Placement, phase: int) -> None:
-        """A placement or an epoch begins."""
-        self.inner.before(placement, phase)
-
     def iteration_s(self, gpus: int) -> float:
         """As Optimus predicts it."""
         return float(self.inner.iteration_s(gpus))

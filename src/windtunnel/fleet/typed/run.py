@@ -23,10 +23,7 @@ def typed_policy(name: str, site: Site) -> Policy:
 
 def learns(jobs: Jobs, site: Site, policy: str, options: Any) -> bool:
     """Whether Sia goes by goodput that jobs learn: nodes of one kind, and AdaptDL's tables hold every application."""
-    if policy != "sia" or site.kinds or options.tables is None:
-        return False
-    there = (options.tables.folder / "pollux_placements.csv").is_file()
-    return there and set(jobs.model) <= set(options.tables.applications)
+    return policy == "sia" and not site.kinds and options.tables is not None and options.tables.hold_all(jobs.model)
 
 
 def fits_nowhere(jobs: Jobs, site: Site, policy: str, options: Any) -> dict[int, str]:
