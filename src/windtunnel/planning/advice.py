@@ -207,7 +207,7 @@ def _host_holds(layout: Layout) -> bool:
         return True
     cluster = layout.cluster
     moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.model_copy(update=away))) - memory_bytes(layout)
-    return moved * cluster.gpus_per_node <= HOST_SHARE * cluster.host.memory_bytes
+    return moved * min(cluster.gpus_per_node, cluster.n_gpus) <= HOST_SHARE * cluster.host.memory_bytes
 
 
 def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Tried], int]:

@@ -227,7 +227,7 @@ def _document(path: Path) -> dict[str, Any]:
         document = read_yaml(path / NAME)
     except FileNotFoundError:
         raise InputFileError(path, "is no captured folder (it has no captured.yaml)", _REMEDY) from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputFileError(path / NAME, f"cannot be read ({' '.join(str(error).split())})", _REMEDY) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputFileError(path / NAME, "is no captured job", _REMEDY)
