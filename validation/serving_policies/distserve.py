@@ -246,9 +246,9 @@ def main() -> None:
             if row["system"] not in runs:
                 continue
             case = next(one for one in CASES if (one.model, one.data) == (row["model"], row["dataset"]))
-            ours = [mean(run, case, float(row["x"])) for run in runs[row["system"]]]
-            errors.append(min(abs(one - float(row["attainment_percent"])) for one in ours))
-            told = " ".join(f"{one:10.1f}" for one in ours)
+            found = [mean(run, case, float(row["x"])) for run in runs[row["system"]]]
+            errors.append(min(abs(one - float(row["attainment_percent"])) for one in found))
+            told = " ".join(f"{one:10.1f}" for one in found)
             print(f"{row['model']:9} {row['system']:10} {row['x']:>9} {row['attainment_percent']:>9} {told}")
     size = np.array(errors)
     print(f"{len(size)} points: mean {size.mean():.1f} points off, largest {size.max():.1f} (vLLM: the nearer kind)")

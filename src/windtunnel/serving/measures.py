@@ -66,7 +66,7 @@ def gap_distribution(counts: Iterable[Mapping[int, int]]) -> Distribution | None
 class Stamps:
     """Stamps of all requests that were sent, in seconds from the start; NaN where an event never came."""
 
-    index: NDArray[np.int64]
+    index: NDArray[np.int64]  # in the workload, or in the file it came from
     prompt: Floats
     output: Floats
     arrival: Floats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import hypot
 from typing import Any
 
@@ -160,7 +160,7 @@ def summarise(
         band=hypot(engine.profile.band, engine.times.doubt(batch, context)),
         sources=sources_of(engine),
         memory=_memory(engine),
-        stamps=stamps,
+        stamps=stamps if workload.rows is None else replace(stamps, index=workload.rows[stamps.index]),
         timeline=tuple(servers[0].tally.timeline or ()),
         cost_per_gpu_hour=cost_per_gpu_hour,
     )
