@@ -88,10 +88,17 @@ def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:
     except OSError as error:
         raise InputFileError(path, f"cannot be read ({_reason(error)})", remedy) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
-        raise InputFileError(path, f"not YAML ({_reason(error)})", remedy) from None
+        raise InputFileError(path, _wrong_yaml(error), remedy) from None
     if not isinstance(data, dict):
         raise InputFileError(path, "holds no mapping", remedy)
     return data
+
+
+def _wrong_yaml(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'not YAML'}"
+    return f"not YAML ({_reason(error)})"
 
 
 def _reason(error: Exception) -> str:

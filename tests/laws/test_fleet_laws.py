@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine.compiled import queue_kernels
+from windtunnel.engine.compiled.fleet import queue_kernels
 from windtunnel.fleet.exact.clock import NS, Clock, NodeChange, Running
 from windtunnel.fleet.exact.policies import policy_of
 from windtunnel.fleet.exact.work import Rigid, Scaling

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from windtunnel.engine.compiled.allocation_kernels import allocate, mean_gain
+from windtunnel.engine.compiled.fleet.allocation_kernels import allocate, mean_gain
 
 
 def problem(random: np.random.Generator, jobs: int, nodes: int, per_node: int):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from windtunnel.engine.compiled import adaptdl_kernels as kernels
-from windtunnel.engine.compiled import goodput_kernels as goodput
+from windtunnel.engine.compiled.fleet import adaptdl_kernels as kernels
+from windtunnel.engine.compiled.fleet import goodput_kernels as goodput
 from windtunnel.errors import UserError
 from windtunnel.fleet.adaptdl import clock
 from windtunnel.fleet.adaptdl.application import Application, Validation

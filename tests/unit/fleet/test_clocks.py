@@ -138,7 +138,7 @@ def test_typical_kinds_cover_most_pods():
 
 
 def test_compiled_packing_is_the_uncompiled():
-    from windtunnel.engine.compiled import packing_kernels
+    from windtunnel.engine.compiled.fleet import packing_kernels
 
     pods, nodes = packing_case()
     typical, share = typical_kinds(pods)

@@ -8,8 +8,8 @@ import naive_plan
 import numpy as np
 import pytest
 
-from windtunnel.engine.compiled import elastic_plan_kernels as fast
-from windtunnel.engine.compiled import elastic_spread_kernels as all_jobs
+from windtunnel.engine.compiled.fleet import elastic_plan_kernels as fast
+from windtunnel.engine.compiled.fleet import elastic_spread_kernels as all_jobs
 from windtunnel.fleet.elasticflow.elasticflow import _known
 from windtunnel.fleet.elasticflow.state import EfJob, aligned
 

@@ -1,7 +1,7 @@
 """Jobs whose batch the scheduler's model chooses, and which learn that model while they run; the clock under Pollux.
 
-Measured applications and jobs are laid out flat for `engine/compiled/adaptdl_kernels.py`, which holds the rules. The
-model of goodput, samples per second times how much a sample is worth:
+Measured applications and jobs are laid out flat for `engine/compiled/fleet/adaptdl_kernels.py`, which holds the rules.
+The model of goodput, samples per second times how much a sample is worth:
 
     T_iter = s T_g + (T_g^c + T_s^c)^(1/c)      T_g = a_c + b_c m     (m samples per GPU, s accumulations, 1 <= c <= 10)
     T_s = 0 on one GPU, a_r + b_r (n - 2) inside a node, a_n + b_n (n - 2) across nodes
@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.compiled import adaptdl_kernels as kernels
-from windtunnel.engine.compiled.goodput_kernels import SIZES, splits
-from windtunnel.engine.compiled.simplex_kernels import Surfaces
+from windtunnel.engine.compiled.fleet import adaptdl_kernels as kernels
+from windtunnel.engine.compiled.fleet.goodput_kernels import SIZES, splits
+from windtunnel.engine.compiled.fleet.simplex_kernels import Surfaces
 from windtunnel.errors import UserError
 from windtunnel.fleet.adaptdl.application import ONE_GPU, OWN_BATCH, Application, Placement
 from windtunnel.fleet.adaptdl.clock import RESTART_S, TICK_S

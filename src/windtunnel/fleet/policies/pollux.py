@@ -26,7 +26,7 @@ class Pollux:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Jobs need `work` with `most_gpus` and `speedups(most, reference)`."""
-        from windtunnel.engine.compiled.allocation_kernels import allocate
+        from windtunnel.engine.compiled.fleet.allocation_kernels import allocate
 
         jobs = sorted(snapshot.jobs, key=lambda job: (job.gpu_seconds, job.submit_s))
         nodes = np.array(snapshot.nodes, dtype=np.int64)

@@ -176,7 +176,7 @@ def _step(
             waiting = {0: previous}
     reduced: list[int] = []
     late: list[tuple[Block, int]] = []  # buckets to be reduced: at once, or at the end of the last backward
-    last = (Phase.BACKWARD, micro_batches - 1, len(blocks) - 1)
+    last = (Kind.BACKWARD, micro_batches - 1, len(blocks) - 1)
     for micro in range(micro_batches):
         for phase in (Kind.FORWARD, Kind.BACKWARD):
             order = list(range(len(blocks)))

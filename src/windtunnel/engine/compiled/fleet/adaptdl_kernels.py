@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.compiled import njit
-from windtunnel.engine.compiled.allocation_kernels import allocate
-from windtunnel.engine.compiled.goodput_kernels import ROUNDING, SIZES, best, fit, splits
-from windtunnel.engine.compiled.simplex_kernels import Surfaces, interpolate
+from windtunnel.engine.compiled.fleet.allocation_kernels import allocate
+from windtunnel.engine.compiled.fleet.goodput_kernels import ROUNDING, SIZES, best, fit, splits
+from windtunnel.engine.compiled.fleet.simplex_kernels import Surfaces, interpolate
 
 Array: TypeAlias = NDArray[Any]
 MOST_GPUS = 64  # of one job, as published

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.compiled import njit
-from windtunnel.engine.compiled.elastic_plan_kernels import Jobs, Line, Plan, level_up, plan, within
+from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs, Line, Plan, level_up, plan, within
 
 Array: TypeAlias = NDArray[Any]
 
