@@ -62,7 +62,7 @@ def test_what_is_required_is_asked_for(missing: str) -> None:
     ("content", "words"),
     [
         (None, "No such file"),
-        ("tp: [", "not YAML"),
+        ("tp: [", "line 1: expected the node content"),
         ("- tp", "no mapping"),
         ("tp: 2\n2: 3\nglobal_batch: 8\nseq_len: 8\n", "keys"),
     ],
