@@ -8,6 +8,8 @@ same with tensor parallelism.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from windtunnel.errors import UserError
 from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, laid_out, memory_bytes
 from windtunnel.planning.space import Space, divisors
@@ -15,7 +17,7 @@ from windtunnel.planning.space import Space, divisors
 TRIED_MOST = 24
 
 
-def rule_of_thumb(space: Space) -> Layout | None:
+def rule_of_thumb(space: Space, memory: Callable[[Layout], int] = memory_bytes) -> Layout | None:
     """The first plan in the order of the rule that is legal and fits; None where there is none."""
     domain = space.cluster.gpus_in_domain
     heads = space.model.layers[0].attention.heads
@@ -35,7 +37,7 @@ def rule_of_thumb(space: Space) -> Layout | None:
             except UserError:
                 continue
             tried += 1
-            if memory_bytes(layout) <= space.cluster.gpu.usable_memory_bytes:
+            if memory(layout) <= space.cluster.gpu.usable_memory_bytes:
                 return layout
             if tried >= TRIED_MOST:
                 return None
