@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from windtunnel.engine.compiled import queue_kernels
+from windtunnel.engine.compiled.fleet import queue_kernels
 from windtunnel.fleet.policies.queues import NAMES, run_queue
 
 NODES, PER_NODE = 1250, 8

@@ -67,17 +67,20 @@ def main() -> None:
     runs = (
         ("elasticflow", "ef_traces.csv", "setting=fig8a", "t4:64", 3),
         ("elasticflow", "ef_traces.csv", "setting=fig10", "a100:128", 3),
-        ("pollux", "pollux_workloads.csv", "workload=1,load=1.0", "t4:64", 1),
+        ("pollux", "pollux_workloads.csv", "workload=1,load=1.0", "t4:64", 3),
+        ("pollux", "pollux_workloads.csv", "workload=2,load=2.0", "t4:64", 3),
+        ("pollux exact", "pollux_workloads.csv", "workload=1,load=1.0", "t4:64", 3),
     )
-    for policy, file, where, cluster, times in runs:
+    for name, file, where, cluster, times in runs:
         jobs, site = read_jobs(data / file, where), parse_site(cluster)
-        options = Options("adaptdl" if policy == "pollux" else "elasticflow", tables)
+        policy, _, clock = name.partition(" ")
+        options = Options(clock or ("adaptdl" if policy == "pollux" else "elasticflow"), tables)
 
         def run(jobs=jobs, site=site, policy=policy, options=options) -> object:  # type: ignore[no-untyped-def]
             return simulate(jobs, site, policy, options)
 
         run()  # compiled
-        print(f"{policy} {where}: {jobs_per_s(len(jobs), run, times):,.0f} jobs/s, {len(jobs)} jobs", flush=True)
+        print(f"{name} {where}: {jobs_per_s(len(jobs), run, times):,.0f} jobs/s, {len(jobs)} jobs", flush=True)
 
 
 if __name__ == "__main__":

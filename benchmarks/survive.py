@@ -7,12 +7,17 @@ CPU seconds of one process. The event loop is timed on a few runs and scaled.
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 
 from windtunnel.resilience import published
 from windtunnel.resilience.failures import draw, read_failures
 from windtunnel.resilience.policies import POLICIES, Job, policy_named
-from windtunnel.resilience.run import Saving, run_many, run_one
+from windtunnel.resilience.run import Saving, run_many
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "laws"))
+from failures_one_by_one import run_one
 
 GPUS, DAYS, SEEDS, FEW = 131_072, 54, 1000, 3
 

@@ -4,10 +4,10 @@
 
 Points differ in batch and plan; none is run twice. With `--ray` (extra `ray`) the same points go through both, one
 after the other, and a line says the ratio of their times; `--turns`: so many times, and the median of the ratios.
-Ray's own start and end on this machine are part of its time; not so with the ADDRESS of a cluster that is there, e.g.
-127.0.0.1:6379 behind `ray start --head --num-cpus 2`.
-`CPU` is what this process and its children used: it hardly depends on what else the machine does (Ray's workers are
-nobody's children, so theirs is not seen).
+Ray's own start and end on this machine are part of its time, and measured alone too; not so with the ADDRESS of a
+cluster that is there, e.g. 127.0.0.1:6379 behind `ray start --head --num-cpus 2`.
+`CPU` is what this process and its children used: it hardly depends on what else the machine does (of Ray's workers,
+which are nobody's children, it is not seen).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from statistics import median
 from typing import Any
 
 from windtunnel.sweeps import sweep
+from windtunnel.sweeps.ray_cluster import RayCluster
+from windtunnel.sweeps.run_points import run_points
 
 
 def study(points: int) -> dict[str, Any]:
@@ -48,6 +50,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     arguments = parser.parse_args()
     ratios = []
+    if arguments.ray == "":
+        ray_alone()
     for turn in range(arguments.turns):
         with tempfile.TemporaryDirectory() as folder:
             seconds = {one: run(one, arguments, Path(folder)) for one in order(arguments.ray is not None, turn)}
@@ -63,6 +67,18 @@ def order(ray: bool, turn: int) -> tuple[str, ...]:
     """Who goes first changes from turn to turn: what the machine does besides changes too."""
     both = ("processes", "ray") if ray else ("processes",)
     return both if turn % 2 == 0 else both[::-1]
+
+
+def ray_alone() -> None:
+    """Start and end of Ray's cluster with nothing beside, and one task on each worker."""
+    begun = time.perf_counter()
+    with RayCluster(2) as cluster:
+        ray = cluster.connected()
+        there = time.perf_counter()
+        ray.get([ray.remote(run_points).remote("os:getpid", [{}]) for _ in range(2)])
+        worked = time.perf_counter()
+    ended = time.perf_counter()
+    print(f"Ray alone: there in {there - begun:.1f} s, first tasks {worked - there:.1f} s, end {ended - worked:.1f} s")
 
 
 def run(executor: str, arguments: argparse.Namespace, folder: Path) -> float:

@@ -39,9 +39,8 @@ from numpy.typing import NDArray
 from windtunnel.accuracy import Case, Skip, case_of, read_table
 from windtunnel.cost.training import training_costs, training_document
 from windtunnel.training import predict
-from windtunnel.training.layout import PEAK_DTYPE
 from windtunnel.training.lowering import passes
-from windtunnel.training.plan import Framework
+from windtunnel.training.plan import PEAK_DTYPE, Framework
 
 HERE = Path(__file__).parent
 TABLES = ("measurements", "simumax", "vtrain")

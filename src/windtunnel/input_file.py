@@ -87,11 +87,18 @@ def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:
         data = read_yaml(path)
     except OSError as error:
         raise InputFileError(path, f"cannot be read ({_reason(error)})", remedy) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, the 13th month
-        raise InputFileError(path, f"not YAML ({_reason(error)})", remedy) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
+        raise InputFileError(path, _wrong_yaml(error), remedy) from None
     if not isinstance(data, dict):
         raise InputFileError(path, "holds no mapping", remedy)
     return data
+
+
+def _wrong_yaml(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}: {getattr(error, 'problem', None) or 'not YAML'}"
+    return f"not YAML ({_reason(error)})"
 
 
 def _reason(error: Exception) -> str:
@@ -99,7 +106,10 @@ def _reason(error: Exception) -> str:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file says, by the safe rules. OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError."""
+    """What a YAML file says, by the safe rules. OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError.
+
+    What looks like a date and is none, such as 2026-13-45, is a YAMLError too.
+    """
     import yaml
 
     loader = yaml.SafeLoader(read_text(path))
@@ -110,6 +120,8 @@ def read_yaml(path: str | Path) -> Any:
         if yaml_nodes(node) > YAML_NODES_MOST:
             raise OSError(0, f"stands for more than {YAML_NODES_MOST:,} values with its aliases written out", str(path))
         return loader.construct_document(node)
+    except ValueError as error:
+        raise yaml.YAMLError(str(error)) from None
     finally:
         loader.dispose()
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -64,6 +65,45 @@ def terminated_is_an_end() -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """No interrupt is heard meanwhile, so that cleaning up comes to its end."""
+    before: Any = None
+    with suppress(ValueError):  # not the main thread: no interrupt comes here
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes whose parent this is, as far as /proc tells (orphans below a subreaper become its children)."""
+    return [child for child, parent, _ in processes() if parent == pid]
+
+
+def processes() -> Iterator[tuple[int, int, int]]:
+    """(pid, parent, session) of every process that /proc shows; nothing where there is no /proc."""
+    if not os.path.isdir("/proc/self"):
+        return
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                after_name = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                if after_name[0] != "Z":
+                    yield int(name), int(after_name[1]), int(after_name[3])
+
+
+def state_of(pid: int) -> tuple[str, float]:
+    """("R" running or wanting to, "S" asleep, ...; "" unknown) and the seconds it has been on a core."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return "", 0.0
 
 
 def _prctl(option: int, value: int) -> None:

@@ -124,7 +124,7 @@ def test_ranks_of_a_killed_measurement_are_gone_and_the_file_is_as_it_was(
 
 def session_of(leader: int) -> list[bytes]:
     """Command lines of the processes that are left of a session."""
-    from windtunnel.capture.processes.fork_server import processes
+    from windtunnel.process import processes
 
     found = []
     for pid, _, session in processes():

@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 
 from forked import windtunnel
 
-from windtunnel.capture.processes.fork_server import processes
 from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX
+from windtunnel.process import processes
 from windtunnel.programs.folder import CapturedFolder, load_job
 from windtunnel.programs.program_file import read_program
 from windtunnel.programs.rank_classes.equality import digest

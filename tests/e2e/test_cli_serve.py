@@ -63,7 +63,16 @@ def test_closed_loop_pools_goodput_page_and_trace(capsys: pytest.CaptureFixture[
     assert pools["gpus"] == 2
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     found = _json(
-        capsys, *SMALL, *words, "--goodput", "--slo", "ttft=200ms,tpot=20ms", "--page", str(page), "--trace", str(trace)
+        capsys,
+        *SMALL,
+        *words,
+        "--goodput",
+        "--slo",
+        "ttft=200ms,tpot=20ms",
+        "--report",
+        str(page),
+        "--trace",
+        str(trace),
     )
     assert found["goodput_requests_per_s"] > 0
     assert found["search"]["rates_tried"] > 3

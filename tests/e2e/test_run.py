@@ -18,6 +18,8 @@ pytest.importorskip("torch")
 
 from forked import windtunnel
 
+from windtunnel.process import processes
+
 CLUSTER = ("--cluster", "h100-sxm:1024")
 HEAD = """
 import os, time, torch, torch.distributed as dist
@@ -93,8 +95,6 @@ def losses(text: str) -> list[float]:
 
 def below(session_of: int) -> list[int]:
     """Processes that are left of what a command started."""
-    from windtunnel.capture.processes.fork_server import processes
-
     return [pid for pid, parent, session in processes() if session_of in (parent, session)]
 
 
@@ -123,6 +123,16 @@ def test_a_slow_peer_is_waited_for(tmp_path: Path) -> None:
     assert slow.returncode == 0, slow.stderr
     assert len(losses(slow.stderr)) == 24  # the document has stdout for itself
     assert json.loads(slow.stdout)["median_step_s"] > 2.0 * plain["median_step_s"]
+
+
+def test_what_the_script_left_in_a_session_of_its_own_is_ended(tmp_path: Path) -> None:
+    starts = "import os, subprocess, sys\nif os.environ['RANK'] == '0':\n"
+    starts += (
+        "    left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+    )
+    done = run(tmp_path, starts + "    print('left', left.pid)\n" + DDP + train(2), "--no-memory")
+    pid = int(done.stdout.split("left ")[1].split()[0])
+    assert pid not in [one for one, _, _ in processes()]
 
 
 def test_an_exception_is_the_scripts_own_with_its_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +16,7 @@ from sound import assert_sound
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 from windtunnel.programs.job import CapturedJob, Family, moved_families
-from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_and_traffic, priced_job
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, priced_job
 from windtunnel.programs.lowering.placement import Pace
 from windtunnel.programs.lowering.pricing import op_pricer
 from windtunnel.programs.lowering.stages import class_names
@@ -148,6 +149,34 @@ def test_every_answer_is_sound(grid: Grid) -> None:
         assert_sound(predict_captured(folded_job(grid, **SIZES), cluster_of(grid.world, 4), slow=slow))
 
 
+def flops_and_traffic(job: CapturedJob, rank: int | None = None) -> dict[str, float]:
+    """What one rank does in a step: "flops", "flops recomputed", and bytes by "KIND FAMILY" as collectives count them.
+
+    `rank`: whose program; None = the mean over all ranks.
+    """
+    runs = job.runs if rank is None else job.runs[rank : rank + 1]
+    captured, counts = np.unique(runs, return_counts=True)
+    total: dict[str, float] = {"flops": 0.0, "flops recomputed": 0.0}
+    for one, count in zip(captured.tolist(), counts.tolist(), strict=True):
+        for key, value in _of_program(job, one).items():
+            total[key] = total.get(key, 0.0) + value * count / len(runs)
+    return total
+
+
+def _of_program(job: CapturedJob, rank: int) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for op in job.programs[rank].ops:
+        call = op.communication
+        if call is not None:
+            key, value = f"{call.kind} {job.families[job.family_of(call)].name}", float(call.bytes)
+        else:
+            key, value = "flops", float(op.flops)
+            if op.recompute:
+                found["flops recomputed"] = found.get("flops recomputed", 0.0) + value
+        found[key] = found.get(key, 0.0) + value
+    return found
+
+
 @pytest.mark.parametrize("grid", GRIDS)
 def test_flops_and_bytes_are_those_of_the_programs_however_many_were_captured(grid: Grid) -> None:
     whole, few = job_of(grid, **SIZES), folded_job(grid, **SIZES)
@@ -171,7 +200,7 @@ def test_groups_moved_by_the_grid_are_the_real_groups(grid: Grid) -> None:
         varies = (places != places[0]).any(axis=0)
         return tuple(int(shape[tuple(np.where(varies, place, at))]) for place in places)
 
-    found = moved_families(job.programs, job.runs, members_for)
+    found = moved_families(job.programs, job.runs, members_for, lambda members: "")
     used = {op.communication.group for p in job.programs.values() for op in p.ops if op.communication}
     kinds = {names(grid)[name] for name in used}
     real = {frozenset(family.groups) for family in job.families if family.name in kinds}

@@ -17,10 +17,10 @@ from windtunnel.training import predict, read_plan
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import schedule
+from windtunnel.training.schedules import Kind, schedule
 
 law = settings(deadline=None, max_examples=DRAWN, suppress_health_check=[HealthCheck.too_slow])
 GRADIENT = {"fp32": 4, "bf16": 2}
@@ -252,8 +252,8 @@ def test_a_pass_is_split_exactly_and_takes_at_least_its_kernels(job):
     layout = resolved(job)
     pricer = Pricer(layout)
     for piece in set(pieces_of(layout)):
-        whole = build_segment(pricer, piece.blocks, Phase.BACKWARD)
-        parts = [build_segment(pricer, piece.blocks, phase) for phase in (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)]
+        whole = build_segment(pricer, piece.blocks, Kind.BACKWARD)
+        parts = [build_segment(pricer, piece.blocks, phase) for phase in (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)]
         for segment in (whole, *parts):
             assert sum(segment.breakdown_ns.values()) == segment.duration_ns
             kernels = segment.graph.kind == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -313,9 +313,9 @@ def sampled(parts, slow, samples=40, seed=0, **more):
     sharing = step_sharing(step.graph, step.nic_share)
     calm = replay(step.graph, step.duration_ns, Slowdown(step.interference, factors), sharing).makespan_ns
     asked = parse_disturbances(Scenario(slow, samples=samples, seed=seed, **more), layout.cluster)
-    final, told = disturb(step, layout, pieces, pricer, calm, asked)
+    final, told = disturb(step, layout, pieces, pricer, calm, asked, {})
     parts = placed(asked, layout).parts
-    planned = PlannedStep(step, layout, pieces, pricer, calm, partial(uneven_fabric, layout))
+    planned = PlannedStep(step, layout, pieces, pricer, calm)
     job, random = planned.disturbed(parts), planned.random_sources(parts, seed, {})
     return planned.makespans(job, random, [job.everything], samples)[0], final, told, calm
 

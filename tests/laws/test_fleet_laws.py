@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine.compiled import queue_kernels
+from windtunnel.engine.compiled.fleet import queue_kernels
 from windtunnel.fleet.exact.clock import NS, Clock, NodeChange, Running
 from windtunnel.fleet.exact.policies import policy_of
 from windtunnel.fleet.exact.work import Rigid, Scaling
@@ -211,7 +211,7 @@ def test_a_lost_node_costs_what_was_done_since_the_checkpoint():
 
 
 def test_a_scaled_job_runs_at_the_rate_of_its_gpus():
-    work = Scaling(100.0, lambda gpus: float(gpus), 8)
+    work = Scaling(100.0, {gpus: float(gpus) for gpus in range(1, 9)}, 8)
     job = Running(0, 0, 4, work)
     Clock([job], [8], policy_of("optimus", 0)).run()
     assert job.end_ns == 12.5 * NS

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged_flows import replay_flows_logged
 from plain_flows import plainly_replayed, plainly_shared
 
 from windtunnel.engine.compiled import flow_kernels as kernels
@@ -17,7 +18,6 @@ from windtunnel.engine.flows import (
     Paths,
     network_of,
     replay_flows,
-    replay_flows_logged,
     share,
 )
 

@@ -14,8 +14,9 @@ from windtunnel.training import Plan
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering import pass_lowering
 from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import Kind
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("llama-3-8b", {"tp": 2, "overlap_tp": True, "cuda_graphs": True}),
@@ -40,7 +41,7 @@ def test_copied_blocks_are_the_blocks(name: str, monkeypatch: pytest.MonkeyPatch
     cluster = parse_cluster("h100-sxm:64")
     layout = resolve(load_model(model), cluster, Plan(global_batch=64, seq_len=4096, micro_batch=1, **fields))
     pieces = {piece.key: piece for piece in pieces_of(layout)}.values()
-    phases = list(Phase) if layout.schedule == "zb-h1" else [Phase.FORWARD, Phase.BACKWARD]
+    phases = list(Kind) if layout.schedule == "zb-h1" else [Kind.FORWARD, Kind.BACKWARD]
     copied: list[int] = []
     repeat = pass_lowering.PassBuilder.repeat
 
@@ -63,7 +64,7 @@ def model_layers(layout: Any) -> int:
     return len(layout.virtual_layers[0])
 
 
-def _built(layout: Any, piece: Any, phase: Phase) -> dict[str, Any]:
+def _built(layout: Any, piece: Any, phase: Kind) -> dict[str, Any]:
     """All of a pass, and the price of each kernel and transfer in it."""
     noted: list[Any] = []
     segment = build_segment(Pricer(layout), piece.blocks, phase, noted)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from failures_one_by_one import run_one
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.resilience import Asked, Checkpoint, published, survive, with_times
 from windtunnel.resilience.failures import FailureTrace, draw, read_failures
 from windtunnel.resilience.failures.process import Bursts, Cause, FailureProcess, Lemons, SlowHosts
 from windtunnel.resilience.policies import POLICIES, Job, policy_named
-from windtunnel.resilience.run import Saving, run_many, run_one
+from windtunnel.resilience.run import Episode, Saving, run_many
 
 HOUR = 3600.0
 SECOND = 1_000_000_000
@@ -26,7 +29,7 @@ def job(gpus: int = 1024, replicas: int = 16, **times: float) -> Job:
 
 def asked(**changes: object) -> Asked:
     whole = Asked(
-        1024, 8, 16, 8, 10.0, lambda left: left / 16, read_failures("production"), published(), SAVED, 20.0, seeds=12
+        1024, 8, 16, 8, 10.0, published(), lambda left: left / 16, read_failures("production"), SAVED, 20.0, seeds=12
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -45,7 +48,18 @@ def harsh(factor: float = 1.0) -> FailureProcess:
     return FailureProcess("harsh", "", causes, Lemons(0.02, 0.5), Bursts(0.1, 120.0), SlowHosts(1e-6, 0.2, 10.0, 7200))
 
 
+def lengths(episodes: Sequence[Episode]) -> Counter[tuple[str, str]]:
+    """Nanoseconds of stops by part and cause."""
+    found: Counter[tuple[str, str]] = Counter()
+    for each in episodes:
+        if each.part not in ("productive", "checkpoint stall"):
+            found[each.part, each.cause] += each.end_ns - each.begin_ns
+    return found
+
+
 @settings(max_examples=20, deadline=None)
+@example(seed=1, name="standby", interval_s=300.0, stall_s=0.03, persist_s=40.0, standbys=1)
+@example(seed=1, name="byterobust", interval_s=300.0, stall_s=0.03, persist_s=40.0, standbys=4)
 @given(
     seed=st.integers(0, 10_000),
     name=st.sampled_from(sorted(POLICIES)),
@@ -65,6 +79,8 @@ def test_the_event_loop_and_the_arrays_say_the_same(
         one, episodes = run_one(trace, at, policy, saving, 10.0, standbys)
         assert np.allclose(one, many.seconds[at], rtol=0, atol=1e-5)
         assert sum(each.end_ns - each.begin_ns for each in episodes) == trace.horizon_ns
+        if not at:
+            assert lengths(many.stops) == lengths(episodes)
     assert np.allclose(many.seconds.sum(axis=1), 30 * HOUR)
     assert (many.seconds > -1e-6).all()
 
@@ -107,14 +123,19 @@ def test_more_standbys_never_lose_progress(name: str) -> None:
     assert shares[-1] > shares[0]
 
 
+@pytest.mark.parametrize("kept", [0, 3])
+def test_the_curve_over_scales_goes_through_the_job_itself(kept: int) -> None:
+    for one in survive(asked(policies=tuple(POLICIES), standbys=kept, seeds=1)).entries:
+        assert dict(one.scale_curve)[1024] == pytest.approx(one.ettr_exact, rel=1e-12), one.policy
+
+
 def test_the_interval_has_an_optimum_and_both_sides_are_worse() -> None:
-    best = survive(asked(policies=("restart",), seeds=60)).entries[0]
+    question = asked(policies=("restart",), seeds=60, checkpoint=replace(SAVED, storage_bytes_per_s=1e13))
+    best = survive(question).entries[0]
     for factor in (0.05, 20.0):
-        other = survive(asked(policies=("restart",), seeds=1, interval_s=best.checkpoint_interval_s * factor))
+        other = survive(replace(question, seeds=1, interval_s=best.checkpoint_interval_s * factor))
         assert other.entries[0].ettr_exact < best.ettr_exact
-    assert survive(asked(policies=("restart",), seeds=60, interval_s=best.checkpoint_interval_s * 40)).entries[
-        0
-    ].ettr < (best.ettr)
+    assert survive(replace(question, interval_s=best.checkpoint_interval_s * 40)).entries[0].ettr < best.ettr
 
 
 def test_simulation_and_closed_form_agree() -> None:
@@ -123,6 +144,16 @@ def test_simulation_and_closed_form_agree() -> None:
     for one in answer.entries:
         spread = (one.ettr_p95 - one.ettr_p5) / 3.3 / 40**0.5
         assert one.ettr == pytest.approx(one.ettr_exact, abs=4 * spread + 2e-3)
+
+
+@pytest.mark.parametrize("name", ["standby", "byterobust", "shrink"])
+def test_sending_a_slow_host_away_is_a_planned_change_and_pauses_the_job(name: str) -> None:
+    process = FailureProcess("slow", "", (), slow=SlowHosts(1e-7, 0.1, 60.0, 7200.0))
+    times = with_times(published(), {"delta_groups": "200s", "standby_wake": "200s", "peer_state": "100s"})
+    one = survive(asked(process=process, times=times, policies=(name,), days=100.0, seeds=40)).entries[0]
+    assert one.waterfall["groups"] == pytest.approx(2 * one.waterfall["load"])
+    assert one.waterfall["load"] > 100.0
+    assert one.ettr == pytest.approx(one.ettr_exact, abs=2e-3)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:

@@ -13,7 +13,7 @@ from prices import PlainPrices, plain_times
 from windtunnel.serving.batching import ContinuousBatching
 from windtunnel.serving.engines.profile import Profile
 from windtunnel.serving.replica import Replica, Rules, Sequence, StepwiseReplica
-from windtunnel.serving.replica.replica import _steps_until
+from windtunnel.serving.replica.runs import steps_until
 from windtunnel.serving.routing import LeastLoaded, RoundRobin
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.workload.lengths import arrivals
@@ -103,7 +103,7 @@ def test_the_step_of_an_arrival_is_the_first_that_is_late_enough(ticks: int, fir
     def until(steps: int) -> int:
         return steps * first + growth * (steps * (steps - 1) // 2)
 
-    steps = _steps_until(ticks, first, growth)
+    steps = steps_until(ticks, first, growth)
     assert until(steps) >= ticks
     assert steps == 1 or until(steps - 1) < ticks
 

@@ -228,7 +228,7 @@ def test_the_compiled_and_the_uncompiled_loop_agree(given_case: Shared) -> None:
             return
         out = np.empty((2, g.n_ops), np.int64)
         rates = (case.slowdown.kind_class, case.slowdown.factor)
-        ran, log = kernel(*common, *rates, found.flow, found.network, out[0], out[1], True)
+        ran, log = kernel(*common, *rates, found.flow, found.network(), out[0], out[1], True)
         assert ran == g.n_ops
         outputs.append((out, log))
     assert np.array_equal(outputs[0][0], outputs[1][0])

@@ -26,10 +26,10 @@ def world_of(how: str) -> Iterator[Any]:
     if how == "real":
         yield None
         return
-    from windtunnel.capture.processes.file_mailbox import LetterBox
+    from windtunnel.capture.processes.file_mailbox import FileMailbox
     from windtunnel.capture.virtual_world.world import World
 
-    box = LetterBox(Path(os.environ["LETTERS"]), RANK) if "LETTERS" in os.environ else None
+    box = FileMailbox(Path(os.environ["LETTERS"]), RANK) if "LETTERS" in os.environ else None
     with World(RANK, WORLD, mailbox=box, devices=("cpu",)) as world:
         yield world
 
@@ -63,7 +63,7 @@ def memory(how: str) -> dict[str, Any]:
 
     watch = MemoryWatch()
     watch.start((), stack=False)
-    undo = optimizer_hooks(lambda: None, watch.mark)
+    undo = optimizer_hooks(lambda: None, lambda: watch.mark(()))
     with world_of(how):
         runpy.run_path(JOB, run_name="__main__")
     undo()

@@ -150,8 +150,9 @@ def predicted_parts(case: Case, device: str) -> tuple[dict[tuple[str, str], floa
     import windtunnel
     from windtunnel.training.layout import resolve
     from windtunnel.training.lowering.model_chunks import pieces_of
-    from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+    from windtunnel.training.lowering.pass_lowering import build_segment
     from windtunnel.training.pricing import Pricer
+    from windtunnel.training.schedules import Kind
 
     result = windtunnel.predict(case.config, device, case.plan)
     layout = resolve(
@@ -160,7 +161,7 @@ def predicted_parts(case: Case, device: str) -> tuple[dict[tuple[str, str], floa
     pricer = Pricer(layout)
     found: dict[tuple[str, str], float] = defaultdict(float)
     for piece in pieces_of(layout):
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for phase in (Kind.FORWARD, Kind.BACKWARD):
             segment = build_segment(pricer, piece.blocks, phase)
             labels = segment.graph.labels
             for index, duration in enumerate(segment.end_ns - segment.start_ns):

@@ -80,7 +80,7 @@ def trainmover() -> list[Row]:
     rate = 1 / RSC1.mttf_s(131_072, 8)
     swap_s = times.delta_groups + times.peer_state
     parcae_s = times.groups + times.warm_up + times.peer_state
-    saved_20b = Checkpoint(round(20e9 * 16), 4, 1, 64e9, 25e9, 4 * 0.25e9, two_stage=False)
+    saved_20b = Checkpoint(round(20e9 * 16), 4, 1, 64e9, 25e9, 4 * 0.25e9)
     # 8K GPUs for a week: a failure costs the swap, and without a standby two minutes of scheduling more.
     failures = week / RSC1.mttf_s(8192, 8)
     reschedule_s = 120.0
@@ -110,7 +110,7 @@ def trainmover() -> list[Row]:
         Row(
             "tm-12 Megatron load, 20B, s",
             320,
-            saved_20b.load_s(one_reader=False),
+            saved_20b.load_s(),
             "16 bytes a parameter over 4 GPUs at 0.25 GB/s (ours)",
         ),
         Row("tm-13 ETTR, rebalanced every 10 min", 0.97, periodic(600, swap_s), "20 s each", "value"),
@@ -243,9 +243,9 @@ def _asked(
         replicas,
         16,
         10.0,
+        times,
         lambda left: left / replicas,
         read_failures(failures),
-        times,
         saved,
         days,
         policies,

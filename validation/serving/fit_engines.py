@@ -47,8 +47,11 @@ def main() -> None:
         )
     everything = [row for rows in families.values() for row in rows]
     found = _fit(everything, asked.rounds)
+    off = {name: np.abs(_ratios(rows, found) - 1) for name, rows in families.items()}
     print(f"all {len(everything)} rows: {dict(zip(NAMES, found.tolist(), strict=True))},", end=" ")
-    print(f"TPOT {np.abs(_ratios(everything, found) - 1).mean():.1%}")
+    print(f"TPOT {np.concatenate(list(off.values())).mean():.1%}")
+    for name, errors in off.items():
+        print(f"    on {name}, {len(errors)} rows: TPOT {errors.mean():.1%}")
 
 
 def _families(rows: list[ServingRow], engine: str, most: int) -> dict[str, list[ServingRow]]:

@@ -1,28 +1,33 @@
 """A MuxServe unit: several models on one mesh of GPUs, their prompts and decodes as jobs with SM shares, one KV pool.
 
-    ADBS      prompts of one model after the other, if no prompt job runs: at most 2,048 tokens, within its KV quota;
-              then a decode job of every model that has a batch and none running
+    shares    a job starts when the shares of what runs leave it room; a tenth of the SMs may be given twice, twice
+    ADBS      prompts of one model after the other, at most 2,048 tokens each; decodes only while a prompt job runs or
+              none could be asked for; as many sequences of a model as its share of the pool holds
     together  each job as fast as with its own share alone, as long as shares sum to 100 % and the memory's bandwidth
               is not asked for twice; else all slow down alike
-    quota     starts at a share of rate x KV per token; a model that uses over 90 % of it and has a queue takes a tenth
-              of it from those under 90 %
+    quota     starts at a share of rate x KV per token; every 8 s a model that uses over 90 % of it and has a queue
+              takes a tenth of its batch from those under 90 %
+    fcfs      the whole GPU to one job at a time (temporal sharing): the prompts of whoever waits longest, else a decode
+              of the model that has the oldest request
 
-`temporal`: the whole GPU to one job at a time, prompts first (AlpaServe-like). With one model that is spatial
-partitioning. Tokens of a batch of one model end together; a request is on the GPU from its prompt to its last token.
+With one model ADBS on all SMs is spatial partitioning. The pool holds what is there of each sequence: where a step
+would overflow it, the newest of that model gives its cache back and starts anew. Rules and constants: MuxServe's
+muxsched/scheduler.py and resource.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from sm_table import SmTable
 
-PROMPT_TOKENS = 2048  # of one prompt job (muxserve's default)
-ADAPT_EVERY_S = 1.0  # how often quotas move
-BUSY, STEP = 0.9, 0.1  # from which use on a model asks for more, and how much of its quota it gets
+PROMPT_TOKENS = 2048  # of one prompt job
+ADAPT_EVERY_S = 8.0  # how often quotas move
+BUSY, STEP = 0.9, 0.1  # from which use on a model asks for more, and how much of its batch it gets
+GIVEN = 120.0  # percent of SMs that may be given out: two parts of ten twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +48,28 @@ class Llm:
     requests: list[Asked]
     prefill_sm: float
     decode_sm: float
+    step_s: float  # host time of a step
     sequence_s: float  # host time of one sequence in a step
-    quota_tokens: float
+    most: float  # sequences at once: its quota
     weight_bytes: float  # on one GPU
     kv_token_bytes: float  # of one token on one GPU
     bandwidth_bytes_per_s: float  # of one GPU's memory, as kernels reach it
-    max_batch: int = 2048
     waiting: deque[Asked] = field(default_factory=deque)
-    ends: list[tuple[int, int, Asked]] = field(default_factory=list)  # (decode step, order, request)
+    ends: list[tuple[int, float, Asked]] = field(default_factory=list)  # (decode step, arrival, request)
     steps: int = 0
-    batch: int = 0
+    prefilling: int = 0
     context: int = 0  # sum over the batch
-    held: int = 0  # KV tokens: prompt and output of all that were taken in
     fresh: list[Asked] = field(default_factory=list)  # whose prompts are done, to join
     decoding: bool = False
     last_finish_s: float = 0.0
     finished: int = 0
     latency_s: float = 0.0
-    first_s: float = 0.0
+    batches: deque[int] = field(default_factory=lambda: deque(maxlen=500))  # of the last decode steps
+
+    @property
+    def inside(self) -> int:
+        """Sequences that count against the quota."""
+        return len(self.ends) + len(self.fresh) + self.prefilling
 
 
 @dataclass(eq=False, slots=True)
@@ -80,33 +89,44 @@ class LlmAnswer:
     requests: int
     throughput_per_s: float  # requests over the time until the last of them ended
     mean_latency_s: float
-    mean_first_token_s: float
 
 
-def run_unit(llms: list[Llm], policy: Literal["adbs", "temporal"]) -> list[LlmAnswer]:
-    """All requests of all models through one unit."""
+@dataclass(eq=False)
+class _Unit:
+    llms: list[Llm]
+    pool_bytes: float  # of one GPU
+    held_bytes: float = 0.0
+    full: bool = False  # no prompts until somebody ends
+    turn: int = 0  # whose prompts are next
+    decode_turn: int = 0
+    jobs: list[_Job] = field(default_factory=list)
+
+
+def run_unit(llms: list[Llm], policy: Literal["adbs", "fcfs"], pool_bytes: float) -> list[LlmAnswer]:
+    """All requests of all models through one unit; `pool_bytes` of KV cache on every GPU."""
+    unit = _Unit(llms, pool_bytes)
+    start = _adbs if policy == "adbs" else _fcfs
     arrivals = sorted(
         ((one.arrival_s, place, number) for place, llm in enumerate(llms) for number, one in enumerate(llm.requests)),
         reverse=True,
     )
-    now, turn, adapt_at = 0.0, 0, ADAPT_EVERY_S
-    jobs: list[_Job] = []
-    while arrivals or jobs or any(llm.waiting or llm.fresh or llm.batch for llm in llms):
-        turn = _start(llms, jobs, policy, turn)
-        slow = _slowdown(jobs)
-        until = min((job.left_s * slow for job in jobs), default=float("inf"))
+    now, adapt_at = 0.0, ADAPT_EVERY_S
+    while arrivals or unit.jobs or any(llm.waiting or llm.fresh or llm.ends for llm in llms):
+        start(unit)
+        slow = _slowdown(unit.jobs)
+        until = min((job.left_s * slow for job in unit.jobs), default=float("inf"))
         coming = arrivals[-1][0] - now if arrivals else float("inf")
         step = min(until, max(0.0, coming))
-        assert step < float("inf"), "requests wait, and nothing runs: one needs more than its quota"
+        assert step < float("inf"), "requests wait, and nothing runs: one needs more than the pool"
         now += step
-        for job in jobs:
+        for job in unit.jobs:
             job.left_s -= step / slow
         while arrivals and arrivals[-1][0] <= now:
             _, place, number = arrivals.pop()
             llms[place].waiting.append(llms[place].requests[number])
-        for job in [job for job in jobs if job.left_s <= 1e-12]:
-            jobs.remove(job)
-            _end(job, now)
+        for job in [job for job in unit.jobs if job.left_s <= 1e-12]:
+            unit.jobs.remove(job)
+            _end(unit, job, now)
         if now >= adapt_at and policy == "adbs":
             adapt_at = now + ADAPT_EVERY_S
             _adapt(llms)
@@ -116,7 +136,6 @@ def run_unit(llms: list[Llm], policy: Literal["adbs", "temporal"]) -> list[LlmAn
             len(llm.requests),
             len(llm.requests) / llm.last_finish_s if llm.last_finish_s else 0.0,
             llm.latency_s / max(1, llm.finished),
-            llm.first_s / max(1, llm.finished),
         )
         for llm in llms
     ]
@@ -127,83 +146,117 @@ def _slowdown(jobs: list[_Job]) -> float:
     return max(1.0, sum(job.share for job in jobs) / 100.0, sum(job.bandwidth for job in jobs))
 
 
-def _start(llms: list[Llm], jobs: list[_Job], policy: str, turn: int) -> int:
-    """Start what may start; returns whose turn it is for prompts."""
-    alone = policy == "temporal"
-    if alone and jobs:
-        return turn
-    n = len(llms)
-    if not any(job.prompts is not None for job in jobs):
-        for i in range(n):
-            llm = llms[(turn + i) % n]
-            prompts = _taken(llms, llm)
-            if prompts:
-                share = 100.0 if alone else llm.prefill_sm
-                tokens = sum(one.prompt for one in prompts)
-                length = llm.table.prefill_s(share, tokens) + llm.sequence_s * len(prompts)
-                jobs.append(_Job(llm, length, share, 0.0, prompts))
-                turn = (turn + i + 1) % n
-                break
-    if alone and jobs:
-        return turn
+def _room(unit: _Unit, share: float) -> bool:
+    return sum(job.share for job in unit.jobs) + share <= GIVEN
+
+
+def _adbs(unit: _Unit) -> None:
+    n, first = len(unit.llms), unit.turn
     for i in range(n):
-        llm = llms[(turn + i) % n]
-        if llm.decoding:
-            continue
-        for one in llm.fresh:
-            heappush(llm.ends, (llm.steps + one.output - 1, id(one), one))
-            llm.batch += 1
-            llm.context += one.prompt + 1
-        llm.fresh.clear()
-        if llm.batch:
-            share = 100.0 if alone else llm.decode_sm
-            length = llm.table.decode_s(share, llm.batch, llm.context / llm.batch) + llm.sequence_s * llm.batch
-            read_s = (llm.weight_bytes + llm.kv_token_bytes * llm.context) / llm.bandwidth_bytes_per_s
-            jobs.append(_Job(llm, length, share, read_s / length, None))
-            llm.decoding = True
-            if alone:
-                return (turn + i + 1) % n
-    return turn
+        llm = unit.llms[(first + i) % n]
+        if not llm.prefilling and _room(unit, llm.prefill_sm) and _prefill(unit, llm):
+            unit.turn = (first + i + 1) % n
+    if not any(llm.prefilling for llm in unit.llms) and any(_may_prefill(unit, llm) for llm in unit.llms):
+        return  # prompts first: what decodes is waited for
+    first = unit.decode_turn
+    for i in range(n):
+        llm = unit.llms[(first + i) % n]
+        if not llm.decoding and _room(unit, llm.decode_sm) and _decode(unit, llm):
+            unit.decode_turn = (first + i + 1) % n
 
 
-def _taken(llms: list[Llm], llm: Llm) -> list[Asked]:
-    """Prompts of one model for the next job: up to the token limit, its quota and its batch."""
+def _fcfs(unit: _Unit) -> None:
+    if unit.jobs:
+        return
+    waits = [llm for llm in unit.llms if llm.waiting]
+    if waits and _prefill(unit, min(waits, key=lambda llm: llm.waiting[0].arrival_s)):
+        return
+    runs = [llm for llm in unit.llms if llm.ends or llm.fresh]
+    if runs:
+        _decode(unit, min(runs, key=_oldest))
+
+
+def _oldest(llm: Llm) -> float:
+    return min(one.arrival_s for one in (*llm.fresh, *(end[2] for end in llm.ends)))
+
+
+def _may_prefill(unit: _Unit, llm: Llm) -> bool:
+    if not llm.waiting or llm.inside >= llm.most or unit.full:
+        return False
+    alone = unit.held_bytes <= 0.0
+    return alone or unit.held_bytes + llm.waiting[0].prompt * llm.kv_token_bytes <= unit.pool_bytes
+
+
+def _prefill(unit: _Unit, llm: Llm) -> bool:
+    """Start the prompts of one model: up to the token limit, its quota and the pool."""
     taken: list[Asked] = []
     tokens = 0
-    while llm.waiting and llm.batch + len(llm.fresh) + len(taken) < llm.max_batch:
-        one = llm.waiting[0]
-        need = one.prompt + one.output
-        if (taken and tokens + one.prompt > PROMPT_TOKENS) or (llm.held and llm.held + need > llm.quota_tokens):
-            break
-        llm.waiting.popleft()
-        llm.held += need
+    while _may_prefill(unit, llm) and not (taken and tokens + llm.waiting[0].prompt > PROMPT_TOKENS):
+        one = llm.waiting.popleft()
+        unit.held_bytes += one.prompt * llm.kv_token_bytes
         tokens += one.prompt
+        llm.prefilling += 1
         taken.append(one)
-    return taken
+    if taken:
+        length = llm.table.prefill_s(llm.prefill_sm, tokens) + llm.step_s + llm.sequence_s * len(taken)
+        unit.jobs.append(_Job(llm, length, llm.prefill_sm, 0.0, taken))
+    return bool(taken)
 
 
-def _end(job: _Job, now: float) -> None:
+def _decode(unit: _Unit, llm: Llm) -> bool:
+    """Start one step of all sequences of a model."""
+    for one in llm.fresh:
+        heappush(llm.ends, (llm.steps + one.output - 1, one.arrival_s, one))
+        llm.context += one.prompt
+    llm.fresh.clear()
+    while len(llm.ends) > 1 and unit.held_bytes + len(llm.ends) * llm.kv_token_bytes > unit.pool_bytes:
+        _preempt(unit, llm)
+    batch = len(llm.ends)
+    if not batch:
+        return False
+    unit.held_bytes += batch * llm.kv_token_bytes
+    llm.context += batch
+    llm.batches.append(batch)
+    length = llm.table.decode_s(llm.decode_sm, batch, llm.context / batch) + llm.step_s + llm.sequence_s * batch
+    read_s = (llm.weight_bytes + llm.kv_token_bytes * llm.context) / llm.bandwidth_bytes_per_s
+    unit.jobs.append(_Job(llm, length, llm.decode_sm, read_s / length, None))
+    llm.decoding = True
+    return True
+
+
+def _preempt(unit: _Unit, llm: Llm) -> None:
+    """The newest sequence gives its cache back, and will be computed again."""
+    newest = max(llm.ends, key=lambda end: end[1])
+    llm.ends.remove(newest)
+    heapify(llm.ends)
+    done = newest[2].output - 1 - (newest[0] - llm.steps)
+    llm.context -= newest[2].prompt + done
+    unit.held_bytes -= (newest[2].prompt + done) * llm.kv_token_bytes
+    llm.waiting.appendleft(newest[2])
+    unit.full = True
+
+
+def _end(unit: _Unit, job: _Job, now: float) -> None:
     llm = job.llm
     if job.prompts is not None:
+        llm.prefilling = 0
         for one in job.prompts:
-            llm.first_s += now - one.arrival_s
             if one.output <= 1:
-                _finish(llm, one, now)
+                _finish(unit, llm, one, one.prompt, now)
             else:
                 llm.fresh.append(one)
         return
     llm.decoding = False
     llm.steps += 1
-    llm.context += llm.batch
     while llm.ends and llm.ends[0][0] <= llm.steps:
         _, _, one = heappop(llm.ends)
-        llm.batch -= 1
-        llm.context -= one.prompt + one.output
-        _finish(llm, one, now)
+        llm.context -= one.prompt + one.output - 1
+        _finish(unit, llm, one, one.prompt + one.output - 1, now)
 
 
-def _finish(llm: Llm, one: Asked, now: float) -> None:
-    llm.held -= one.prompt + one.output
+def _finish(unit: _Unit, llm: Llm, one: Asked, tokens: int, now: float) -> None:
+    unit.held_bytes -= tokens * llm.kv_token_bytes
+    unit.full = False
     llm.finished += 1
     llm.latency_s += now - one.arrival_s
     llm.last_finish_s = now
@@ -211,14 +264,15 @@ def _finish(llm: Llm, one: Asked, now: float) -> None:
 
 def _adapt(llms: list[Llm]) -> None:
     """Move quota to models that have a queue and use theirs up, from those that do not, by what these leave unused."""
-    hungry = [llm for llm in llms if llm.waiting and llm.held > BUSY * llm.quota_tokens]
-    givers = [llm for llm in llms if llm.held < BUSY * llm.quota_tokens]
-    spare = sum(0.95 * llm.quota_tokens - llm.held for llm in givers)
-    wanted = sum(STEP * llm.quota_tokens for llm in hungry)
-    if spare <= 0.0 or wanted <= 0.0:
-        return
-    moved = min(spare, wanted)
-    for llm in givers:
-        llm.quota_tokens -= moved * (0.95 * llm.quota_tokens - llm.held) / spare
-    for llm in hungry:
-        llm.quota_tokens += moved * STEP * llm.quota_tokens / wanted
+    used = {llm: sum(llm.batches) / len(llm.batches) if llm.batches else 30.0 for llm in llms}
+    givers = [llm for llm in llms if used[llm] < BUSY * llm.most]
+    spare = {llm: max(1.0, 0.95 * llm.most - used[llm]) * llm.kv_token_bytes for llm in givers}
+    total = sum(spare.values())
+    for llm in llms:
+        if llm in spare or not givers or len(llm.waiting) + llm.inside < 1.1 * used[llm]:
+            continue
+        wanted = min(max(1.0, STEP * used[llm]), len(llm.waiting) + llm.inside - used[llm]) * llm.kv_token_bytes
+        for giver in givers:
+            moved = min(wanted * spare[giver] / total, spare[giver])
+            giver.most -= moved / giver.kv_token_bytes
+            llm.most += moved / llm.kv_token_bytes

@@ -15,8 +15,9 @@ import argparse
 import numpy as np
 from t4_costs import SpotModel
 
-from windtunnel.serving.spot.loop import Change, Played, Policy, play
+from windtunnel.serving.spot.loop import play
 from windtunnel.serving.spot.served import Machine
+from windtunnel.serving.spot.state import Change, Played, Policy
 
 MODELS = (
     (SpotModel(name="OPT-6.7B", parameters=6.7e9, layers=32, hidden=4096), 1.5, 4),

@@ -26,14 +26,8 @@ def anchored(outcomes: Sequence[Outcome]) -> list[Outcome]:
         assert measured is not None  # `error` is there, so both are
         assert predicted is not None
         factors.setdefault(_key(outcome), (measured / predicted, row.id))
-    result = []
-    for outcome in outcomes:
-        found = factors.get(_key(outcome))
-        if found is None or outcome.step_time_s is None:
-            result.append(outcome)
-        else:
-            result.append(outcome.scaled(found[0], is_anchor=outcome.row.id == found[1]))
-    return result
+    found = ((outcome, factors.get(_key(outcome))) for outcome in outcomes)
+    return [one.scaled(pair[0], is_anchor=one.row.id == pair[1]) if pair else one for one, pair in found]
 
 
 def _key(outcome: Outcome) -> Key:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.accuracy import wording
@@ -76,18 +77,14 @@ def _case(row: Row) -> Case:
     model, assumed = _model(row)
     cluster, fabric_notes = cluster_of(row)
     known, assumptions = _known(row, framework, model)
-    open_fields = dict(_open(row, framework))
-    count = 1
-    for values in open_fields.values():
-        count *= len(values)
-    if count > SWEPT_AT_MOST:
+    open_fields = dict(_open(row))
+    if prod(map(len, open_fields.values())) > SWEPT_AT_MOST:
         raise UnreadableError(f"too much is unknown to sweep: {', '.join(open_fields)}")
-    plans: list[Plan] = []
-    for values in product(*open_fields.values()):
-        plans.append(Plan(**known, **dict(zip(open_fields, values, strict=True))))
+    chosen = (dict(zip(open_fields, values, strict=True)) for values in product(*open_fields.values()))
+    plans = tuple(Plan(**known, **fields) for fields in chosen)
     swept = tuple(name for name, values in open_fields.items() if len(values) > 1)
     notes = (*fabric_notes, *((assumed,) if assumed else ()), *assumptions)
-    return Case(row, model, cluster, tuple(plans), swept, notes, wording.is_packed(row))
+    return Case(row, model, cluster, plans, swept, notes, wording.is_packed(row))
 
 
 def _need(row: Row, *names: str) -> None:
@@ -249,27 +246,15 @@ def _check_batch(row: Row) -> list[str]:
     return []
 
 
-def _open(row: Row, framework: str) -> Iterable[tuple[str, Sequence[Any]]]:
+def _open(row: Row) -> Iterable[tuple[str, Sequence[Any]]]:
     """Fields with the values they may have: one value where the row knows."""
-    pp = row.pp or 1
-    if row.vpp is not None:
-        yield "virtual_stages", (row.vpp,)
-    else:
-        yield "virtual_stages", _interleavings(_int(row.layers), pp)
-    if row.micro_batch is not None:
-        yield "micro_batch", (row.micro_batch,)
-    else:
-        yield "micro_batch", _micro_batches(row)
-    if row.zero_stage is not None:
-        yield "zero_stage", (row.zero_stage,)
-    else:
-        yield "zero_stage", (0, 1)
+    yield "virtual_stages", _interleavings(_int(row.layers), row.pp or 1) if row.vpp is None else (row.vpp,)
+    yield "micro_batch", _micro_batches(row) if row.micro_batch is None else (row.micro_batch,)
+    yield "zero_stage", (0, 1) if row.zero_stage is None else (row.zero_stage,)
     if (row.tp or 1) == 1:
         yield "sequence_parallel", (False,)
-    elif row.sp is not None:
-        yield "sequence_parallel", (bool(row.sp),)
     else:
-        yield "sequence_parallel", (True, False)
+        yield "sequence_parallel", (True, False) if row.sp is None else (bool(row.sp),)
     yield "ep", (row.ep or 1,) if row.ep is not None or not row.moe else _expert_degrees(row)
     if wording.shards_unknown(row):
         yield "shard_group", tuple(sorted({min(row.gpus_per_node or 8, _replicas(row)), _replicas(row)}))

@@ -19,6 +19,7 @@ from windtunnel.accuracy.score import (
     Score,
     Spread,
     feasibility,
+    grouped,
     memory_scores,
     ordering,
     score,
@@ -28,6 +29,7 @@ from windtunnel.errors import InputFileError
 
 ENDLESS = 10**12  # GPUs
 SCALES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096), (4097, ENDLESS))
+GROUPS = ("by_scale", "by_kind", "by_precision", "spread", "memory", "feasibility", "ranking", "ordering")
 ROW_FIELDS = ("id", "step_time_s", "p5_s", "p95_s", "peak_mem_gib", "status", "reason")
 
 
@@ -52,23 +54,13 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
+        groups = {name: [asdict(one) for one in getattr(self, name)] for name in GROUPS}
+        for shown, one in zip(groups["feasibility"], self.feasibility, strict=True):
+            shown |= {"recall": one.recall, "false_alarm_share": one.false_alarm_share}
         return {
-            "table": self.table,
-            "level": self.level,
-            "source": self.source,
-            "anchor": self.anchor,
+            **{name: getattr(self, name) for name in ("table", "level", "source", "anchor")},
             "by_source": {level: [asdict(one) for one in scores] for level, scores in self.by_source},
-            "by_scale": [asdict(one) for one in self.by_scale],
-            "by_kind": [asdict(one) for one in self.by_kind],
-            "by_precision": [asdict(one) for one in self.by_precision],
-            "spread": [asdict(one) for one in self.spread],
-            "memory": [asdict(one) for one in self.memory],
-            "feasibility": [
-                {**asdict(one), "recall": one.recall, "false_alarm_share": one.false_alarm_share}
-                for one in self.feasibility
-            ],
-            "ranking": [asdict(one) for one in self.ranking],
-            "ordering": [asdict(one) for one in self.ordering],
+            **groups,
             "rows": [row_of(outcome) for outcome in self.outcomes],
         }
 
@@ -136,9 +128,7 @@ def report_of(table: str, outcomes: Sequence[Outcome], level: str | None, source
 def _scores(
     outcomes: Iterable[Outcome], name: Callable[[Outcome], str], key: Callable[[str], Any] | None = None
 ) -> tuple[Score, ...]:
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(name(outcome), []).append(outcome)
+    groups = grouped(outcomes, name)
     return tuple(score(label, groups[label]) for label in sorted(groups, key=key))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.accuracy.anchor import anchored
+from windtunnel.accuracy.in_order import in_order
 from windtunnel.accuracy.outcome import Outcome, outcome_of
 from windtunnel.accuracy.report import Report, report_of
 from windtunnel.accuracy.table import Row, read_tables
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 LEVELS = ("A", "B", "C")
 ANCHORS = ("none", "smallest")
-CHUNK = 16  # rows handed to a worker at a time
 
 
 def run_validation(
@@ -54,15 +52,15 @@ def run_validation(
     if source is not None and not any(source.lower() in row.source.lower() for row in rows):
         known = ", ".join(sorted({row.source for row in rows})[:12])
         raise SpecError("source", source, f"no row has it; the table's sources: {known}")
-    outcomes: list[Outcome | None] = []
-    wanted: list[Row] = []
-    for row in rows:
-        reason = _left_out(row, level, source)
-        outcomes.append(Outcome(row, "skipped", reason) if reason else None)
-        if not reason:
-            wanted.append(row)
-    found = iter(_predicted(wanted, progress, workers, predict))
-    filled = [outcome if outcome is not None else next(found) for outcome in outcomes]
+    reasons = [_left_out(row, level, source) for row in rows]
+    wanted = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
+    if predict is None:
+        found = in_order(_one, wanted, progress, workers)
+    else:
+        found = in_order(lambda row: outcome_of(row, predict), wanted, progress)
+    filled = [
+        Outcome(row, "skipped", reason) if reason else next(found) for row, reason in zip(rows, reasons, strict=True)
+    ]
     if anchor == "smallest":
         filled = anchored(filled)
     return report_of(", ".join(str(one) for one in tables), filled, level=level, source=source, anchor=anchor)
@@ -76,33 +74,7 @@ def _left_out(row: Row, level: str | None, source: str | None) -> str:
     return ""
 
 
-def _predicted(
-    rows: Sequence[Row], progress: Callable[[int, int], None] | None, workers: int, predict: Predict | None
-) -> Iterable[Outcome]:
-    if workers > 1 and predict is None and len(rows) > 4 * CHUNK:
-        with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
-            yield from _counted(pool.map(_one, rows, chunksize=CHUNK), len(rows), progress)
-    else:
-        call = predict or _predict()
-        yield from _counted((outcome_of(row, call) for row in rows), len(rows), progress)
-
-
-def _counted(outcomes: Iterable[Outcome], total: int, progress: Callable[[int, int], None] | None) -> Iterable[Outcome]:
-    for done, outcome in enumerate(outcomes, start=1):
-        if progress is not None:
-            progress(done, total)
-        yield outcome
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _one(row: Row) -> Outcome:
-    return outcome_of(row, _predict())
-
-
-def _predict() -> Predict:
     from windtunnel.training.predict import predict
 
-    return predict
+    return outcome_of(row, predict)

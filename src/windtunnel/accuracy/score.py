@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from windtunnel.accuracy.outcome import Outcome
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +120,18 @@ def score(name: str, outcomes: Iterable[Outcome]) -> Score:
     )
 
 
+def grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], Key]) -> dict[Key, list[Outcome]]:
+    """Outcomes by a key of theirs, each group in the order of the table."""
+    groups: dict[Key, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome), []).append(outcome)
+    return groups
+
+
 def memory_scores(outcomes: Iterable[Outcome]) -> tuple[MemoryScore, ...]:
     """Peak memory by source and definition, for the rows that publish one."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        if outcome.memory_error is not None and not outcome.row.crashed:
-            groups.setdefault((outcome.row.source, outcome.memory_definition), []).append(outcome)
+    measured = (one for one in outcomes if one.memory_error is not None and not one.row.crashed)
+    groups = grouped(measured, lambda one: (one.row.source, one.memory_definition))
     return tuple(_memory(name, definition, group) for (name, definition), group in sorted(groups.items()))
 
 
@@ -153,10 +162,7 @@ def _memory(name: str, definition: str, group: Sequence[Outcome]) -> MemoryScore
 
 def feasibility(outcomes: Iterable[Outcome]) -> tuple[Feasibility, ...]:
     """Per source that has crashed runs: what we call infeasible of them, and of those that ran, skipped rows apart."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        if outcome.status != "skipped":
-            groups.setdefault(outcome.row.source, []).append(outcome)
+    groups = grouped((one for one in outcomes if one.status != "skipped"), lambda one: one.row.source)
     found = []
     for name, group in sorted(groups.items()):
         crashed = [outcome.status == "infeasible" for outcome in group if outcome.row.crashed]
@@ -168,10 +174,8 @@ def feasibility(outcomes: Iterable[Outcome]) -> tuple[Feasibility, ...]:
 
 def spreads(outcomes: Iterable[Outcome]) -> tuple[Spread, ...]:
     """Per source that publishes percentiles of its steps."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        if outcome.covers_spread is not None and not outcome.row.crashed and not outcome.is_anchor:
-            groups.setdefault(outcome.row.source, []).append(outcome)
+    stated = (one for one in outcomes if one.covers_spread is not None and not one.row.crashed and not one.is_anchor)
+    groups = grouped(stated, lambda one: one.row.source)
     return tuple(
         Spread(
             name,
@@ -207,14 +211,4 @@ def ordering(name: str, outcomes: Iterable[Outcome]) -> Ordering | None:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """Ranks from 1; equal values share the mean of theirs."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
-            stop += 1
-        for position in range(start, stop + 1):
-            ranks[order[position]] = (start + stop) / 2 + 1
-        start = stop + 1
-    return ranks
+    return [(sum(one < value for one in values) + sum(one <= value for one in values) + 1) / 2 for value in values]

@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,11 @@ from typing import Any
 from windtunnel.errors import InputFileError
 from windtunnel.input_file import read_bytes
 
-INTEGERS = (
-    *("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq_len", "experts", "topk"),
-    *("n_gpus", "gpus_per_node", "tp", "pp", "vpp", "dp", "cp", "ep"),
-    *("micro_batch", "grad_accum", "global_batch", "bucket_parameters", "shared_ffn"),
-)
 SWITCHES = (
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_tp_backward"),
     *("overlap_p2p", "overlap_ep"),
 )
 NUMBERS_FROM_ZERO = ("zero_stage", "sp", "gated_mlp", *SWITCHES)  # integers, zero included
-NUMBERS = (
-    *("step_time_s", "step_time_p5_s", "step_time_p95_s", "tokens_per_s_per_gpu"),
-    *("params_b", "peak_mem_gib", "d_step_time_s", "d_tokens_per_s_per_gpu"),
-)
-TEXTS = (
-    *("id", "source", "url_or_file", "date", "licence", "model", "model_family", "task", "gpu", "inter_link"),
-    *("precision", "recompute", "offload", "attention_impl", "framework", "spec_level", "value_kind", "notes"),
-    *("cp_kind", "schedule", "gradient_dtype"),
-)
-COLUMNS = TEXTS + INTEGERS + NUMBERS_FROM_ZERO + NUMBERS
 REQUIRED = (
     *("id", "model", "hidden", "layers", "heads", "ffn", "vocab", "seq_len"),
     *("gpu", "n_gpus", "tp", "pp", "global_batch", "precision"),
@@ -55,7 +40,7 @@ REMEDY = "the columns are those of validation/measurements.csv, described in doc
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured run. None: the source does not say."""
+    """One measured run, a field for each column. None: the source does not say."""
 
     line: int  # of the file, for messages
     id: str
@@ -150,6 +135,12 @@ class Row:
             return self.spec_level
         missing = sum(getattr(self, name) in (None, "") for name in SPECIFIED)
         return "A" if missing == 0 else "B" if missing <= 3 else "C"
+
+
+TEXTS = tuple(field.name for field in fields(Row) if field.type == "str")
+INTEGERS = tuple(one.name for one in fields(Row) if one.type == "int | None" and one.name not in NUMBERS_FROM_ZERO)
+NUMBERS = tuple(field.name for field in fields(Row) if field.type == "float | None")
+COLUMNS = TEXTS + INTEGERS + NUMBERS_FROM_ZERO + NUMBERS
 
 
 def read_tables(paths: Sequence[str | Path]) -> tuple[Row, ...]:

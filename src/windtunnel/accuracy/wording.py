@@ -70,6 +70,20 @@ NO_OVERLAP = (
     *("overlap_grad_reduce", "overlap_param_gather"),
 )
 
+# What a note says by itself.
+NOTES: dict[str, dict[str, Any]] = {
+    "tp comm overlap": {"overlap_tp": True},
+    "asynctp yes": {"overlap_tp": True},
+    "asynctp no": {"overlap_tp": False},
+    "torch.compile": {"compile": True},
+    "torch.compile: yes": {"compile": True},
+    "torch.compile: no": {"compile": False},
+    "moe all-to-all overlap": {"overlap_ep": True},
+    "fp32 gradient accumulation": {"gradient_dtype": "fp32"},
+    "bf16 optimizer moments": {"optimizer_dtype": "bf16"},
+    "activation inputs in fp8": {"fp8_activation_input": True},
+}
+
 FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
 
 
@@ -111,18 +125,14 @@ def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
             fields |= {"fp8_parameters": True, "fp8_activation_input": True}
     elif "automodel" not in source and any(word in source for word in ("nemo", "megatron-bridge", "dgx cloud")):
         fields |= {"lora_targets": "qkv"}
-    stated = re.search(r"lora rank (\d+)", row.notes.lower())
-    if stated:
+    if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
         return fields | {"lora_rank": int(stated[1])}, []
     return fields, ["rank of the adapters not stated, taken as 16"]
 
 
 def framework_of(row: Row) -> str:
     """Name of the plan's framework; where none is stated, a plan's default."""
-    name = row.framework.lower()
-    if not name:
-        return "megatron"
-    return next((framework for word, framework in FRAMEWORKS if word in name), "megatron")
+    return next((framework for word, framework in FRAMEWORKS if word in row.framework.lower()), "megatron")
 
 
 def is_known_framework(row: Row) -> bool:
@@ -145,13 +155,10 @@ def precision_of(row: Row) -> str:
         return "fp8-current"  # scaled by blocks, from the tensor at hand
     if name not in PRECISIONS:
         raise UnreadableError(f"precision {row.precision!r} is not modelled")
-    current = "fp8_cs" in row.notes.lower() or "current scaling" in row.notes.lower()
     # torchtitan's float8 scales by the tensor at hand, and so do Megatron-Bridge's FP8 recipes from 25.09 on.
-    framework = row.framework.lower()
-    current = current or "torchtitan" in framework or "megatron-bridge" in framework
-    if name == "fp8" and current:
-        return "fp8-current"
-    return PRECISIONS[name]
+    current = any(word in row.notes.lower() for word in ("fp8_cs", "current scaling"))
+    current = current or any(word in row.framework.lower() for word in ("torchtitan", "megatron-bridge"))
+    return "fp8-current" if name == "fp8" and current else PRECISIONS[name]
 
 
 def attention_of(row: Row) -> str:
@@ -217,26 +224,12 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
         if note.startswith("cuda graphs"):
             # TransformerEngine's graphs hold attention and router; the experts, which are most launches, stay outside.
             fields["cuda_graphs"] = not (row.moe and "transformer_engine" in note)
-        elif note in ("tp comm overlap", "asynctp yes"):
-            fields["overlap_tp"] = True
-        elif note == "asynctp no":
-            fields["overlap_tp"] = False
-        elif note in ("torch.compile", "torch.compile: yes"):
-            fields["compile"] = True
-        elif note == "torch.compile: no":
-            fields["compile"] = False
-        elif note == "moe all-to-all overlap":
-            fields["overlap_ep"] = True
-        elif note == "fp32 gradient accumulation":
-            fields["gradient_dtype"] = "fp32"
+        elif note in NOTES:
+            fields |= NOTES[note]
         elif found := re.fullmatch(r"expert tp (\d+)", note):
             fields["etp"] = int(found[1])
         elif found := re.match(r"(?:fsdp group|fully sharded over) (\d+)\b", note):
             fields["shard_group"] = int(found[1])
-        elif note == "bf16 optimizer moments":
-            fields["optimizer_dtype"] = "bf16"
-        elif note == "activation inputs in fp8":
-            fields["fp8_activation_input"] = True
         elif "nothing overlaps" in note or "no overlap at all" in note:
             fields |= dict.fromkeys(NO_OVERLAP, False)
     if row.attention_impl.lower().startswith("te +"):  # AutoModel with TransformerEngine's fused layers
@@ -280,15 +273,11 @@ def release_of(row: Row) -> str | None:
     for word, name in (("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry"), ("nanotron", "nanotron")):
         if word in source:
             return _dated(name, row)
-    framework = row.framework.lower()
-    if framework.startswith("megatron"):
-        return _dated("megatron", row)
-    return None
+    return _dated("megatron", row) if row.framework.lower().startswith("megatron") else None
 
 
 def _dated(name: str, row: Row) -> str:
-    found = re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date)
-    if found:
+    if found := re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date):
         return f"{name}-{found[1]}.{found[2]}"
     year = re.search(r"(\d{4})$", row.date)
     return f"{name}-{year[1]}" if year else name

@@ -14,7 +14,7 @@ from windtunnel.calibrate.device import Device, today
 from windtunnel.calibrate.kinds import KINDS, Curve, Shape
 from windtunnel.calibrate.timing import Timing
 from windtunnel.errors import InputFileError
-from windtunnel.input_file import read_text
+from windtunnel.input_file import read_mapping
 
 Rows = dict[str, list[list[float]]]
 Measured = Mapping[Curve, Mapping[Shape, Timing]]
@@ -119,23 +119,11 @@ def load_document(path: Path) -> dict[str, Any] | None:
     Raises:
         InputFileError: not a calibrated cluster document.
     """
-    import yaml
-
     if not path.exists():
         return None
     remedy = "give a file that `windtunnel calibrate` wrote"
-    try:
-        document = yaml.load(read_text(path), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except OSError as error:
-        raise InputFileError(path, f"cannot be read ({error.strerror})", remedy) from error
-    except UnicodeDecodeError as error:
-        raise InputFileError(path, f"not UTF-8 at byte {error.start}", remedy) from error
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise InputFileError(path, f"{line}{error.problem or 'not YAML'}", remedy) from error
-    except yaml.YAMLError as error:
-        raise InputFileError(path, " ".join(str(error).split()), remedy) from error
-    if not isinstance(document, dict) or not isinstance(document.get("calibration"), dict):
+    document = read_mapping(path, remedy)
+    if not isinstance(document.get("calibration"), dict):
         raise InputFileError(path, "holds no calibration", remedy)
     return document
 

@@ -320,11 +320,11 @@ def finished_document(device: Device, found: Found, out: Path) -> dict[str, Any]
         [*device.notes, *found.notes],
     )
     document["name"] = out.stem  # so that what a result says to run is the file
-    before = load_document(out) if out.exists() else None
+    before = load_document(out)
     if before is not None and before["calibration"].get("device") == device.name:
         document["calibration"]["collectives"] = before["calibration"].get("collectives") or {}
-        for key in ("scale_out",):
-            document[key] = before.get(key) or document[key]
+        document["scale_out"] = before.get("scale_out") or document["scale_out"]
+        document["sources"] |= {key: text for key, text in (before.get("sources") or {}).items() if key == "scale_out"}
     return document
 
 

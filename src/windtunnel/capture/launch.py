@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,18 +219,7 @@ def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> RankAxes:
 
 def _task(launch: Launch, options: Options) -> dict[str, Any]:
     return {
-        "launch": {
-            "target": launch.target,
-            "arguments": list(launch.arguments),
-            "is_module": launch.is_module,
-            "world_size": launch.world_size,
-            "local_world_size": launch.local_world_size,
-            "master_addr": launch.master_addr,
-            "master_port": launch.master_port,
-            "run_id": launch.run_id,
-            "role": launch.role,
-            "max_restarts": launch.max_restarts,
-        },
+        "launch": asdict(launch),
         "steps": options.steps,
         "device": options.device,
         "answers": dict(options.answers),

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, stdout, working
+from windtunnel.errors import InputFileError, SpecError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -46,8 +49,6 @@ def calibrate(
     """
     import time
 
-    from windtunnel.errors import SpecError
-
     begun = time.monotonic()
     if quick and full:
         raise SpecError("--full", True, "give --quick or --full, not both")
@@ -78,7 +79,6 @@ def _measure(
 ) -> None:
     from windtunnel.calibrate import calibrate as measured
     from windtunnel.calibrate.journal import journal_path
-    from windtunnel.cli.output import note, stdout
     from windtunnel.report.files import write_atomically
 
     try:
@@ -125,7 +125,6 @@ def _collectives(
     pinned: bool,
 ) -> None:
     from windtunnel.calibrate.collectives import measure_collectives
-    from windtunnel.cli.output import note, stdout, working
     from windtunnel.report.files import write_atomically
 
     with working(f"timing {backend} between {world_size} processes"):
@@ -142,9 +141,7 @@ def _collectives(
 def _show(path: Path, page: Path | None) -> None:
     """Points against curves: the curves come from `cost`, the pictures from `report`."""
     from windtunnel.calibrate.document import load_document
-    from windtunnel.cli.output import note, stdout, working
     from windtunnel.cost.calibrated import calibrated_costs
-    from windtunnel.errors import InputFileError
     from windtunnel.hardware import parse_cluster
     from windtunnel.report.calibration_html import CalibrationView, CurveChart, print_calibration, write_calibration
 

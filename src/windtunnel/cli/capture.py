@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import counting, note, print_answer, stdout
+from windtunnel.errors import LayoutError, SpecError
+
 _VALUE = r"true|false|[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf|nan"
 
 
@@ -54,11 +57,9 @@ def capture(
     from windtunnel.capture.launch import Options
     from windtunnel.capture.launch import capture as captured
     from windtunnel.capture.processes.scheduler import ScriptError
-    from windtunnel.cli.output import counting, note, print_answer, stdout
 
     size, per_node = world_size, None
     if cluster is not None:
-        from windtunnel.errors import LayoutError
         from windtunnel.hardware import parse_cluster
 
         found = parse_cluster(cluster)
@@ -96,8 +97,6 @@ def capture(
 
 
 def _answers(given: tuple[str, ...]) -> dict[str, str]:
-    from windtunnel.errors import SpecError
-
     found = {}
     for text in given:
         name, _, value = text.rpartition("=")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from windtunnel.cli.output import print_answer, stdout, working
 from windtunnel.errors import SpecError
 from windtunnel.header import band_entry
 
@@ -22,7 +23,6 @@ def plan_script(
     folder: str, cluster: str, given: Mapping[str, Any], others: Mapping[str, Any], *, top: int, json: bool
 ) -> int:  # fmt: skip
     """Print the best cuts. Raises SpecError on a flag that only the plan of a named model takes."""
-    from windtunnel.cli.output import print_answer, stdout, working
     from windtunnel.planning.captured import plan_captured
 
     refused = {**others, **{f"--{name.replace('_', '-')}": given[name] for name in given if name not in ALLOWED}}

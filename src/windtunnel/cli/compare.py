@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import print_answer, stdout
+
 
 def compare(
     run_a: str,
@@ -25,7 +27,6 @@ def compare(
     run_b
         The run to hold against it.
     """
-    from windtunnel.cli.output import print_answer, stdout
     from windtunnel.report.comparison.compare import compare as compared
     from windtunnel.report.comparison.console import print_comparison
     from windtunnel.report.run_folder import load

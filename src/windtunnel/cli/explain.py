@@ -7,6 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.errors import SpecError
+
 
 def explain(
     *traces: Path,
@@ -35,13 +38,11 @@ def explain(
     """
     if silent:
         from windtunnel.cli.watch import told
-        from windtunnel.errors import SpecError
 
         if len(traces) != 1 or without:
             raise SpecError("--silent", " ".join(map(str, traces)), "give one folder of ranks' logs, and nothing else")
         told(traces[0], 3.0, as_of_last_beat=True, report=report, json=json)
         return
-    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.report.explanation.console import print_explanation
     from windtunnel.traces.read import read_trace
     from windtunnel.traces.stragglers.counterfactuals import explain as explained

@@ -11,8 +11,11 @@ from cyclopts import App, Parameter
 
 from windtunnel.cli.fleet_flows import flows
 from windtunnel.cli.fleet_seeds import changes_of, run_seeds
+from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
 from windtunnel.header import band_entry
+from windtunnel.report.files import check_writable, writing
+from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
@@ -39,7 +42,9 @@ def run(
     cluster: Annotated[
         str, Parameter(help="t4:64, t4:16x4 (nodes x GPUs), a YAML file, or a CSV of unlike nodes.")
     ] = "",
-    policy: Annotated[str, Parameter(help="One or several, separated by commas (fifo).")] = "fifo",
+    policy: Annotated[
+        str, Parameter(help="One or several, separated by commas; a YAML file is one with its parameters (fifo).")
+    ] = "fifo",
     clock: Annotated[
         str, Parameter(help="exact, or as published simulators round: adaptdl, elasticflow (exact).")
     ] = "exact",
@@ -93,8 +98,9 @@ def run(
     trace
         CSV, Parquet, YAML or `sacct -P` text.
     """
-    from windtunnel.cli.output import note, working
     from windtunnel.fleet.jobs.read import read_jobs
+    from windtunnel.fleet.jobs.trace import held_at_once
+    from windtunnel.fleet.site import USUAL_NODE
 
     if live is not None:
         if trace is not None:
@@ -102,18 +108,29 @@ def run(
         trace = live
     if trace is None:
         raise SpecError("TRACE", None, "give a trace, or --live JOBS.yaml")
-    if not cluster:
-        raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
     if placement not in ("nodes", "pool"):
         raise SpecError("--placement", placement, "give nodes or pool")
-    names = [name.strip().lower() for name in policy.split(",") if name.strip()]
+    names = [each.strip() for each in policy.split(",") if each.strip()]
+    described = next((name for name in names if name.lower().endswith((".yaml", ".yml"))), None)
+    names = [name if name.lower().endswith((".yaml", ".yml")) else name.lower() for name in names]
     if not names:
         raise SpecError("--policy", policy, "give one, such as fifo")
     if seed < 0:
         raise SpecError("--seed", seed, "give a whole number from 0 on")
     with working("reading the trace"):
         jobs = read_jobs(trace, where)
+    for place in (jobs_out, report):
+        if place is not None:
+            check_writable(place)
+    if not cluster:
+        most = held_at_once(jobs)
+        if not most or live is not None:
+            raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
+        cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
+        note(f"--cluster is not given: {cluster}, since the trace's jobs held {most} GPUs at once")
     packed = cluster.lower().endswith(".csv")
+    if described is not None and (packed or live is not None or when is not None):
+        raise SpecError("--policy", described, "with --when, --live and packing give a policy's name")
     if executor != "serial" and (seeds is None or when is not None or packed or live is not None):
         raise SpecError("--executor", executor, "it is for runs of one policy at several seeds: give --seeds too")
     lyra = any(name.startswith("lyra") for name in names)
@@ -144,10 +161,10 @@ def run(
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
     from windtunnel.fleet.outcome import aggregates, write_jobs
+    from windtunnel.fleet.policies.own import named
     from windtunnel.fleet.run import Options, simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
-    from windtunnel.units import parse_time
 
     if serving is not None and not lyra:
         raise SpecError("--serving", str(serving), "it is the pool that lends servers to lyra: leave it out")
@@ -180,13 +197,11 @@ def run(
         }
         with working("running seeds"):
             banded = run_seeds(names, seeds, executor, asked)
-        document = dict(banded[0]) if len(banded) == 1 else {}
-        document.update(trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
-        document["policies"] = {each["policy"]: each for each in banded}
+        document = _document(banded, trace=str(trace), where=where, cluster=cluster, gpus=site.gpus)
         bands = banded[0]["bands"].get("jct_mean_s") if len(banded) == 1 else None
         _show(document, banded, json, band=None if bands is None else band_entry("jct_mean_s", bands[0], bands[-1]))
         return
-    from windtunnel.cli.fleet_predicted import with_predictions
+    from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
 
     with working("predicting what jobs take"):
         jobs, unfit = with_predictions(jobs, site)
@@ -199,6 +214,7 @@ def run(
         slot_s=slot,
         pool=placement == "pool",
         restart_s=restart_s,
+        speeds=predicted_speeds() if clock == "exact" else None,
         changes=changes,
     )
     if lyra:
@@ -218,14 +234,16 @@ def run(
     outcomes = []
     for name in names:
         with working(f"running {name}"):
-            outcomes.append(simulate(jobs, site, name, options))
+            outcomes.append(simulate(jobs, site, named(name), options))
     warnings = [*unfit, *dict.fromkeys(line for outcome in outcomes for line in left_out(outcome))]
     for line in warnings[len(unfit) :]:
         note(line)
     figures = [aggregates(outcome, site.gpus) for outcome in outcomes]
     if jobs_out is not None:
-        write_jobs(outcomes, jobs_out)
-    document = _document(trace, where, cluster, site.gpus, figures, outcomes)
+        with writing(jobs_out):
+            write_jobs(outcomes, jobs_out)
+    why = {one.jobs.name[at]: text for one in outcomes for at, text in (one.why or {}).items()}
+    document = _document(figures, trace=str(trace), where=where, cluster=cluster, gpus=site.gpus, left_out=why)
     _show(document, figures, json, warnings=warnings)
     if report is not None:
         from windtunnel.report.fleet.page import write_fleet_page
@@ -242,7 +260,6 @@ def run(
 
 def _occupancy(outcome: Outcome) -> Occupancy:
     """What the page draws of a run."""
-
     from windtunnel.report.fleet.page import Occupancy
 
     ran = outcome.ran()
@@ -271,20 +288,10 @@ def left_out(outcome: Outcome, most: int = 5) -> list[str]:
     return lines
 
 
-def _document(
-    trace: Path, where: str, cluster: str, gpus: int, figures: list[dict[str, Any]], outcomes: Sequence[Outcome]
-) -> dict[str, Any]:
+def _document(figures: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """What `--json` prints: figures by policy, and those of a single policy at the top too."""
-    document: dict[str, Any] = dict(figures[0]) if len(figures) == 1 else {}
-    document.update(
-        trace=str(trace),
-        where=where,
-        cluster=cluster,
-        gpus=gpus,
-        policies={each["policy"]: each for each in figures},
-        left_out={one.jobs.name[at]: text for one in outcomes for at, text in (one.why or {}).items()},
-    )
-    return document
+    only = figures[0] if len(figures) == 1 else {}
+    return {**only, **more, "policies": {each["policy"]: each for each in figures}}
 
 
 def _show(
@@ -295,8 +302,6 @@ def _show(
     band: dict[str, Any] | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    from windtunnel.cli.output import print_answer, stdout
-
     if json:
         print_answer("fleet", document, band=band, provenance={"jobs": document["trace"]}, warnings=warnings)
         return
@@ -306,7 +311,6 @@ def _show(
 
 
 def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs_out: Path | None, json: bool) -> None:
-    from windtunnel.cli.output import working
     from windtunnel.fleet.packing.study import packing_figures, read_nodes, write_placements
 
     nodes = read_nodes(Path(cluster))
@@ -315,11 +319,10 @@ def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs
         with working(f"packing with {name}"):
             figures.append(packing_figures(jobs, nodes, name, seed, seeds))
     if jobs_out is not None:
-        write_placements(jobs, figures, jobs_out)
+        with writing(jobs_out):
+            write_placements(jobs, figures, jobs_out)
     shown = [{key: value for key, value in each.items() if key != "runs"} for each in figures]
-    document: dict[str, Any] = dict(shown[0]) if len(shown) == 1 else {}
-    document.update(trace=jobs.source, cluster=cluster, policies={each["policy"]: each for each in shown})
-    _show(document, shown, json)
+    _show(_document(shown, trace=jobs.source, cluster=cluster), shown, json)
 
 
 @fleet.command
@@ -338,7 +341,6 @@ def lint(
     trace
         CSV, Parquet, YAML or `sacct -P` text.
     """
-    from windtunnel.cli.output import print_answer
     from windtunnel.fleet.jobs.lint import lint_jobs
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.site import parse_site

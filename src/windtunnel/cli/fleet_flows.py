@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.errors import SpecError
+from windtunnel.report.files import writing
+from windtunnel.units import parse_bandwidth
+
 if TYPE_CHECKING:
     from windtunnel.fleet.flows import FlowsAnswer
 
@@ -33,11 +38,8 @@ def flows(
     trace
         A text file of coflow-benchmark's layout, such as FB2010-1Hr-150-0.txt.
     """
-    from windtunnel.cli.output import note, print_answer, working
-    from windtunnel.errors import SpecError
     from windtunnel.fleet.flows import policy_named, read_trace, run_flows
     from windtunnel.fleet.flows.study import PORT_BYTES_PER_S
-    from windtunnel.units import parse_bandwidth
 
     names = [policy_named(word.strip()) for word in policy.split(",")]
     if len(set(names)) < len(names):
@@ -47,7 +49,8 @@ def flows(
     with working("moving flows"):
         answers = [run_flows(read, name, clock, rate) for name in names]
     if out is not None:
-        _write(out, answers)
+        with writing(out):
+            _write(out, answers)
     none = answers[0].ignored
     ignored = [f"{len(none)} coflows have no mapper and were ignored: {', '.join(none[:20])}"] if none else []
     if json:
@@ -78,8 +81,6 @@ def _write(out: Path, answers: list[FlowsAnswer]) -> None:
 def _print(answers: list[FlowsAnswer]) -> None:
     import numpy as np
     from rich.table import Table
-
-    from windtunnel.cli.output import stdout
 
     table = Table(title=f"Coflow completion time, seconds, {answers[0].clock} clock", title_justify="left")
     for column in ("policy", "mean", "p50", "p95", "p99", "last end"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.cli.output import print_answer
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
     """
     import math
 
-    from windtunnel.cli.output import print_answer
     from windtunnel.fleet.exact.clock import NS, Clock, Running
     from windtunnel.fleet.exact.policies import NAMES, policy_of
     from windtunnel.fleet.exact.work import Rigid

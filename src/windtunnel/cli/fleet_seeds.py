@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
     from windtunnel.fleet.capacity.changes import Changes
@@ -29,7 +30,6 @@ def changes_of(
             raise SpecError("--checkpoint-every", checkpoint_every, remedy)
         return None
     from windtunnel.fleet.capacity.changes import Changes
-    from windtunnel.units import parse_time
 
     if mtbf is not None and capacity is not None:
         raise SpecError("--capacity", capacity, "give this or --mtbf-node: a trace holds failures too")
@@ -62,9 +62,10 @@ def one_seed(
     elastic: float,
 ) -> dict[str, Any]:
     """Figures of one run. `failing`: the arguments of `changes_of`. Raises UserError."""
-    from windtunnel.cli.fleet_predicted import with_predictions
+    from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
     from windtunnel.fleet.jobs.read import read_jobs
     from windtunnel.fleet.outcome import aggregates
+    from windtunnel.fleet.policies.own import named
     from windtunnel.fleet.run import Options, simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
@@ -72,12 +73,13 @@ def one_seed(
     site = parse_site(cluster, gpus_per_node)
     jobs, _ = with_predictions(read_jobs(Path(trace), where), site)
     read = None if tables is None else Tables(Path(tables))
-    options = Options(clock, read, seed, slot, pool, restart_s=restart, changes=changes_of(*failing))
+    speeds = predicted_speeds() if clock == "exact" else None
+    options = Options(clock, read, seed, slot, pool, restart_s=restart, speeds=speeds, changes=changes_of(*failing))
     if policy.startswith("lyra"):
         from windtunnel.cli.fleet_loans import loans_of
 
         options = replace(options, loans=loans_of(None if serving is None else Path(serving), elastic, seed))
-    return aggregates(simulate(jobs, site, policy, options), site.gpus)
+    return aggregates(simulate(jobs, site, named(policy), options), site.gpus)
 
 
 def run_seeds(names: Sequence[str], count: int, executor: str, asked: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from windtunnel.cli.output import print_answer, stdout, working
+
 if TYPE_CHECKING:
     from windtunnel.fleet.jobs.trace import Jobs
     from windtunnel.fleet.run import Options
@@ -21,7 +23,6 @@ def answer_when(
     json: bool,
 ) -> None:
     """Print the answer of each policy. JSON: `when` by policy. Raises UserError."""
-    from windtunnel.cli.output import print_answer, stdout, working
     from windtunnel.fleet.when import DRAWS, when
     from windtunnel.report.fleet.when_console import print_when
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.cli.plan_flags import Changes, PlanFlags
+from windtunnel.errors import SpecError
+from windtunnel.units import parse_time
 
 if TYPE_CHECKING:
     from windtunnel.planning.oracle import Layout, Replayed
@@ -30,10 +33,7 @@ def plan(
         Parameter(help="Plan file, in YAML or the framework's own: its fields are fixed; flags override it."),
     ] = None,
     flags: PlanFlags = PlanFlags(),
-    set: Annotated[
-        tuple[str, ...],
-        Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
-    ] = (),
+    set: Changes = (),
     top: Annotated[int, Parameter(help="How many plans (5).")] = 5,
     within: Annotated[
         str, Parameter(help="Search for so long at most, then say the proven gap; techniques come after it (60s).")
@@ -85,12 +85,10 @@ def plan(
         others |= {"--tried": tried, "--within": None if within == WITHIN else within}
         return plan_script(model, cluster, flags.given(), others, top=top, json=json)
     from windtunnel.cli.captured_plan import band_of_best
-    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.planning import plan as find
     from windtunnel.planning.ahead import working_ahead
     from windtunnel.training.question import Question
-    from windtunnel.units import parse_time
 
     mixed = parse_mixed(cluster)
     asked = Question.asked(model, cluster, plan, flags.given(), set, None if mixed is None else mixed.alike()[0])
@@ -179,7 +177,5 @@ def _told(path: Path | None, model: str, cluster: str) -> Iterator[Callable[[Lay
 def _range(text: str) -> tuple[int, int]:
     low, dots, high = text.partition("..")
     if not (low.isdigit() and (high.isdigit() or not dots)):
-        from windtunnel.errors import SpecError
-
         raise SpecError("--gpus", text, "give the least and the most, e.g. 512..4096")
     return int(low), int(high or low)

@@ -11,11 +11,19 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
+from windtunnel.errors import SpecError
+
 LAYOUT = Group("Layout", sort_key=1)
 BATCH = Group("Batch", sort_key=2)
 NUMBERS = Group("Precision and optimizer", sort_key=3)
 MEMORY = Group("Memory savings", sort_key=4)
 OVERLAP = Group("Overlap and launch", sort_key=5)
+
+
+Changes = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
+]
 
 
 def _flag(group: Group, text: str, *names: str) -> Parameter:
@@ -162,15 +170,11 @@ def check_whole_numbers(arguments: Sequence[str]) -> None:
     words = [word for argument in arguments for word in argument.split("=", 1)]
     for flag, value in pairwise(words):
         if flag in WHOLE and re.fullmatch(r"[+-]?\d*\.\d*", value):
-            from windtunnel.errors import SpecError
-
             raise SpecError(flag, value, "give a whole number")
 
 
 def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
-        from windtunnel.errors import SpecError
-
         raise SpecError("--layers-per-stage", text, "give counts with commas between them, e.g. 7,8,8,7")
     return tuple(int(part) for part in parts)

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.plan_flags import PlanFlags
+from windtunnel.cli.output import note, print_json, stdout, working
+from windtunnel.cli.plan_flags import Changes, PlanFlags
+from windtunnel.errors import SpecError
 from windtunnel.step.scenario import CALM, Scenario
+from windtunnel.units import format_count, parse_tokens
 
 if TYPE_CHECKING:
     from windtunnel.result import Result
@@ -32,10 +35,7 @@ def predict(
         ),
     ] = None,
     flags: PlanFlags = PlanFlags(),
-    set: Annotated[
-        tuple[str, ...],
-        Parameter(name="--set", negative="", help="Change one number, e.g. cluster.nic=800Gb/s or model.layers=64."),
-    ] = (),
+    set: Changes = (),
     slow: Annotated[
         tuple[str, ...],
         Parameter(
@@ -106,17 +106,11 @@ def predict(
         Name of a shipped model, e.g. llama-3.1-405b, the path of a Hugging Face config.json, or a folder that
         `windtunnel capture` wrote.
     """
-    from windtunnel.cli.output import note, print_json, stdout, working
-
     outputs: dict[Path, str] = {}
     for name, path in (("--report", report), ("--trace", trace), ("--ops", None if ops == OPS_IN_JSON else ops)):
         if path is not None and (taken := outputs.setdefault(path.resolve(), name)) != name:
-            from windtunnel.errors import SpecError
-
             raise SpecError(name, str(path), f"is the file of {taken} too; give each a name of its own")
     if price is not None and tokens is None:
-        from windtunnel.errors import SpecError
-
         raise SpecError("--price", price, "give --tokens as well, e.g. --tokens 15T")
     if ops is not None:
         check_ops(ops, model, technique, json=json)
@@ -189,7 +183,6 @@ def predict(
 def check_ops(ops: Path, model: str, technique: Sequence[str], *, json: bool) -> None:
     """Refuse, before anything is predicted, a `--ops` that cannot be answered. Raises SpecError."""
     from windtunnel.cli.captured import is_captured_word
-    from windtunnel.errors import SpecError
 
     if ops != OPS_IN_JSON and ops.suffix != ".parquet":
         raise SpecError("--ops", str(ops), "name a .parquet file, or say json together with --json")
@@ -212,7 +205,6 @@ def asked_ops(
 
 def launched(kind: str, result: Result) -> dict[str, str]:
     """File name -> text: the predicted plan as a framework is launched with it."""
-    from windtunnel.errors import SpecError
     from windtunnel.training.launch import launch_flags
 
     plan = dict(result.spec.get("plan") or {})
@@ -226,9 +218,6 @@ def launched(kind: str, result: Result) -> dict[str, str]:
 
 def training_run(result: Result, tokens: str, price: float | None) -> dict[str, float]:
     """Days, GPU-hours and cost of a whole training at the predicted step, with its band; failures not counted."""
-    from windtunnel.errors import SpecError
-    from windtunnel.units import parse_tokens
-
     count = parse_tokens(tokens, "--tokens")
     if not result.tokens_per_step:
         raise SpecError("--tokens", tokens, "the answer has no tokens per step")
@@ -247,8 +236,6 @@ def training_run(result: Result, tokens: str, price: float | None) -> dict[str, 
 
 def told_run(whole: Mapping[str, float]) -> str:
     """One line about a whole training."""
-    from windtunnel.units import format_count
-
     parts = [
         f"{whole['days']:,.1f} days (p5–p95 {whole['days_p5']:,.1f} – {whole['days_p95']:,.1f})",
         f"{format_count(whole['gpu_hours'])} GPU-hours",
@@ -288,24 +275,18 @@ def answered_at_first(
 
     if is_captured_word(model):
         if technique:
-            from windtunnel.errors import SpecError
-
             raise SpecError("--technique", technique[0], "techniques rewrite the step of a plan: name a model instead")
         captured = answered_captured(
             model, cluster=cluster, plan=plan, flags=flags.given(), set=set, scenario=scenario, allocator=allocator
         )
         return captured, lambda: captured
     if allocator is not None:
-        from windtunnel.errors import SpecError
-
         raise SpecError(
             "--allocator", allocator, "leave it out: a plan follows its framework; a captured folder takes it"
         )
     mixed = parse_mixed(cluster)
     if mixed is not None:
         if technique or set or scenario.samples or scenario.disturbs:
-            from windtunnel.errors import SpecError
-
             why = "of several types of GPU: leave out techniques, --set, disturbances, routers and lengths"
             raise SpecError("--cluster", cluster, why)
         question = Question.asked(model, cluster, plan, flags.given(), set, mixed.alike()[0])

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout
+from windtunnel.errors import LayoutError, SpecError, UserError
+
 if TYPE_CHECKING:
     from windtunnel.capture.arguments import Launch
     from windtunnel.emulate.run import Emulation, Outcome
@@ -73,9 +76,7 @@ def run(
     with all its members, and leaves data of the right size and scale. The launch line changes in its first word:
     windtunnel run --world-size 1024 --rank 0 --cluster h100-sxm:1024 train.py --config x.
     """
-    from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.emulate.run import emulate_ranks
-    from windtunnel.errors import UserError
     from windtunnel.report.emulation_console import report_lines, report_lines_of_several
 
     asked = _asked(launch, cluster, world_size, rank, ranks, slow, jitter, seed, data, tape, captured, not no_memory)
@@ -135,7 +136,6 @@ def _asked(
     memory: bool,
 ) -> Emulation:
     from windtunnel.emulate.run import Emulation, slow_ranks
-    from windtunnel.errors import LayoutError, SpecError
 
     words = list(words)
     if tape in _TAPE_WORDS:
@@ -161,26 +161,22 @@ def _asked(
         raise SpecError("--rank", rank, "give --rank, or --ranks for several")
     chosen = several[0] if several else _rank(rank, line)
     slowed = slow_ranks(slow, found, seed, several or (chosen,))
-    if found.calibration is not None and not found.calibration.collectives and found.n_gpus > 1:
-        from windtunnel.cli.output import note
-
-        file = cluster.rpartition(":")[0] or cluster
-        note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
-             f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
-    _say_doubts(cluster, found)
+    _say_doubts(cluster.rpartition(":")[0] or cluster, found)
     made = Emulation(line, chosen, cluster, slowed, jitter == "own", seed, data, parted, captured, memory=memory)
     return replace(made, ranks=several)
 
 
-def _say_doubts(cluster: str, found: Cluster) -> None:
-    """That what prices communications is old, or was disturbed."""
+def _say_doubts(file: str, found: Cluster) -> None:
+    """That what prices communications is not there, is old, or was disturbed."""
     from datetime import date
 
-    from windtunnel.cli.output import note
-
-    doubts = found.calibration.doubts(date.today()) if found.calibration is not None else []
+    if found.calibration is None:
+        return
+    if not found.calibration.collectives and found.n_gpus > 1:
+        note(f"note: {file} holds no collectives: their times rest on links that were assumed; to measure them:"
+             f" windtunnel calibrate --collectives --out {file}")  # fmt: skip
+    doubts = found.calibration.doubts(date.today())
     if doubts:
-        file = cluster.rpartition(":")[0] or cluster
         note(f"note: {file} may be off: {'; '.join(doubts)}; to measure again: windtunnel calibrate --out {file}")
 
 
@@ -188,7 +184,6 @@ def _recording(words: Sequence[str], path: str) -> Emulation:
     """A rank of a real job, as torchrun started it."""
     from windtunnel.capture.arguments import parse_launch
     from windtunnel.emulate.run import Emulation
-    from windtunnel.errors import UserError
 
     here = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     if not all(value.isdigit() for value in here.values()):
@@ -202,8 +197,6 @@ def _recording(words: Sequence[str], path: str) -> Emulation:
 
 
 def _tape(text: str | None) -> tuple[str, str] | None:
-    from windtunnel.errors import SpecError
-
     if text is None:
         return None
     word, colon, path = text.partition(":")
@@ -231,8 +224,6 @@ def _predicted(asked: Emulation) -> float | None:
 
 def _failed(asked: Emulation, outcome: Outcome, rank: int) -> int:
     """Say what ended the script; its own status, or 1."""
-    from windtunnel.cli.output import note
-
     if asked.ranks:
         note(f"rank {rank} ended first; the other real ranks were ended with it")
     if outcome.details:
@@ -252,8 +243,6 @@ def _failed(asked: Emulation, outcome: Outcome, rank: int) -> int:
 def _write_times(outcome: Outcome, path: Path) -> None:
     from json import dumps
 
-    from windtunnel.cli.output import note
-    from windtunnel.errors import UserError
     from windtunnel.report.files import write_atomically
 
     times = outcome.facts.get("times")
@@ -264,7 +253,6 @@ def _write_times(outcome: Outcome, path: Path) -> None:
 
 
 def _write_trace(asked: Emulation, outcomes: Mapping[int, Outcome], path: Path) -> None:
-    from windtunnel.cli.output import note
     from windtunnel.emulate.timeline import trace_bytes
     from windtunnel.report.files import write_atomically
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def runs(
     words
         Runs that have each of these in what the list shows or in their tags.
     """
-    from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.report.run_list import RunList
 
     listed = RunList(out)

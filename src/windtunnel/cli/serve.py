@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.errors import UserError
+
 
 def serve(
     model: str | None = None,
@@ -89,7 +92,10 @@ def serve(
         str, Parameter(help="With --spot, commas between them: spotserve, reroute, restart (all).")
     ] = "spotserve,reroute,restart",
     notice: Annotated[str, Parameter(help="With --spot: from the notice to the loss of a machine (30s).")] = "30s",
-    page: Annotated[Path | None, Parameter(help="Write an HTML page with latency-rate curves here.")] = None,
+    report: Annotated[
+        Path | None,
+        Parameter(alias="--page", help="Write an HTML report with latency-rate curves here."),
+    ] = None,
     trace: Annotated[Path | None, Parameter(help="Write the timeline of one replica for Perfetto here.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
 ) -> int | None:
@@ -103,9 +109,7 @@ def serve(
         its share of the rate: llama-3.1-8b=3,qwen3-32b=1.
     """
     asked_for = dict(locals())  # the flags, before anything else has a name here
-    from windtunnel.cli.output import note, print_answer, working
     from windtunnel.cli.serve_flags import check_flags
-    from windtunnel.errors import UserError
     from windtunnel.header import band_entry
     from windtunnel.report.files import check_writable, write_atomically
     from windtunnel.serving import Deployment
@@ -118,7 +122,7 @@ def serve(
     if spot is not None and (is_pool or listen is not None or real is not None):
         raise UserError("--spot is for one model and made or read requests: leave out the pool, --listen and --real")
     check_flags(given, pool=is_pool)
-    for place in (requests_out, page, trace):
+    for place in (requests_out, report, trace):
         if place is not None:
             check_writable(place)
     count = int(requests) if requests is not None and requests.isdigit() else None
@@ -144,12 +148,18 @@ def serve(
     if model is not None and is_pool:
         from windtunnel.cli.serve_pool import answer_pool
 
-        answer_pool(Path(model), page, json)
+        answer_pool(Path(model), report, json)
         return None
     if real is not None:
-        from windtunnel.cli.serve_real import answer_real
+        from windtunnel.report.serving.real import print_real
+        from windtunnel.serving.real.compare import REQUESTS, compare
 
-        answer_real(count, rate, cv, seed, json)
+        with working("serving for real"):
+            compared = compare(requests=REQUESTS if count is None else count, rate=rate, cv=cv, seed=seed).to_dict()
+        if json:
+            print_answer("serve --real", compared)
+        else:
+            print_real(compared, stdout())
         return None
     if model is None:
         raise UserError("no model is named: give one of the catalogue, a config.json, or a pool.yaml")
@@ -190,16 +200,16 @@ def serve(
             kernels=kernels,
             timeline=trace is not None,
             cost_per_gpu_hour=gpu_hour,
-            curve=page is not None,
+            curve=report is not None,
         )
     if requests_out is not None:
         write_atomically(requests_out, result.requests_csv().encode())
         note(f"wrote {requests_out}")
-    if page is not None:
+    if report is not None:
         from windtunnel.report.serving.page import write_page
 
-        write_page(result.to_dict(), curve, page)
-        note(f"wrote {page}")
+        write_page(result.to_dict(), curve, report)
+        note(f"wrote {report}")
     if trace is not None:
         from windtunnel.report.serving.trace import write_trace
 
@@ -218,7 +228,6 @@ def serve(
     else:
         for warning in warned:
             note(warning)
-        from windtunnel.cli.output import stdout
         from windtunnel.report.serving.console import print_serving
 
         print_serving(result.to_dict(), stdout())

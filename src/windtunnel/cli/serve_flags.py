@@ -19,7 +19,7 @@ ENGINE = frozenset(
 )  # fmt: skip
 LOAD = frozenset({"workload", "requests", "rate", "cv", "prompt", "output", "length_ratio", "seed"})
 CLOSED = frozenset({"concurrency", "waves"})
-ANSWER = frozenset({"slo", "goodput", "attain", "gpu_hour", "requests_out", "page", "json"})
+ANSWER = frozenset({"slo", "goodput", "attain", "gpu_hour", "requests_out", "report", "json"})
 SEVERAL = ENGINE | LOAD | DRAFTING | LAYOUT | {"search", "slo", "json"}
 POOLS = frozenset({"prefill", "decode"})
 SPOT = frozenset({"cluster", "engine", "weights", "expert_weights", "kv", "tp", "pp", "dp"})  # policies say why no tp
@@ -30,7 +30,7 @@ LISTEN = ENGINE | DRAFTING | {"listen", "speed", "lose", "max_waiting", "record"
 LISTEN |= {"replicas", "router", "workload", "requests", "output", "length_ratio", "seed"}
 
 MODES: dict[str, tuple[str, frozenset[str]]] = {
-    "pool": ("a pool file", frozenset({"page", "json"})),
+    "pool": ("a pool file", frozenset({"report", "json"})),
     "real": ("--real", frozenset({"real", "requests", "rate", "cv", "seed", "json"})),
     "listen": ("--listen", LISTEN | LAYOUT | {"kernels"}),
     "listen apart": ("--listen and --prefill, --decode", LISTEN | POOLS),

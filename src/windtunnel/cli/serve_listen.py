@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.cli.output import note
+from windtunnel.errors import SpecError
+
 if TYPE_CHECKING:
     from windtunnel.serving import Deployment
     from windtunnel.serving.build import Engine
@@ -31,8 +34,6 @@ def answer_requests(
 ) -> None:
     """Price the deployment and serve it until interrupted."""
     from windtunnel import __version__
-    from windtunnel.cli.output import note
-    from windtunnel.errors import SpecError
     from windtunnel.serving.emulator.listen import LOOPBACK, drawn_lengths, listen, parsed_address
     from windtunnel.serving.question import priced, priced_pools
     from windtunnel.serving.workload.files import read_workload

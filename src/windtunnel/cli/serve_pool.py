@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from windtunnel.cli.output import note, print_answer, stdout, working
+from windtunnel.errors import SpecError
+from windtunnel.input_file import read_mapping
+
 
 def answer_pool(path: Path, page: Path | None, json: bool) -> None:
     """Run the pool and print it."""
-    from windtunnel.cli.output import note, print_answer, stdout, working
-    from windtunnel.input_file import read_mapping
     from windtunnel.serving.shared_pool.result import serve_pool
 
     if "weights" in read_mapping(path, "give a pool in YAML, with `groups:` and `models:`"):
@@ -31,13 +33,11 @@ def answer_pool(path: Path, page: Path | None, json: bool) -> None:
 
 def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
     """A pool of weights: a file with `weights:` in place of `groups:`."""
-    from windtunnel.cli.output import note, print_answer, stdout, working
-    from windtunnel.errors import SpecError
     from windtunnel.report.serving.weights_console import print_weight_pool
     from windtunnel.serving.weight_pool.study import read_weight_pool, run_weight_pool
 
     if page is not None:
-        raise SpecError("--page", str(page), "a pool of weights has no page: leave it out")
+        raise SpecError("--report", str(page), "a pool of weights has none: leave it out")
     with working("serving"):
         pool = read_weight_pool(path)
         found = run_weight_pool(pool)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from windtunnel.cli.output import print_answer, stdout
+from windtunnel.errors import SpecError, UserError
+
 if TYPE_CHECKING:
     from windtunnel.serving import Deployment, Workload
 
@@ -24,8 +27,6 @@ def answer_search(
     if search != "distserve":
         _answer_several(search, model, cluster, deployment, workload, slo, rate, json)
         return
-    from windtunnel.cli.output import print_answer, stdout
-    from windtunnel.errors import UserError
     from windtunnel.hardware import parse_cluster
     from windtunnel.model import load_model
     from windtunnel.serving.goodput import rate_of
@@ -76,8 +77,6 @@ def _answer_several(
     rate: float | None,
     json: bool,
 ) -> None:
-    from windtunnel.cli.output import print_answer, stdout
-    from windtunnel.errors import SpecError
     from windtunnel.hardware import parse_cluster
     from windtunnel.model import load_model
     from windtunnel.serving.goodput import rate_of
@@ -111,8 +110,6 @@ def _told(value: float, share: bool) -> str:
 
 def _shares(models: str) -> tuple[list[str], list[float]]:
     """`a=3,b=1` or `a,b`: names, and shares of the rate."""
-    from windtunnel.errors import SpecError
-
     names, shares = [], []
     for part in models.split(","):
         name, equals, share = part.strip().partition("=")

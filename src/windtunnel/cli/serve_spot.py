@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.cli.output import note, print_answer, stdout
+from windtunnel.units import parse_time
+
 if TYPE_CHECKING:
     from windtunnel.hardware.cluster import Cluster
     from windtunnel.model.architecture import Model
@@ -25,9 +28,7 @@ def answer_spot(
     json: bool,
 ) -> None:
     """Ask and print. Raises UserError."""
-    from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.report.serving.spot_console import print_spot_serving
-    from windtunnel.units import parse_time
 
     answer = serve_on_spot(
         model,

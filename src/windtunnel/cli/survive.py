@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.cli.plan_flags import PlanFlags
 from windtunnel.errors import SpecError
+from windtunnel.report.files import write_atomically
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Cluster
@@ -92,8 +94,6 @@ def survive(
         Name or config.json of a model, as in predict; with --spot a model of the tables, e.g. bert. Without one, step
         time and state are assumed.
     """
-    from windtunnel.cli.output import note, print_answer, stdout, working
-
     names = [name.strip() for name in policy.split(",") if name.strip()]
     of_study = {
         "cluster": cluster, "plan": plan, "days": days, "failures": failures, "observed": observed,
@@ -109,12 +109,24 @@ def survive(
     }  # fmt: skip
     if spot is not None:
         _refuse(of_study, "leave it out: with --spot the trace and its tables say all of the job")
-        from windtunnel.cli.survive_spot import answered_spot
+        from windtunnel.report.survival.spot_console import print_spot
+        from windtunnel.resilience.spot import survive_spot
 
-        answered_spot(
-            model, spot, names, tables=tables, forecast=forecast or "known", look_ahead=look_ahead,
-            decisions_out=decisions_out, seed=seed, gpu_hour=gpu_hour, spot_gpu_hour=spot_gpu_hour, json=json,
-        )  # fmt: skip
+        with working("surviving"):
+            spots = survive_spot(
+                spot, names, model=model, tables=tables, forecast=forecast or "known", look_ahead=look_ahead,
+                seed=seed, usd_per_gpu_hour=gpu_hour, usd_per_spot_gpu_hour=spot_gpu_hour,
+            )  # fmt: skip
+        if model is None and len(spots.models) > 1:
+            others = ", ".join(name for name in spots.models if name != spots.model)
+            note(f"model {spots.model}; name another as the first word: {others}")
+        if decisions_out is not None:
+            write_atomically(decisions_out, spots.decisions_csv().encode())
+            note(f"wrote {decisions_out}")
+        if json:
+            print_answer("survive --spot", spots.to_dict(), provenance={"machines": str(spot)})
+        else:
+            print_spot(spots, stdout())
         return
     _refuse(of_spot, "it needs --spot TRACE.csv")
     if cluster is None:
@@ -142,7 +154,6 @@ def survive(
             seed=seed,
         )
     if failures_out is not None:
-        from windtunnel.report.files import write_atomically
         from windtunnel.resilience import process_to_yaml
 
         write_atomically(failures_out, process_to_yaml(asked.process).encode())
@@ -187,7 +198,12 @@ def _job(
     from windtunnel.training.question import Question, changed_cluster, settings_of
 
     if model is None:
-        machine = changed_cluster(cluster, settings_of(sets)["cluster"])
+        settings = settings_of(sets)
+        _refuse(
+            {"plan": plan, "set": sets if any(settings[part] for part in settings if part != "cluster") else None},
+            "it needs a model: without one the job is assumed",
+        )
+        machine = changed_cluster(cluster, settings["cluster"])
         return machine, assumed(machine, flags.given(), step_time)
     if step_time is not None:
         raise SpecError("--step-time", step_time, "leave it out: the step is predicted for the model")

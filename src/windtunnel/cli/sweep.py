@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import counting, note, print_answer, stdout
+
 
 def sweep(
     study: Path,
@@ -27,8 +29,6 @@ def sweep(
     study
         A study in YAML (docs/planning.md), or with --show a table that a sweep wrote.
     """
-    from windtunnel.cli.output import counting, note, print_answer, stdout
-
     if show is not None or study.suffix == ".parquet":
         from windtunnel.sweeps.show import best_at_each
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import print_answer, stdout
+
 
 def techniques(
     name: str | None = None,
@@ -20,7 +22,6 @@ def techniques(
     name
         One technique alone.
     """
-    from windtunnel.cli.output import print_answer, stdout
     from windtunnel.techniques.named import named, told
 
     listed = told()

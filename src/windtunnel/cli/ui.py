@@ -7,6 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note
+from windtunnel.errors import SpecError, UserError
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -24,9 +27,6 @@ def ui(
     """Ask, vary, search and compare in the browser, served by this machine alone."""
     import secrets
     import socket
-
-    from windtunnel.cli.output import note
-    from windtunnel.errors import SpecError, UserError
 
     try:
         import starlette  # noqa: F401

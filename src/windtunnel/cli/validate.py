@@ -7,6 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import counting, note, print_answer, stdout
+from windtunnel.errors import SpecError
+from windtunnel.report.files import writing
+
 
 def validate(
     tables: Annotated[tuple[Path, ...], Parameter(name="TABLE", negative="")],
@@ -37,8 +41,6 @@ def validate(
 
     from windtunnel.accuracy import run_validation
     from windtunnel.accuracy.serving import is_serving_table
-    from windtunnel.cli.output import counting, note, print_answer, stdout
-    from windtunnel.errors import SpecError
 
     if workers is not None and not 1 <= workers <= 1024:
         raise SpecError("--workers", workers, "give 1 to 1024")
@@ -82,8 +84,6 @@ def _serving(
     """The same for measured deployments of served models."""
     from windtunnel.accuracy.serving import run_serving_validation
     from windtunnel.accuracy.serving.console import print_report, write_page
-    from windtunnel.cli.output import counting, note, print_answer, stdout
-    from windtunnel.errors import SpecError
 
     for name, value in (("--level", level), ("--source", source), ("--anchor", None if anchor == "none" else anchor)):
         if value is not None:
@@ -91,9 +91,11 @@ def _serving(
     with counting("predicting") as progress:
         report = run_serving_validation(tables, progress=progress, workers=workers)
     if rows is not None:
-        report.write_rows(rows)
+        with writing(rows):
+            report.write_rows(rows)
     if page is not None:
-        write_page(report, page, " ".join(["windtunnel validate", *(table.name for table in tables)]))
+        with writing(page):
+            write_page(report, page, " ".join(["windtunnel validate", *(table.name for table in tables)]))
     if json:
         print_answer("validate", report.to_dict(), provenance={"measured": report.source})
     else:

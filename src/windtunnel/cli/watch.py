@@ -7,6 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout
+from windtunnel.units import parse_time
+
 
 def watch(
     folder: Path,
@@ -28,7 +31,6 @@ def watch(
 
     from windtunnel.survive.watch.log import read_logs
     from windtunnel.survive.watch.verdict import verdict
-    from windtunnel.units import parse_time
 
     patience_s = parse_time(patience, "--patience")
     while follow:
@@ -43,7 +45,6 @@ def told(folder: Path, patience_s: float, *, report: Path | None, json: bool, as
     """Read the logs and say who is to blame, now or, for a job that is over, as of its last beat."""
     import time
 
-    from windtunnel.cli.output import note, print_answer, stdout
     from windtunnel.report.survival.watching import print_verdict, write_verdict
     from windtunnel.survive.watch.log import read_logs
     from windtunnel.survive.watch.verdict import verdict

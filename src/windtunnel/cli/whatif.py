@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
+from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.cli.plan_flags import switches_spelled_out
 from windtunnel.cli.predict import answered, predict
 from windtunnel.errors import InputFileError, SpecError, UserError
@@ -47,7 +48,6 @@ def whatif(
     run
         A run folder, its result.json, or the first digits of its hash.
     """
-    from windtunnel.cli.output import note, print_answer, stdout, working
     from windtunnel.report.comparison.compare import compare
     from windtunnel.report.comparison.console import print_comparison
     from windtunnel.report.run_folder import load

@@ -140,12 +140,10 @@ class CalibratedCosts:
         """ "adamw foreach", "adamw fused", "zero_grad" or "clip_norm" over so many parameters."""
         return FREE if parameters == 0 else self._priced(kind, (parameters,), dtype)
 
-    def copy(self, bytes_total: float, kind: str = "copy", dtype: str | None = None) -> Price:
-        """A copy on the device, or over its link to the host (`kind` h2d or d2h; `dtype` picks among measured ones)."""
+    def copy(self, bytes_total: float, kind: str = "copy") -> Price:
+        """A copy on the device, or over its link to the host (`kind` h2d or d2h)."""
         known = sorted(name for op, name in self.calibration.points if op == f"{kind} forward")
-        return (
-            FREE if bytes_total == 0 else self._priced(kind, (bytes_total,), dtype or (known[0] if known else "int8"))
-        )
+        return FREE if bytes_total == 0 else self._priced(kind, (bytes_total,), known[0] if known else "int8")
 
     def curve(self, op_phase: str, dtype: str) -> Curve | None:
         """The curve of one operation; None where it was not measured in this dtype."""
@@ -373,8 +371,5 @@ def _banded(seconds: float, half_width: float, source: Source) -> Price:
 
 
 def _widened(price: Price, half_width: float, source: Source) -> Price:
-    """Independent errors add in squares; the source is at best `source`."""
-    down = math.hypot(math.log(price.seconds / price.p5), half_width)
-    up = math.hypot(math.log(price.p95 / price.seconds), half_width)
-    worse = Source(max(price.source, source))
-    return Price(price.seconds, price.seconds * math.exp(-down), price.seconds * math.exp(up), worse)
+    """Wider to both sides; the source is at best `source`."""
+    return price.widened(half_width, half_width, Source(max(price.source, source)))

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
+from windtunnel.cost.calibration import read_calibration
 from windtunnel.hardware.cluster import Cluster
-from windtunnel.input_file import own_yaml
 
 MIB = 1 << 20
 
 
-@lru_cache
 def memory_document() -> dict[str, Any]:
     """Constants of memory, as in the calibration file."""
-    data = own_yaml(files("windtunnel.cost.calibration").joinpath("memory.yaml").read_text(encoding="utf-8"))
-    assert isinstance(data, dict)
-    return data
+    return read_calibration("memory.yaml")
 
 
 def outside_of_allocator(cluster: Cluster, communicators: int) -> int:

@@ -30,6 +30,7 @@ from functools import lru_cache
 from typing import final
 
 from windtunnel.cost import roofline
+from windtunnel.cost.calibration import read_calibration
 from windtunnel.cost.measured.interpolation import BAND_EDGES_S, Reading
 from windtunnel.cost.measured.tables import KernelTables, Table, load_tables
 from windtunnel.cost.price import Price, Source
@@ -123,7 +124,7 @@ def _gemm(costs: KernelCosts, m: float, n: float, k: float, dtype: str) -> Price
     price = _banded(table, reading, seconds, on_node=reading.between == 0.0 and reading.outside == 0.0)
     if dtype not in _TABLE_OF:  # fp64, fp32, tf32, int8: the bf16 kernel at the ratio of the rates, but never faster
         slower = max(1.0, gpu.peak_flops("bf16") / rate)
-        price = _widened(price.scaled(slower), -_BORROWED_BAND, _BORROWED_BAND, Source.FITTED)
+        price = price.scaled(slower).widened(-_BORROWED_BAND, _BORROWED_BAND, Source.FITTED)
     price = _scaled(costs, price, roofline.gemm_bytes(m, n, k, dtype))
     return _at_least(price, 2.0 * m * n * k / rate)
 
@@ -142,7 +143,7 @@ def _grouped_gemm(costs: KernelCosts, groups: int, m_per_group: float, n: int, k
     bytes_total = operand * active * n * k + groups * m_per_group * (operand * k + max(2.0, operand) * n)
     memory = roofline.memory_bound(costs.gpu, bytes_total)
     price = _at_least(dense, memory.seconds)
-    return _widened(price, *_GROUPED_BAND, Source.ROOFLINE if price.source is Source.ROOFLINE else Source.FITTED)
+    return price.widened(*_GROUPED_BAND, Source.ROOFLINE if price.source is Source.ROOFLINE else Source.FITTED)
 
 
 @lru_cache(maxsize=65536)
@@ -184,7 +185,7 @@ def _attention(
         price = _banded(table, reading, math.exp(reading.log_value), timed, _LONGER_BAND)
         if not square:
             extra = _WINDOW_BAND if cuts else _UNMASKED_BAND
-            price = _widened(price, -extra, extra, price.source)
+            price = price.widened(-extra, extra, price.source)
         memory_s = bytes_total / (gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0])
         price = _at_least(_scaled(costs, price, bytes_total), memory_s)
     return _backward(gpu, price) if backward else price
@@ -208,19 +209,12 @@ def mean_kv_length(seq_q: int, seq_kv: int, causal: bool, window: int | None) ->
     return max(1.0, min(whole, cut + _MASK_BLOCK / 2.0))
 
 
-@lru_cache(maxsize=1)
-def _backward_constants() -> dict[str, object]:
-    return roofline.read_calibration("attention_backward.yaml")
-
-
 def _backward(gpu: Gpu, forward: Price) -> Price:
-    constants = _backward_constants()
-    generations = constants["generations"]
-    assert isinstance(generations, dict)
-    entry = roofline.by_generation(generations, gpu.generation)
-    factor = float(str(constants["flops_ratio"])) / float(entry["utilisation"])
+    constants = read_calibration("attention_backward.yaml")
+    entry = roofline.by_generation(constants["generations"], gpu.generation)
+    factor = float(constants["flops_ratio"]) / float(entry["utilisation"])
     source = Source.ROOFLINE if forward.source is Source.ROOFLINE else Source.FITTED
-    return _widened(forward.scaled(factor), -float(entry["band"]), float(entry["band"]), source)
+    return forward.scaled(factor).widened(-float(entry["band"]), float(entry["band"]), source)
 
 
 def _banded(
@@ -246,19 +240,11 @@ def _scaled(costs: KernelCosts, price: Price, bytes_total: float) -> Price:
     if scale.compute == 1.0 and scale.memory == 1.0:
         return price
     source = Source(max(price.source, Source.INTERPOLATED))
-    price = _widened(price.scaled(1.0 / scale.compute), -0.05, 0.05, source)
+    price = price.scaled(1.0 / scale.compute).widened(-0.05, 0.05, source)
     if scale.memory < scale.compute:
         efficiency, _ = roofline.memory_efficiency(costs.gpu)
         price = _at_least(price, bytes_total / (costs.gpu.memory_bandwidth_bytes_per_s * efficiency))
     return price
-
-
-def _widened(price: Price, low: float, high: float, source: Source) -> Price:
-    """The band widened by log errors that are independent of those already in it: widths add in squares."""
-    seconds = price.seconds
-    down = math.hypot(math.log(seconds / price.p5), low)
-    up = math.hypot(math.log(price.p95 / seconds), high)
-    return Price(seconds, seconds * math.exp(-down), seconds * math.exp(up), source)
 
 
 def _at_least(price: Price, floor_s: float) -> Price:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
+
+from windtunnel.errors import LayoutError
 
 
 class Source(IntEnum):
@@ -36,9 +39,13 @@ class Price(NamedTuple):
             return self
         longer = self.scaled(factor)
         low, high = longer.seconds / (1.0 + Z95 * sigma), longer.seconds * (1.0 + Z95 * sigma)
-        return Price(
-            longer.seconds, min(longer.p5, low), max(longer.p95, high), max(self.source, Source.FITTED)
-        )  # fmt: skip
+        return Price(longer.seconds, min(longer.p5, low), max(longer.p95, high), max(self.source, Source.FITTED))
+
+    def widened(self, low: float, high: float, source: Source) -> Price:
+        """From `source`, the band widened by log errors that are independent of those in it: widths add in squares."""
+        down = math.hypot(math.log(self.seconds / self.p5), low)
+        up = math.hypot(math.log(self.p95 / self.seconds), high)
+        return Price(self.seconds, self.seconds * math.exp(-down), self.seconds * math.exp(up), source)
 
     def plus(self, other: Price) -> Price:
         """One after the other, as sure as the less sure of the two, if that is a twentieth of both or more."""
@@ -47,6 +54,16 @@ class Price(NamedTuple):
         return Price(seconds, self.p5 + other.p5, self.p95 + other.p95, max(sources))
 
 
+def nanoseconds(seconds: float) -> int:
+    """Seconds as the engine takes them. Raises LayoutError on what no clock would count."""
+    if not seconds < LONGEST_S:
+        raise LayoutError(
+            f"one operation would take {seconds:.3g} s", "check the rates, bandwidths and latencies of the cluster"
+        )
+    return round(seconds * 1e9)
+
+
 Z95 = 1.645  # standard deviations from the mean to the 95th percentile
 NO_MATTER = 0.05  # share of a sum below which a part does not decide how sure the sum is
+LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 FREE = Price(0.0, 0.0, 0.0, Source.MEASURED)

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
+from windtunnel.cost.calibration import read_calibration
 from windtunnel.cost.price import Price, Source
 from windtunnel.hardware.gpu import Gpu
-from windtunnel.input_file import own_yaml
 
 TILE = 128  # rows and columns of an output tile; rows of a query tile
 OPERAND_BYTES = {
@@ -39,16 +37,9 @@ class Efficiency:
     band: float
 
 
-@lru_cache(maxsize=1)
 def constants() -> dict[str, Any]:
     """`calibration/roofline.yaml`."""
     return read_calibration("roofline.yaml")
-
-
-def read_calibration(name: str) -> dict[str, Any]:
-    """One of the package's own data files."""
-    loaded: dict[str, Any] = own_yaml((files("windtunnel.cost") / "calibration" / name).read_text("utf-8"))
-    return loaded
 
 
 def by_generation(generations: dict[str, Any], generation: str) -> dict[str, Any]:

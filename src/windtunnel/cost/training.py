@@ -18,11 +18,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.cost.calibration import read_calibration
 from windtunnel.errors import SpecError
-from windtunnel.input_file import own_yaml
 
 if TYPE_CHECKING:
     from windtunnel.hardware.calibration import Calibration
@@ -91,12 +90,9 @@ class TrainingCosts:
         return self.jitter * math.sqrt(2.0 * math.log(ranks)) if ranks > 1 else 0.0
 
 
-@lru_cache
 def training_document() -> dict[str, Any]:
     """The calibration file as it stands; `validation/fit.py` tries other numbers in it."""
-    data = own_yaml(files("windtunnel.cost.calibration").joinpath("training.yaml").read_text(encoding="utf-8"))
-    assert isinstance(data, dict)
-    return data
+    return read_calibration("training.yaml")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from windtunnel.emulate.observe import NO_CPU, Came, ObservedStep, Observer, host_program, moved
 from windtunnel.emulate.peers.arrivals import Span
-from windtunnel.emulate.peers.peers_replay import HostProgram, Replay, SecondsOf, Watched, resembles
+from windtunnel.emulate.peers.host_program import HostProgram, resembles
+from windtunnel.emulate.peers.peers_replay import Replay, SecondsOf, Watched
 from windtunnel.emulate.several.company import Company
 from windtunnel.programs.communication import Communication
 

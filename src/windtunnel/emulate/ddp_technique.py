@@ -94,7 +94,7 @@ def applied(text: str, local_world_size: int) -> Iterator[Applied]:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from windtunnel.capture.torch_private.distributed import Replacements
+    from windtunnel.capture.replacements import Replacements
 
     made = Applied(text, local_world_size)
     init, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook

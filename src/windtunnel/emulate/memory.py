@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from windtunnel.capture.torch_private.distributed import Replacements
+    from windtunnel.capture.replacements import Replacements
 
 MARK, OPTIMIZER_MARK = "windtunnel: step ends", "windtunnel: optimizer begins"
 CATEGORIES = ("parameters", "gradients", "optimizer", "communication", "activations and temporaries", "other")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.emulate.peers.peers_replay import Event, HostProgram, resembles
+from windtunnel.emulate.peers.host_program import Event, HostProgram, resembles
 from windtunnel.programs.communication import Communication
 
 TRIMMED = 0.2  # share of the samples left out at either end
@@ -89,7 +89,7 @@ class Observer:
         self.dues.append(now)
         came = came if came is not None else Came(now, cpu)
         self.marks.append(Mark("begin", place, came.at, now, came.cpu, 0, cpu))
-        self.places[_identity(call)] = (self.step, place)
+        self.places[identity(call)] = (self.step, place)
         return place
 
     def due(self, place: int, at: float) -> None:
@@ -98,7 +98,7 @@ class Observer:
 
     def waited(self, call: Communication, entered: float, now: float, cpu: float = NO_CPU) -> None:
         """The host waited for one; a second wait for the same is none."""
-        found = self.places.pop(_identity(call), None)
+        found = self.places.pop(identity(call), None)
         if found is not None:
             if found[0] < self.step:
                 self.carried.add(found[1])
@@ -198,5 +198,6 @@ def moved(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
     return float(np.abs(after - before).max() / max(float(after.max()), 1e-12))
 
 
-def _identity(call: Communication) -> tuple[object, ...]:
+def identity(call: Communication) -> tuple[object, ...]:
+    """Tells the communications of a rank apart."""
     return (call.group, call.kind, call.peer, call.tag, call.sequence)

@@ -10,15 +10,14 @@ import contextlib
 import json
 import os
 import sys
-import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.capture.processes.file_mailbox import write_whole
-from windtunnel.errors import UserError, WindtunnelError
+from windtunnel.emulate.outcome import facts_of, told
+from windtunnel.errors import UserError
 from windtunnel.process import die_with_parent
 
 if TYPE_CHECKING:
@@ -142,8 +141,11 @@ def main() -> None:
     status = 0
     try:
         with _prepared(task):
-            outcome = _recorded(task, journal) if task["tape"][:1] == ["record"] else _emulated(task, journal, outcome)
-        outcome.setdefault("status", "ok")
+            if task["tape"][:1] == ["record"]:
+                outcome = _recorded(task)
+            else:
+                _emulated(task, journal)
+        outcome["status"] = "ok"
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         if error.code is not None and not isinstance(error.code, int):
@@ -155,18 +157,18 @@ def main() -> None:
     except BaseException as error:  # whatever a script can raise
         status = 2 if isinstance(error, UserError) else 1
         outcome |= told(error)
-    outcome |= _facts(journal)
+    outcome |= facts_of(journal)
     write_whole(folder / f"outcome_{task['rank']}.json", json.dumps(outcome).encode())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # threads that the script left do not keep it
 
 
-def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]) -> dict[str, Any]:
+def _emulated(task: Mapping[str, Any], journal: Journal) -> None:
     import torch
 
-    from windtunnel.capture.processes.file_mailbox import LetterBox
-    from windtunnel.capture.torch_private.distributed import Replacements
+    from windtunnel.capture.processes.file_mailbox import FileMailbox
+    from windtunnel.capture.replacements import Replacements
     from windtunnel.capture.torch_private.emulate import checkpoints_of_one_rank
     from windtunnel.capture.virtual_world.world import World
     from windtunnel.emulate.clock.compute_time import ComputeTime
@@ -183,7 +185,7 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
         local_world_size=launch.local_world_size,
         peers=policy,
         listener=listener,
-        mailbox=LetterBox(journal.folder, task["rank"]),
+        mailbox=FileMailbox(journal.folder, task["rank"]),
         devices=("cpu", "cuda") if on_gpu else ("cpu",),
         around=None if on_gpu else own.around,
         beside=[rank for rank in task["ranks"] if rank != task["rank"]],
@@ -203,7 +205,6 @@ def _emulated(task: Mapping[str, Any], journal: Journal, outcome: dict[str, Any]
         undo()
         journal.stop_watch()
         journal.notes += world.notes
-    return outcome
 
 
 @contextlib.contextmanager
@@ -233,10 +234,10 @@ def _real_peers(task: Mapping[str, Any], journal: Journal) -> Any:
 def _on_cpu(
     task: Mapping[str, Any], launch: Any, journal: Journal, own: ComputeTime
 ) -> tuple[Any, Any, Callable[[], None]]:
-    from windtunnel.emulate.clock.script_clock import Listening, optimizer_hooks
+    from windtunnel.emulate.clock.script_clock import ScriptClock, optimizer_hooks
 
     conductor = journal.conductor = _conductor(task, launch, on_cpu=True)
-    listening = Listening(
+    listening = ScriptClock(
         conductor,
         on_step=journal.on_step,
         learns=lambda: not journal.profiling,
@@ -253,7 +254,7 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
     from windtunnel.cost.device_memory import memory_document
     from windtunnel.emulate.clock.cuda_device import TorchCuda
     from windtunnel.emulate.clock.script_clock import optimizer_hooks
-    from windtunnel.emulate.clock.stream_delay import Holding
+    from windtunnel.emulate.clock.stream_delay import StreamDelay
     from windtunnel.emulate.run import NOT_RUN_ON_GPU
 
     conductor = journal.conductor = _conductor(task, launch)
@@ -263,7 +264,7 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
         return conductor.holds(step)
 
     device = TorchCuda(communicator_bytes=int(memory_document()["communicator_mib"]) << 20)
-    holding = Holding(device, conductor.seconds_of, _policy(task, journal), on_step=seen, started=journal.heard)
+    holding = StreamDelay(device, conductor.seconds_of, _policy(task, journal), on_step=seen, started=journal.heard)
     journal.notes.append(NOT_RUN_ON_GPU)
     hooks = optimizer_hooks(holding.optimizer, holding.end_step, journal.before_optimizer)
     futures = holding.futures_of(work.VirtualWork)
@@ -276,7 +277,7 @@ def _on_gpu(task: Mapping[str, Any], launch: Any, journal: Journal) -> tuple[Any
     return holding, holding.policy, undo
 
 
-def _recorded(task: Mapping[str, Any], journal: Journal) -> dict[str, Any]:
+def _recorded(task: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from windtunnel.emulate.tape.record_real import Recording
@@ -416,80 +417,6 @@ def _prepared(task: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         undo()
-
-
-def told(error: BaseException) -> dict[str, Any]:
-    """What the parent says of an error: message, place in the script, traceback."""
-    from windtunnel.capture.processes.rank_process import place_in_script, traceback_of_script
-
-    place = place_in_script(error.__traceback__)
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, WindtunnelError):
-        return {"status": "refused", "message": text, "place": place}
-    message = f"{type(error).__name__}: {text[:600]}"
-    outcome: dict[str, Any] = {"status": "raised", "message": message, "place": place}
-    outcome["traceback"] = traceback_of_script(error)
-    if is_out_of_memory(error):
-        frames = [f"{at.filename}:{at.lineno} {at.name}" for at in traceback.extract_tb(error.__traceback__)]
-        outcome |= {"status": "out of memory", "stack": frames[::-1][:24], "op": frames[-1] if frames else ""}
-    return outcome
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of the device or of the host."""
-    name, text = type(error).__name__, str(error)
-    return name in ("OutOfMemoryError", "MemoryError") or (
-        name == "RuntimeError" and ("not enough memory" in text or "can't allocate memory" in text)
-    )
-
-
-def _facts(journal: Journal) -> dict[str, Any]:
-    conductor = journal.conductor
-    if conductor is None:
-        return {"notes": journal.notes}
-    from windtunnel.emulate.peers.peer_times import document
-    from windtunnel.emulate.timeline import events_of_peer, events_of_real
-
-    events: list[Any] = []
-    if journal.last is not None:
-        events += events_of_real(conductor.rank, journal.last)
-        for rank, watched in conductor.last_watched.items():
-            factor = conductor.slow.get(rank)
-            events += events_of_peer(rank, watched, f"slow by {factor:g}" if factor else "")
-    memory = journal.memory
-    if memory is None:
-        from windtunnel.emulate.memory import cuda_peak
-
-        memory = cuda_peak() if "torch" in sys.modules else None
-    return {
-        "steps": conductor.n_steps,
-        "step_s": journal.step_s,
-        "blocked_s": journal.blocked_s,
-        "profiled": journal.profiled,
-        "kinds": {kind: [count, journal.kind_bytes[kind]] for kind, count in sorted(journal.kinds.items())},
-        "control": dict(sorted(journal.control.items())),
-        "settled_at": conductor.settled_at,
-        "movement": conductor.movement if conductor.movement != float("inf") else None,
-        "unplanned": conductor.unplanned,
-        "planned": conductor.planned,
-        "behind_s": journal.own.behind + journal.own.given_up if journal.own is not None else 0.0,
-        "replayed_step_s": conductor.replayed_step_s,
-        "memory": memory.to_dict() if memory is not None else None,
-        "peak_rss_bytes": _peak_rss(),
-        "events": events,
-        "times": document(program, conductor.world_size) if (program := conductor.typical()) is not None else None,
-        "notes": journal.notes,
-        "technique": journal.technique.to_dict() if journal.technique is not None else None,
-        "cpu_s": time.process_time(),
-        "without_program": conductor.company.not_alike if conductor.company is not None else 0,
-    }
-
-
-def _peak_rss() -> int:
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
 
 
 if __name__ == "__main__":

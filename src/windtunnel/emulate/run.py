@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,17 +29,17 @@ from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from windtunnel.capture.processes import file_mailbox, fork_server
-from windtunnel.capture.processes.leftovers import FOLDER_VARIABLE, RUN_PREFIX, folder_of_this_process, sweep
+from windtunnel.capture.processes import file_mailbox
+from windtunnel.capture.processes.leftovers import FOLDER_VARIABLE, RUN_PREFIX, end_all, folder_of_this_process, sweep
 from windtunnel.errors import SpecError, UserError
-from windtunnel.process import terminated_is_an_end
+from windtunnel.process import interrupts_later, terminated_is_an_end
 
 if TYPE_CHECKING:
     from windtunnel.capture.arguments import Launch
 
 NOT_RUN_ON_GPU = "the CUDA path of `windtunnel run` is not yet run on a GPU: take its times with care"
 WATCHED = 8  # virtual peers drawn in the timeline
-_LOOK_S, _END_S, _KILL_S = 0.05, 10.0, 5.0
+_LOOK_S, _END_S = 0.05, 10.0
 _STDERR = 2  # the descriptor: sys.stderr may have none
 
 
@@ -243,11 +243,11 @@ class _Run:
         }
         if sender not in self._processes:
             self._peers.run([sender], task)
-        for letter in sorted((self._peers.folder / file_mailbox.LETTERS).iterdir()):
-            place = self.folder / file_mailbox.LETTERS / letter.name
-            is_real = file_mailbox.writer_of(letter) in self._processes
-            if not place.exists() and not letter.name.startswith(".") and not is_real:
-                file_mailbox.write_whole(place, letter.read_bytes())
+        for message in sorted((self._peers.folder / file_mailbox.MESSAGES).iterdir()):
+            place = self.folder / file_mailbox.MESSAGES / message.name
+            is_real = file_mailbox.writer_of(message) in self._processes
+            if not place.exists() and not message.name.startswith(".") and not is_real:
+                file_mailbox.write_whole(place, message.read_bytes())
         if file_mailbox.waits(self.folder, rank) == key:
             raise UserError(
                 f"rank {rank} waits for {file_mailbox.name_of(key)}, which rank {sender} did not send; the "
@@ -257,36 +257,14 @@ class _Run:
     # The end
 
     def _close(self) -> None:
-        before = _hold_interrupts()
-        try:
+        with interrupts_later():
             if self._peers is not None:
                 self._peers.close()
             processes, self._processes = self._processes, {}
+            end_all(self.folder, [process.pid for process in processes.values()])
             for process in processes.values():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)  # all at once: none is to wait for another
-            for process in processes.values():
-                end_session(process)
-        finally:
+                process.wait()
             shutil.rmtree(self.folder, ignore_errors=True)
-            if before is not None:
-                signal.signal(signal.SIGINT, before)
-
-
-def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the session that a process led, and take its status."""
-    until = time.monotonic() + _KILL_S
-    while True:
-        left = [pid for pid, _, session in fork_server.processes() if session == process.pid and pid != os.getpid()]
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        ended = process.poll() is not None
-        if (ended and not left) or time.monotonic() > until:
-            return
-        time.sleep(0.01)
 
 
 def died(status: int) -> str:
@@ -341,10 +319,3 @@ def slow_ranks(texts: Sequence[str], cluster: Any, seed: int, real: Sequence[int
                 continue
             found[rank] = max(found.get(rank, 1.0), one.factor)
     return found
-
-
-def _hold_interrupts() -> Callable[[int, Any], Any] | int | None:
-    try:
-        return signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: no interrupt comes here
-        return None

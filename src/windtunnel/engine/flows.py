@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-class RateLog(NamedTuple):
-    """Every change of a rate: from `time_ns` on, `flow` goes at `rate` (0: it has ended)."""
-
-    time_ns: NDArray[np.int64]
-    flow: NDArray[np.int64]
-    rate: Floats
-
-
 class Paths(NamedTuple):
     """Which links each flow uses, and how much of each."""
 
@@ -80,21 +72,8 @@ def replay_flows(
 
     Raises SpecError for a capacity, weight or use that is not positive and finite, and for bytes or a time below zero.
     """
-    return _replayed(arrival_ns, bytes_total, link_ptr, link_idx, capacity_bytes_per_s, weight, use, False)[0]
-
-
-def replay_flows_logged(
-    arrival_ns: ArrayLike,
-    bytes_total: ArrayLike,
-    link_ptr: ArrayLike,
-    link_idx: ArrayLike,
-    capacity_bytes_per_s: ArrayLike,
-    weight: ArrayLike | None = None,
-    use: ArrayLike | None = None,
-) -> tuple[NDArray[np.int64], RateLog]:
-    """`replay_flows`, and every change of a rate in the order of time: what a link carried when."""
-    finish, log = _replayed(arrival_ns, bytes_total, link_ptr, link_idx, capacity_bytes_per_s, weight, use, True)
-    return finish, RateLog(log[:, 0].astype(np.int64), log[:, 1].astype(np.int64), log[:, 2])
+    paths = _paths(link_ptr, link_idx, weight, use)
+    return _replayed(arrival_ns, bytes_total, capacity_bytes_per_s, paths, logs=False)[0]
 
 
 def network_of(capacity: Floats, paths: Paths) -> Network:
@@ -102,15 +81,7 @@ def network_of(capacity: Floats, paths: Paths) -> Network:
     from windtunnel.engine.compiled.flow_kernels import ENTRY, FLOW, LINK, Network
 
     n_links, n_flows, n_entries = len(capacity), len(paths.weight), len(paths.link_idx)
-    flow_of = np.repeat(np.arange(n_flows, dtype=np.int32), np.diff(paths.link_ptr))
-    if n_entries and (int(paths.link_idx.min()) < 0 or int(paths.link_idx.max()) >= n_links):
-        wrong = next(link for link in paths.link_idx.tolist() if not 0 <= link < n_links)
-        raise SpecError("link_idx", wrong, f"links are numbered from 0 to {n_links - 1}")
-    visits = np.sort(flow_of.astype(np.int64) * n_links + paths.link_idx)
-    if np.any(visits[1:] == visits[:-1]):
-        twice = int(visits[1:][visits[1:] == visits[:-1]][0])
-        remedy = f"flow {twice // n_links} uses it twice; give it once with the sum of its `use`"
-        raise SpecError("link_idx", twice % n_links, remedy)
+    flow_of = check_paths(n_links, paths)
     links, flows, entries = np.zeros(n_links, LINK), np.zeros(n_flows, FLOW), np.zeros(n_entries, ENTRY)
     links["capacity"] = capacity
     members = np.bincount(paths.link_idx, minlength=n_links)
@@ -122,19 +93,25 @@ def network_of(capacity: Floats, paths: Paths) -> Network:
     return Network(links, flows, entries, np.zeros(2, np.int64))
 
 
+def check_paths(n_links: int, paths: Paths) -> NDArray[np.int32]:
+    """The flow of each entry. Raises SpecError for a link that is not there, and for one that a flow uses twice."""
+    flow_of = np.repeat(np.arange(len(paths.weight), dtype=np.int32), np.diff(paths.link_ptr))
+    if len(paths.link_idx) and (int(paths.link_idx.min()) < 0 or int(paths.link_idx.max()) >= n_links):
+        wrong = next(link for link in paths.link_idx.tolist() if not 0 <= link < n_links)
+        raise SpecError("link_idx", wrong, f"links are numbered from 0 to {n_links - 1}")
+    visits = np.sort(flow_of.astype(np.int64) * n_links + paths.link_idx)
+    if np.any(visits[1:] == visits[:-1]):
+        twice = int(visits[1:][visits[1:] == visits[:-1]][0])
+        remedy = f"flow {twice // n_links} uses it twice; give it once with the sum of its `use`"
+        raise SpecError("link_idx", twice % n_links, remedy)
+    return flow_of
+
+
 def _replayed(
-    arrival_ns: ArrayLike,
-    bytes_total: ArrayLike,
-    link_ptr: ArrayLike,
-    link_idx: ArrayLike,
-    capacity: ArrayLike,
-    weight: ArrayLike | None,
-    use: ArrayLike | None,
-    logs: bool,
+    arrival_ns: ArrayLike, bytes_total: ArrayLike, capacity: ArrayLike, paths: Paths, *, logs: bool
 ) -> tuple[NDArray[np.int64], Floats]:
     from windtunnel.engine.compiled import flow_kernels as kernels
 
-    paths = _paths(link_ptr, link_idx, weight, use)
     network = network_of(_positive("capacity_bytes_per_s", capacity), paths)
     arrival = np.ascontiguousarray(arrival_ns, dtype=np.int64)
     amount = np.ascontiguousarray(bytes_total, dtype=np.float64)

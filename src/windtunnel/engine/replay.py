@@ -16,6 +16,7 @@ With sharing ops also slow each other on links, on whatever GPU they run: `engin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ from windtunnel.errors import ScheduleError
 from windtunnel.graph.deadlock import explain_deadlock
 from windtunnel.graph.program import Graph
 from windtunnel.graph.validate import validate
+
+_Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,33 +65,10 @@ def replay(
     """
     durations = _checked(graph, duration_ns, slowdown, sharing)
     found = None if sharing is None else contenders(graph, durations, sharing)
-    if found is not None:
-        return _shared(graph, durations, slowdown, found, False)[0]
-    start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
-    if slowdown is None:
-        # Imported where it is needed: importing compiles, the first time on a machine.
-        from windtunnel.engine.compiled import fixed_kernels
-
-        ran = fixed_kernels.replay_fixed(
-            graph.stream, graph.n_streams, graph.dep_ptr, graph.dep_idx, graph.rendezvous, durations, start, end
-        )
-    else:
-        from windtunnel.engine.compiled import kernels
-
-        ran = kernels.replay_rated(
-            graph.stream,
-            graph.stream_rank,
-            graph.n_programs,
-            graph.dep_ptr,
-            graph.dep_idx,
-            graph.rendezvous,
-            durations,
-            slowdown.kind_class,
-            slowdown.factor,
-            start,
-            end,
-        )
-    return _timeline(graph, durations, ran, start, end)
+    plain = _plain(graph, durations, slowdown)
+    if found is None or found.fit(plain.start_ns, plain.end_ns):
+        return plain
+    return _shared(graph, durations, slowdown, found, False)[0]
 
 
 def replay_logged(
@@ -118,6 +98,23 @@ def _checked(
     return durations
 
 
+def _plain(graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None) -> Timeline:
+    """Every op as if it met no other on its links."""
+    start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
+    if slowdown is None:
+        # Imported where it is needed: importing compiles, the first time on a machine.
+        from windtunnel.engine.compiled import fixed_kernels
+
+        ran = fixed_kernels.replay_fixed(
+            graph.stream, graph.n_streams, graph.dep_ptr, graph.dep_idx, graph.rendezvous, durations, start, end
+        )
+    else:
+        from windtunnel.engine.compiled import kernels
+
+        ran = kernels.replay_rated(*_rated(graph, durations, slowdown), start, end)
+    return _timeline(graph, durations, ran, start, end)
+
+
 def _shared(
     graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown | None, found: Contenders, logs: bool
 ) -> tuple[Timeline, NDArray[np.float64]]:
@@ -126,7 +123,16 @@ def _shared(
     start, end = np.empty(graph.n_ops, np.int64), np.empty(graph.n_ops, np.int64)
     if slowdown is None or not slowdown.factor.any():
         slowdown = Slowdown(np.zeros(graph.n_ops, np.uint8), np.zeros((1, 1)))
-    ran, log = shared_kernels.replay_shared(
+    rated = _rated(graph, durations, slowdown)
+    ran, log = shared_kernels.replay_shared(*rated, found.flow, found.network(), start, end, logs)
+    return _timeline(graph, durations, ran, start, end), log
+
+
+def _rated(
+    graph: Graph, durations: NDArray[np.int64], slowdown: Slowdown
+) -> tuple[_Array, _Array, int, _Array, _Array, _Array, _Array, _Array, _Array]:
+    """What the kernels take of ops that slow each other."""
+    return (
         graph.stream,
         graph.stream_rank,
         graph.n_programs,
@@ -136,13 +142,7 @@ def _shared(
         durations,
         slowdown.kind_class,
         slowdown.factor,
-        found.flow,
-        found.network,
-        start,
-        end,
-        logs,
     )
-    return _timeline(graph, durations, ran, start, end), log
 
 
 def _timeline(

@@ -195,7 +195,7 @@ def course_of(graph: Graph, across: NDArray[np.bool_], varying: NDArray[np.bool_
     from windtunnel.engine.compiled import lane_kernels
 
     assert not (across & varying).any(), "what all units meet in takes the same for all of them"
-    n, order, previous = graph.n_ops, topological_order(graph), _previous(graph)
+    n, order, previous = graph.n_ops, topological_order(graph), graph.previous
     section = lane_kernels.sections(
         order, previous, graph.dep_ptr, graph.dep_idx, graph.rendezvous, across.astype(np.uint8)
     )
@@ -231,14 +231,6 @@ def course_of(graph: Graph, across: NDArray[np.bool_], varying: NDArray[np.bool_
         row[rows] = np.arange(len(rows), dtype=np.int32)
     # One more row of scratch, for the ends that nobody waits for.
     return Course(op_at, input_ptr, code[needed], code, group_end, row, cuts, scratch + 1, kept)
-
-
-def _previous(graph: Graph) -> NDArray[np.int32]:
-    order = np.argsort(graph.stream, kind="stable")
-    previous = np.full(graph.n_ops, -1, np.int32)
-    same = graph.stream[order[1:]] == graph.stream[order[:-1]]
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
 
 
 def _block(

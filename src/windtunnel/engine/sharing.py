@@ -9,7 +9,8 @@ the last of them ends. What interference keeps a flow from taking is left to oth
 
 Most links can never be too narrow: a stream runs one op at a time, so no more can meet on a link than the largest
 demand of each stream. `contenders` leaves those links out, and with them every op that uses no other; where none is
-left the plain replay serves. The two give the same nanoseconds where no link is ever full. Of links that always are in
+left the plain replay serves. It serves as well where what runs at once in it is never more than a link has (`fit`): the
+two give the same nanoseconds where no link is ever full. Of links that always are in
 use to the same part of their capacity, as the NICs of a ring are, one is followed for all.
 """
 
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.engine.flows import Paths, network_of
+from windtunnel.engine.flows import Paths, check_paths, network_of
 from windtunnel.errors import SpecError
 from windtunnel.graph.program import Graph
 from windtunnel.graph.validate import validate
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from windtunnel.engine.compiled.flow_kernels import Network
 
 SLACK = 1e-12  # by which sums of uses may miss a capacity and still equal it
+WHOLE = 1 << 44  # of a link, in whole numbers, whose sums are exact ...
+ROUNDED = 16  # ... but for rounding of what is summed: 1e-12 of the link
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -94,7 +97,29 @@ class Contenders(NamedTuple):
     """The ops that may have to share, as flows on the links that may be too narrow."""
 
     flow: NDArray[np.int32]  # [n] -1: none. Ops of one flow never run at once, but for members of a rendezvous
-    network: Network  # these links, then one of each flow's own with capacity 1
+    capacity: Floats  # of these links, then of one of each flow's own: 1
+    paths: Paths  # of each flow, the link of its own last
+
+    def network(self) -> Network:
+        """The flows on the links, as the compiled loop takes them."""
+        return network_of(self.capacity, self.paths)
+
+    def fit(self, start_ns: Ints, end_ns: Ints) -> bool:
+        """Whether no link is ever asked for more than it has while every op runs from its start to its end."""
+        ops = np.flatnonzero((self.flow >= 0) & (end_ns > start_ns))
+        order = ops[np.lexsort((end_ns[ops], start_ns[ops], self.flow[ops]))]
+        flow, start = self.flow[order].astype(np.int64), start_ns[order]
+        last = np.append((np.diff(flow) > 0) | (np.diff(start) > 0), True)[: len(order)]  # of a rendezvous
+        entry, of = _entries(flow[last], self.paths.link_ptr)
+        link = self.paths.link_idx[entry]
+        entry, of = (one[link < len(self.capacity) - len(self.paths.weight)] for one in (entry, of))
+        link = self.paths.link_idx[entry]
+        part = np.rint(np.minimum(self.paths.use[entry] / self.capacity[link], 2.0) * WHOLE).astype(np.int64)
+        when = np.concatenate((end_ns[order][last][of], start[last][of]))
+        change = np.concatenate((-part, part))
+        # What ends makes room for what starts at the same instant. A link's changes sum to nothing before the next's.
+        after = np.cumsum(change[np.lexsort((change, when, np.tile(link, 2)))])
+        return int(after.max(initial=0)) <= WHOLE + ROUNDED
 
 
 class SpeedLog(NamedTuple):
@@ -147,7 +172,7 @@ def contenders(
     new_flow = np.where(kept, np.cumsum(kept) - 1, -1)
     flow = np.full(graph.n_ops, -1, np.int32)
     flow[has] = new_flow[flow_of]
-    return Contenders(flow, _network(demands[kept], narrow, shared, n_shared, sharing))
+    return Contenders(flow, *_on_links(demands[kept], narrow, shared, n_shared, sharing))
 
 
 _DTYPES = {
@@ -242,9 +267,9 @@ def _repeats(narrow: NDArray[np.bool_], demands: Ints, sharing: Sharing) -> NDAr
     return repeats
 
 
-def _network(
+def _on_links(
     demands: Ints, narrow: NDArray[np.bool_], shared: NDArray[np.bool_], n_shared: Ints, sharing: Sharing
-) -> Network:
+) -> tuple[Floats, Paths]:
     """Flows with these demands on the narrow links, each with a link of its own."""
     n, n_links = len(demands), int(narrow.sum())
     entry, of = _entries(demands, sharing.link_ptr)
@@ -259,7 +284,9 @@ def _network(
     idx[rest] = (np.cumsum(narrow) - 1)[sharing.link_idx[entry]]
     use[rest] = sharing.use[entry]
     capacity = np.concatenate([sharing.capacity[narrow], np.ones(n)])
-    return network_of(capacity, Paths(ptr, idx, use, sharing.weight[demands]))
+    paths = Paths(ptr, idx, use, sharing.weight[demands])
+    check_paths(len(capacity), paths)
+    return capacity, paths
 
 
 def _refuse(name: str, array: NDArray[Any], good: NDArray[np.bool_], remedy: str) -> None:

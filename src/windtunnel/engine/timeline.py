@@ -38,8 +38,8 @@ class Exposure:
     tail_ns: NDArray[np.int64]  # [programs] nothing runs any more
 
 
-def exposed(timeline: Timeline, graph: Graph, horizon_ns: int | None = None) -> Exposure:
-    """Split [0, horizon] (default: the makespan) of each program by who owns each instant.
+def exposed(timeline: Timeline, graph: Graph) -> Exposure:
+    """Split [0, makespan] of each program by who owns each instant.
 
     An instant belongs to compute before communication before host; among ops of one sort to the one that started first,
     then to the lower index. Communication runs from the arrival of its last member, so waiting for others is idle time;
@@ -47,8 +47,7 @@ def exposed(timeline: Timeline, graph: Graph, horizon_ns: int | None = None) -> 
     """
     from windtunnel.engine.compiled import kernels
 
-    total = timeline.makespan_ns if horizon_ns is None else horizon_ns
-    assert total >= timeline.makespan_ns, "the horizon must not cut the timeline"
+    total = timeline.makespan_ns
     assert len(timeline.start_ns) == len(timeline.end_ns) == graph.n_ops
     c = len(graph.categories)
     # Compiled code would write outside its result.

@@ -10,13 +10,13 @@ Jobs that cannot run are left out first, counted and named: none is dropped sile
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.outcome import (
     CANCELLED,
@@ -31,6 +31,7 @@ from windtunnel.fleet.outcome import (
 )
 from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
+from windtunnel.fleet.speeds import Speeds
 from windtunnel.fleet.tables import Tables
 
 HYBRID = ("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot")
@@ -40,10 +41,10 @@ LYRA = ("lyra-none", "lyra-loan", "lyra-elastic", "lyra")
 CLOCKS = ("exact", "adaptdl", "elasticflow")
 ADAPTDL = ("tiresias", "optimus", "pollux")
 ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
+SIZING = ("pollux", "optimus", "edf", "elasticflow", "elasticflow-paper", "elasticflow-artifact")  # choose the GPUs
 TRACED = ("tiresias", "gittins", "srtf", "themis", "themis-auction")  # in the exact clock: run traced durations
 UNSTARTED = "was cancelled before it started"
 NS = 1e9
-Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds of an iteration
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ class Options:
     pool: bool = False  # GPUs are a count, not on nodes
     until_s: float | None = None
     restart_s: float | None = None
-    iteration_s: Runtime | None = None  # the training predictor
+    speeds: Speeds | None = None  # of jobs where `tables` is None: the training predictor
     loans: Any = None  # `loans.run.Loans`, for lyra
     changes: Any = None  # `capacity.changes.Changes`: nodes that come and go
+    decider: Policy | None = None  # in place of the named policy's own
 
 
 def policies_of(clock: str) -> tuple[str, ...]:
@@ -79,8 +81,19 @@ def changing() -> tuple[str, ...]:
     return (*queues.NAMES, *NAMES, *DIVIDED, *TYPED)
 
 
-def simulate(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
-    """What becomes of each job. Raises UserError for what cannot be asked."""
+def simulate(jobs: Jobs, site: Site, policy: Any, options: Options) -> Outcome:
+    """What becomes of each job under a policy: its name, or one of the user's own (`policies/own.py`).
+
+    Raises UserError for what cannot be asked.
+    """
+    if not isinstance(policy, str):
+        from windtunnel.fleet.policies.own import own_of
+
+        own = own_of(policy)
+        decider = own.made(site, options.seed)
+        if decider is not None and options.clock != "exact":
+            raise SpecError("--clock", options.clock, f"leave it out: {own.name} is asked in the exact clock")
+        return replace(simulate(jobs, site, own.like, replace(options, decider=decider)), policy=own.name)
     if options.clock not in CLOCKS:
         raise SpecError("--clock", options.clock, f"give one of {', '.join(CLOCKS)}")
     policy = {"backfill": "easy", "edf-elastic": "edf"}.get(policy, policy)
@@ -161,10 +174,10 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
         from windtunnel.fleet.typed.run import fits_nowhere
 
         why = fits_nowhere(jobs, site, policy, options)
-    if policy == "sia":
+    if policy in (*SIZING, "sia"):
+        if options.tables is None and options.speeds is not None and policy != "sia":
+            why = _too_large(jobs, site, options.speeds)
         return np.array([at for at in range(len(jobs)) if at not in why], np.int64), why
-    if policy in ("pollux", "optimus", "edf") or policy.startswith("elasticflow"):
-        return np.arange(len(jobs)), why
     never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
     for at in np.flatnonzero(never & (np.array(jobs.columns.get("ended", [""] * len(jobs))) == CANCELLED)):
         why[int(at)] = UNSTARTED
@@ -189,6 +202,15 @@ def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[An
             why.setdefault(int(at), "does not say when it started")
     keep = np.array([at for at in range(len(jobs)) if at not in why], np.int64) if why else np.arange(len(jobs))
     return keep, why
+
+
+def _too_large(jobs: Jobs, site: Site, speeds: Speeds) -> dict[int, str]:
+    """Jobs that fit in memory on no number of GPUs that the site has, and why."""
+    why = {}
+    for at in range(len(jobs)):
+        if not speeds(jobs, at, site.gpu, site.per_node, site.gpus):
+            why[at] = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
+    return why
 
 
 def _some_say(jobs: Jobs, policy: str, options: Options) -> bool:
@@ -229,20 +251,7 @@ def _put(blank: Outcome, keep: Any, part: Outcome) -> Outcome:
         getattr(blank, name)[keep] = getattr(part, name)
     if part.node is not None and blank.node is not None:
         blank.node[keep] = part.node
-    return Outcome(
-        blank.jobs,
-        blank.policy,
-        blank.clock,
-        blank.start_s,
-        blank.end_s,
-        blank.restarts,
-        blank.gpu_seconds,
-        blank.state,
-        scored,
-        blank.node,
-        part.extra,
-        blank.why,
-    )
+    return replace(blank, scored_on_time=scored, extra=part.extra)
 
 
 def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -291,20 +300,25 @@ def _adaptdl(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     if options.tables is None:
         raise UserError("the clock adaptdl runs on measured steps: give --tables DIR with the pollux_*.csv")
     work = works(jobs, site, policy, options.tables)
-    running = [
-        Running(index, float(jobs.submit_s[index]), int(jobs.gpus[index]), work[index]) for index in range(len(jobs))
-    ]
-    run(running, [site.per_node] * site.nodes, policy_of(policy, options.seed), until_s=options.until_s)
-    return Outcome(
-        jobs,
-        policy,
-        "adaptdl",
-        np.array([math.nan if job.start_s is None else job.start_s for job in running]),
-        np.array([math.nan if job.end_s is None else job.end_s for job in running]),
-        np.array([max(job.restarts, 0) for job in running]),
-        np.array([job.gpu_seconds for job in running]),
-        np.array([STATES.index(UNFINISHED if job.end_s is None else COMPLETED) for job in running], np.int8),
-    )
+    nodes = [site.per_node] * site.nodes
+    if policy == "pollux":
+        from windtunnel.fleet.adaptdl.chosen import run as run_pollux
+
+        found = run_pollux(work, jobs.submit_s, nodes, options.until_s)
+        table = tuple(found[name] for name in ("start_s", "end_s", "restarts", "gpu_seconds"))
+    else:
+        running = [
+            Running(index, float(jobs.submit_s[index]), int(jobs.gpus[index]), work[index])
+            for index in range(len(jobs))
+        ]
+        run(running, nodes, policy_of(policy), until_s=options.until_s)
+        never = math.nan
+        times = ((job.start_s, job.end_s) for job in running)
+        start_s, end_s = np.array([[never if at is None else at for at in pair] for pair in times]).T
+        table = start_s, end_s, np.array([job.restarts for job in running]), np.array([j.gpu_seconds for j in running])
+    start_s, end_s, restarts, gpu_seconds = table
+    state = np.where(np.isnan(end_s), STATES.index(UNFINISHED), STATES.index(COMPLETED)).astype(np.int8)
+    return Outcome(jobs, policy, "adaptdl", start_s, end_s, np.maximum(restarts, 0), gpu_seconds, state)
 
 
 def _elasticflow(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
@@ -313,7 +327,7 @@ def _elasticflow(jobs: Jobs, site: Site, policy: str, options: Options) -> Outco
 
     exact = options.clock == "exact"
     slot_s = options.slot_s or (1 if exact else slot_of(site.gpu))
-    made = ef_jobs(jobs, site.gpu, options.tables, policy)
+    made = ef_jobs(jobs, site, options.tables, options.speeds, policy)
     if policy == "edf":
         edf.run(made, site.gpus, slot_s)
     elif policy == "tiresias":

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.read import read_jobs
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.outcome import Outcome, aggregates, write_jobs
-from windtunnel.fleet.run import Options, Runtime, simulate
+from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import Site, parse_site
+from windtunnel.fleet.speeds import Runtime, speeds_by
 from windtunnel.fleet.tables import Tables
 
 
@@ -35,7 +37,7 @@ class FleetResult:
 def fleet(
     trace: str | Path | Jobs,
     cluster: str | Site,
-    policies: str | Sequence[str] = "fifo",
+    policies: str | Policy | Sequence[str | Policy] = "fifo",
     *,
     clock: str = "exact",
     where: str = "",
@@ -45,15 +47,16 @@ def fleet(
     iteration_s: Runtime | None = None,
     options: Options | None = None,
 ) -> FleetResult:
-    """Run a trace under policies, e.g. `fleet("jobs.csv", "v100:64", ["fifo", "easy"])`.
+    """Run a trace under policies, e.g. `fleet("jobs.csv", "v100:64", ["fifo", "easy", Mine()])`.
 
+    A policy is a name or an object with `decide(snapshot) -> Decision` (`fleet/policies/own.py`).
     `iteration_s(model, batch, GPUs)` gives seconds per iteration for policies that size jobs without tables. Raises
     UserError for what cannot be asked.
     """
     jobs = trace if isinstance(trace, Jobs) else read_jobs(trace, where)
     site = cluster if isinstance(cluster, Site) else parse_site(cluster)
-    chosen = options or Options(seed=seed, pool=pool, iteration_s=iteration_s)
+    chosen = options or Options(seed=seed, pool=pool, speeds=speeds_by(iteration_s) if iteration_s else None)
     read = Tables(Path(tables)) if tables is not None else chosen.tables
     chosen = replace(chosen, clock=clock, tables=read)
-    names = [policies] if isinstance(policies, str) else list(policies)
-    return FleetResult(site, tuple(simulate(jobs, site, name, chosen) for name in names))
+    asked = list(policies) if isinstance(policies, Sequence) and not isinstance(policies, str) else [policies]
+    return FleetResult(site, tuple(simulate(jobs, site, policy, chosen) for policy in asked))

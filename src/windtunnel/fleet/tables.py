@@ -8,8 +8,10 @@ ef_throughput.csv: iterations per second of a model at a batch, by GPU type and 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.fleet.adaptdl.application import Application, applications_of
@@ -39,6 +41,17 @@ class Tables:
             return applications_of(read["placements"], read["scalability"], read["validation"], str(self.folder))
         except ValueError as error:
             raise InputFileError(self.folder, f"holds what is no number ({error})", "mend the pollux_*.csv") from None
+
+    def hold_all(self, models: Iterable[str]) -> bool:
+        """Whether each of these is an application that was measured."""
+        return (self.folder / "pollux_placements.csv").is_file() and set(models) <= set(self.applications)
+
+    @cached_property
+    def measured(self) -> Any:
+        """The applications, in their order, laid out flat for compiled code."""
+        from windtunnel.fleet.adaptdl.chosen import measured_of
+
+        return measured_of(self.applications.values())
 
     @cached_property
     def rates(self) -> dict[tuple[str, str, int], dict[int, float]]:

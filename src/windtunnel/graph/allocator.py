@@ -276,7 +276,6 @@ class AllocatorResult:
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    fragmentation_at_peak: float  # share of reserved memory that is not allocated when reserved first peaks
     oom_event: int | None  # index of the allocation that failed; the replay stops there
     retries: int
     allocated_bytes: NDArray[np.int64]
@@ -319,12 +318,9 @@ def replay_allocator(
         allocated.append(allocator.allocated_bytes)
         reserved.append(allocator.reserved_bytes)
     allocated_bytes, reserved_bytes = np.array(allocated, dtype=np.int64), np.array(reserved, dtype=np.int64)
-    at = int(np.argmax(reserved_bytes)) if reserved else -1
-    top = reserved[at] if reserved else 0
     return AllocatorResult(
         peak_allocated_bytes=max(allocated, default=0),
-        peak_reserved_bytes=top,
-        fragmentation_at_peak=1.0 - allocated[at] / top if top else 0.0,
+        peak_reserved_bytes=max(reserved, default=0),
         oom_event=oom_event,
         retries=allocator.retries,
         allocated_bytes=allocated_bytes,

@@ -44,7 +44,7 @@ def allocator_settings(text: str) -> AllocatorSettings:
                 raise SpecError("allocator", word, _REMEDY)
             expandable = value == "True"
         elif name == "max_split_size_mb":
-            if not value.isdigit() or int(value) <= _SMALLEST_SPLIT_MB:
+            if not value.isdecimal() or int(value) <= _SMALLEST_SPLIT_MB:
                 raise SpecError("allocator", word, f"give more than {_SMALLEST_SPLIT_MB}, as PyTorch wants it")
             most = int(value) * MIB
         else:

@@ -148,7 +148,7 @@ def _settle(
         watch = np.zeros(n, np.bool_)
         watch[seen_by.values[seen_by.entries(np.flatnonzero(stale))[0]]] = True
         look = np.flatnonzero(watch & (sizes[colour] > 1))
-    return _dense_by_first(colour)
+    return numbered_by_first(colour)
 
 
 def _numbers(values: NDArray[np.int64], lengths: NDArray[np.int64], known: dict[bytes, int]) -> NDArray[np.int64]:
@@ -174,12 +174,13 @@ def _dense(values: Ints) -> NDArray[np.int64]:
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
-def _dense_by_first(values: NDArray[np.int64]) -> NDArray[np.int64]:
+def numbered_by_first(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """The same partition, its parts numbered by their first members."""
     _, first, part = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first)] = np.arange(len(first))
-    return number[part]
+    renumbered: NDArray[np.int64] = number[part.ravel()]
+    return renumbered
 
 
 def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -49,12 +49,11 @@ def refuse_if_too_large(
     n_streams: int,
     *,
     folded: tuple[int, int] | None = None,
-    how: str = "leave it folded",
     available: int | None = None,
 ) -> None:
     """Raise UserError if a graph of this size and its replay do not fit into memory.
 
-    `folded`: (programs, ops) of the fold that could be simulated instead, and `how` to ask for it: the remedy.
+    `folded`: (programs, ops) of the fold that could be simulated instead: the remedy.
     `available`: bytes; default what there is now.
     """
     free = available_bytes() if available is None else available
@@ -75,7 +74,7 @@ def refuse_if_too_large(
         size += replay_bytes(ops, round(share * n_streams))
         plural = "" if programs == 1 else "s"
         if size <= free:
-            remedy = f"folded to {programs:,} program{plural} it needs {_gib(size)}: {how}"
+            remedy = f"folded to {programs:,} program{plural} it needs {_gib(size)}: leave it folded"
         else:
             remedy = f"even folded to {programs:,} program{plural} it needs {_gib(size)}: {remedy}"
     raise UserError(f"{problem}; {remedy}")

@@ -92,6 +92,35 @@ class Graph:
         """int32[n]: the program of each op."""
         return self.stream_rank[self.stream]
 
+    @property
+    def previous(self) -> NDArray[np.int32]:
+        """int32[n]: the op before each on its stream; -1 for the first."""
+        order = np.argsort(self.stream, kind="stable")
+        found = np.full(self.n_ops, -1, np.int32)
+        same = self.stream[order[1:]] == self.stream[order[:-1]]
+        found[order[1:][same]] = order[:-1][same]
+        return found
+
+    def copies(self, count: int, rendezvous: NDArray[np.int64], multiplicity: NDArray[np.int64]) -> Graph:
+        """So many copies of all programs, side by side. `rendezvous`: [count, n] which of their ops start together."""
+        which = np.arange(count, dtype=np.int64)[:, None]
+        return Graph(
+            kind=np.tile(self.kind, count),
+            stream=(self.stream + which * self.n_streams).ravel().astype(np.int32),
+            stream_rank=(self.stream_rank + which * self.n_programs).ravel().astype(np.int32),
+            dep_ptr=np.append(0, self.dep_ptr[1:] + which * len(self.dep_idx)).astype(np.int64),
+            dep_idx=(self.dep_idx + which * self.n_ops).ravel().astype(np.int32),
+            rendezvous=rendezvous.ravel().astype(np.int32),
+            label=np.tile(self.label, count),
+            category=np.tile(self.category, count),
+            flops=np.tile(self.flops, count),
+            bytes=np.tile(self.bytes, count),
+            multiplicity=multiplicity,
+            labels=self.labels,
+            categories=self.categories,
+            stream_names=self.stream_names * count,
+        )
+
     def name(self, op: int) -> str:
         """How messages speak of an op: its index, label, program and stream."""
         stream = int(self.stream[op])

@@ -225,18 +225,7 @@ def _loop(block: FeedForward, model: Model, shard: Shard, normed: str, load: flo
         backward_bytes=n * t * top * 4.0 * w,
         kernels=INDEX_CALLS * n,
     )
-    gather = Operation(
-        "permute",
-        "moe_permute",
-        "memory",
-        forward_bytes=2.0 * w * rows * h,
-        backward_bytes=2.0 * w * rows * h,
-        output_bytes=rows * h * w,
-        kernels=n,
-        timed=Timed("gather_rows", rows / n, h, n, n),
-        reads=(normed,),
-        repeats=n,
-    )
+    gather = _per_expert("permute", n, (2.0, 2.0), w * rows * h, Timed("gather_rows", rows / n, h, n, n), normed)
     ops = [_read(router, normed), choose, index, gather]
     found = [_expert_gemm(name, n, rows / n, block.size, h, shard, "permute") for name in names]
     ops += [found[0], *(replace(op, new_shapes=0) for op in found[1:])]  # gate and up have the same shape
@@ -247,31 +236,30 @@ def _loop(block: FeedForward, model: Model, shard: Shard, normed: str, load: flo
     each = activation.timed._replace(rows=rows / n, forward=float(n), backward=float(n))
     ops.append(replace(activation, reads=tuple(names), repeats=n, kernels=activation.kernels * n, timed=each))
     ops.append(_expert_gemm("experts_down", n, rows / n, h, block.size, shard, "expert_activation"))
-    weigh = Operation(
-        "weigh",
+    added = Timed("add", rows / n, h, n * WEIGH_FORWARD, n * WEIGH_BACKWARD)
+    weigh = _per_expert("weigh", n, (2.0, 6.0), w * rows * h, added, "experts_down", "choose")
+    scattered = Timed("scatter_add_rows", rows / n, h, n, n)
+    combine = _per_expert("combine", n, (3.0, 2.0), w * rows * h, scattered, "weigh")
+    return [*ops, weigh, replace(combine, output_bytes=t * h * w)]
+
+
+def _per_expert(
+    name: str, n: int, passes: tuple[float, float], bytes_: float, timed: Timed, *reads: str
+) -> Operation:  # fmt: skip
+    """One kernel for each of `n` experts: all rows, of `bytes_`, so many times through memory, forward and backward."""
+    forward, backward = passes
+    return Operation(
+        name,
         "moe_permute",
         "memory",
-        forward_bytes=2.0 * w * rows * h,
-        backward_bytes=6.0 * w * rows * h,
-        output_bytes=rows * h * w,
+        forward_bytes=forward * bytes_,
+        backward_bytes=backward * bytes_,
+        output_bytes=bytes_,
         kernels=n,
-        timed=Timed("add", rows / n, h, n * WEIGH_FORWARD, n * WEIGH_BACKWARD),
-        reads=("experts_down", "choose"),
+        timed=timed,
+        reads=reads,
         repeats=n,
     )
-    combine = Operation(
-        "combine",
-        "moe_permute",
-        "memory",
-        forward_bytes=3.0 * w * rows * h,
-        backward_bytes=2.0 * w * rows * h,
-        output_bytes=t * h * w,
-        kernels=n,
-        timed=Timed("scatter_add_rows", rows / n, h, n, n),
-        reads=("weigh",),
-        repeats=n,
-    )
-    return [*ops, weigh, combine]
 
 
 def _expert_gemm(name: str, n: int, m: float, out: float, k: float, shard: Shard, source: str) -> Operation:

@@ -30,7 +30,18 @@ from windtunnel.hardware.cluster import cluster_with
 from windtunnel.model import Model, load_model
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.changes import NUMBERS, OTHERS, PLAN, Change, changed, changes_of, flags_of
-from windtunnel.planning.oracle import Layout, Plan, Question, laid_out, memory_bytes, read_plan, replayed, straggling
+from windtunnel.planning.oracle import (
+    Layout,
+    Plan,
+    Question,
+    laid_out,
+    least_memory_bytes,
+    memory_bytes,
+    read_plan,
+    replayed,
+    step_ns,
+    straggling,
+)
 from windtunnel.result import Advice, Result
 from windtunnel.step.scenario import Scenario
 
@@ -157,9 +168,10 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
         if told[change.kind] == TOLD[change.kind] or of_field[field] == TOLD_OF_A_FIELD:
             continue
         if level == done:
-            found.append(kept[number])
-            told[change.kind] += 1
-            of_field[field] += change.kind != OTHERS
+            if not any(_does_all_of(one, kept[number]) for one in found):
+                found.append(kept[number])
+                told[change.kind] += 1
+                of_field[field] += change.kind != OTHERS
         elif level == rough:
             bound = max(key_ns, bounds.step_ns(change.layout))
             if bound <= limit_ns and bounds.memory_bytes(change.layout) <= capacity:
@@ -173,15 +185,19 @@ def _best(changes: Iterable[Change], bounds: Bounds, limit_ns: float, capacity: 
     return found
 
 
+def _does_all_of(one: _Tried, other: _Tried) -> bool:
+    """Whether one, which is part of the other, is as quick and as small: then the rest of the other does nothing."""
+    part = one.fields.items() <= other.fields.items()
+    return part and one.step_ns <= other.step_ns and one.memory_bytes <= other.memory_bytes
+
+
 def _tried(change: Change, capacity: int) -> _Tried | None:
     """The change, replayed; None where it does not fit."""
     layout = change.layout
-    if memory_bytes(layout) > capacity or not _host_holds(layout):
+    needed = memory_bytes(layout, capacity)
+    if needed > capacity or not _host_holds(layout):
         return None
-    replay = replayed(layout)
-    if not replay.fits:
-        return None
-    return _Tried(change.fields, change.kind, layout, replay.step_ns, replay.peak_bytes)
+    return _Tried(change.fields, change.kind, layout, step_ns(layout), needed)
 
 
 def _host_holds(layout: Layout) -> bool:
@@ -191,39 +207,36 @@ def _host_holds(layout: Layout) -> bool:
         return True
     cluster = layout.cluster
     moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.model_copy(update=away))) - memory_bytes(layout)
-    return moved * cluster.gpus_per_node <= HOST_SHARE * cluster.host.memory_bytes
+    return moved * min(cluster.gpus_per_node, cluster.n_gpus) <= HOST_SHARE * cluster.host.memory_bytes
 
 
 def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Tried], int]:
     """Two changes with which a plan fits, else three, quickest first; how many were tried."""
-    before = memory_bytes(base)
+    bounds, before = Bounds(straggling(base.cluster)), least_memory_bytes(base)
     saving = sorted(
-        ((memory_bytes(one.layout), number) for number, one in enumerate(changes) if one.kind != OTHERS),
+        ((least_memory_bytes(one.layout), number) for number, one in enumerate(changes) if one.kind != OTHERS),
         key=lambda pair: pair,
     )
     some = [changes[number] for needed, number in saving if needed < before][:TOGETHER]
-    pairs = {
-        index: pair for index, pair in enumerate(combinations(some, 2)) if not set(pair[0].fields) & set(pair[1].fields)
-    }
-    count = 0
     joined: list[tuple[int, Change]] = []
-    for one, two in pairs.values():
-        both = changed(base, {**one.fields, **two.fields})
+    for one, two in combinations(some, 2):
+        both = None if set(one.fields) & set(two.fields) else changed(base, {**one.fields, **two.fields})
         if both is not None:
-            joined.append((memory_bytes(both.layout), _as(both, one, two)))
-    count += len(joined)
-    fitting = [change for needed, change in joined if needed <= capacity]
-    if not fitting:
-        joined.sort(key=lambda pair: pair[0])
-        for _, both in joined[:TOGETHER]:
-            for third in some:
-                if set(third.fields) & set(both.fields):
-                    continue
-                all_three = changed(base, {**both.fields, **third.fields})
-                count += 1
-                if all_three is not None and memory_bytes(all_three.layout) <= capacity:
-                    fitting.append(_as(all_three, both, third))
-    return _best(fitting, Bounds(straggling(base.cluster)), float("inf"), capacity), count
+            joined.append((least_memory_bytes(both.layout), _as(both, one, two)))
+    found = _best((both for needed, both in joined if needed <= capacity), bounds, float("inf"), capacity)
+    if found:
+        return found, len(joined)
+    joined.sort(key=lambda pair: pair[0])
+    threes = {}
+    for _, both in joined[:TOGETHER]:
+        for third in some:
+            fields = {**both.fields, **third.fields}
+            key = frozenset(fields.items())
+            if not set(third.fields) & set(both.fields) and key not in threes:
+                together = changed(base, fields)
+                threes[key] = None if together is None else _as(together, both, third)
+    legal = [one for one in threes.values() if one is not None]
+    return _best(legal, bounds, float("inf"), capacity), len(joined) + len(legal)
 
 
 def _as(change: Change, one: Change, two: Change) -> Change:

@@ -55,7 +55,7 @@ from windtunnel.planning.least.blocks import (
     kinds_of,
     pairs_of,
 )
-from windtunnel.planning.oracle import Layout
+from windtunnel.planning.oracle import PEAK_DTYPE, Layout
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import TRAITS
@@ -260,6 +260,19 @@ class Bounds:
     def work_ns(self, layout: Layout) -> float:
         """By kernels alone: no transfer, no launch, nothing recomputed."""
         return self._busy(layout, *self.works(layout).passes(*spans(layout.virtual_layers)))
+
+    def peak_ns(self, layout: Layout) -> float:
+        """Of any plan with this batch: its products at the peak rate of the GPU, on all GPUs."""
+        plan, cluster = layout.plan, layout.cluster
+        flops = 3.0 * plan.global_batch * plan.seq_len * layout.model.forward_flops_per_token(plan.seq_len)
+        return 1e9 * flops / cluster.n_gpus / cluster.gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
+
+    def even_ns(self, layout: Layout) -> float:
+        """The same, however layers lie on stages: some rank has its share of all kernels, or more."""
+        blocks = np.array([layout.model.n_layers + 1])
+        forward, backward = self.works(layout).passes(blocks * 0, blocks)
+        whole = layout.micro_batches * float(forward[0] + backward[0])
+        return whole / layout.plan.pp * (1.0 + self.straggling) * ROUNDING
 
     def works(self, layout: Layout) -> Chain:
         """Kernels of all blocks."""

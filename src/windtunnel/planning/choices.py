@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from windtunnel.planning.search import LEAF, PLAN, ROUGH, UNSAVED, Found, Node, Search
-from windtunnel.planning.space import SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
+from windtunnel.planning.space import PIPELINE, SAVINGS, STRUCTURE, SWITCHES, Space, savings, switches
 
 FIELDS = (*STRUCTURE, *SAVINGS, *SWITCHES)
 DISTANT = 1.0  # what is twice as slow and more is not told
@@ -86,8 +86,11 @@ def _searched(search: Search, nodes: list[Node], name: str, value: Any, budget: 
 
 def _admits(space: Space, node: Node, name: str, value: Any) -> bool:
     """Whether plans under a node may have this value."""
+    if node.family is not None and name in PIPELINE:
+        return any(pipeline[PIPELINE.index(name)] == value for pipeline in node.family.pipelines)
     if name in SAVINGS and node.level < ROUGH:
-        return any(saving.get(name, getattr(node.layout.plan, name)) == value for saving in savings(space, node.layout))
+        own = getattr(node.layout.plan, name)
+        return any(saving.get(name, own) == value for several in _savings(space, node) for saving in several)
     if name in SWITCHES and node.level < LEAF:
         own = getattr(node.layout.plan, name)
         open_values = switches(space, node.layout, node.saving or UNSAVED)[name]
@@ -95,17 +98,28 @@ def _admits(space: Space, node: Node, name: str, value: Any) -> bool:
     return bool(getattr(node.layout.plan, name) == value)
 
 
+def _savings(space: Space, node: Node) -> list[tuple[dict[str, Any], ...]]:
+    """Those of each structure under a node; one without any where the node has one itself."""
+    if node.level >= ROUGH:
+        return [()]
+    sizes = (None,) if node.family is None else dict.fromkeys(node.family.largest)
+    return [savings(space, node.layout, size) for size in sizes]
+
+
 def _values(space: Space, node: Node, seen: dict[Hashable, object]) -> Iterator[tuple[str, Iterable[Any]]]:
     """The values of each field that plans under a node may have, where a node before had others."""
     plan = node.layout.plan
     for name in STRUCTURE:
         yield name, (getattr(plan, name),)
-    several = savings(space, node.layout) if node.level < ROUGH else ()
+    if node.family is not None:
+        for name, values in zip(PIPELINE, zip(*node.family.pipelines, strict=True), strict=True):
+            yield name, dict.fromkeys(values)
     own = tuple(getattr(plan, name) for name in SAVINGS)
-    if (id(several), own) not in seen:  # savings are remembered, so equal ones are one object
-        seen[id(several), own] = several
-        for name, usual in zip(SAVINGS, own, strict=True):
-            yield name, dict.fromkeys(saving.get(name, usual) for saving in several or ({},))
+    for several in _savings(space, node):
+        if (id(several), own) not in seen:  # savings are remembered, so equal ones are one object
+            seen[id(several), own] = several
+            for name, usual in zip(SAVINGS, own, strict=True):
+                yield name, dict.fromkeys(saving.get(name, usual) for saving in several or ({},))
     open_values = switches(space, node.layout, node.saving or UNSAVED) if node.level < LEAF else {}
     own = tuple(getattr(plan, name) for name in SWITCHES)
     if (tuple(open_values.values()), own) not in seen:

@@ -64,13 +64,14 @@ def remedies(
 
 
 def _offloaded(model: Model, cluster: Cluster, answer: Answer) -> tuple[str, Layout] | None:
+    usable = cluster.gpu.usable_memory_bytes
     for update in ({"offload_optimizer": 0.5}, {"offload_optimizer": 1.0}):
         for missed in answer.missed[:NEAREST_TRIED]:
             try:
                 layout = laid_out(model, cluster, missed.layout.asked.model_copy(update=update))
             except UserError:
                 continue
-            if memory_bytes(layout) <= cluster.gpu.usable_memory_bytes:
+            if memory_bytes(layout, usable) <= usable:
                 return f"offload_optimizer {update['offload_optimizer']:g}", layout
     return None
 

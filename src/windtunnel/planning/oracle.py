@@ -19,14 +19,14 @@ from windtunnel.model import Model
 from windtunnel.planning.least.beside_passes import held_by_ranks
 from windtunnel.training import Plan, predict, read_plan
 from windtunnel.training.launch.megatron import hides_exchange, interleaves
-from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.by_stage import simulate_by_stage
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.memory.model_state import state_bytes
-from windtunnel.training.memory.peak import peak_bytes, ranks_peak_bytes
+from windtunnel.training.memory.peak import least_bytes, peak_bytes, ranks_peak_bytes
 from windtunnel.training.mixed import check_lies_on_one, stages_of
-from windtunnel.training.plan import RECOMPUTE_PARTS
+from windtunnel.training.plan import PEAK_DTYPE, RECOMPUTE_PARTS
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.question import Question
 from windtunnel.training.schedules import NAMES as SCHEDULES
@@ -101,13 +101,18 @@ def pieces(layout: Layout) -> tuple[Piece, ...]:
     return found[1]
 
 
-def memory_bytes(layout: Layout) -> int:
-    """What the fullest rank needs on its device; nothing is timed for it.
+def memory_bytes(layout: Layout, capacity: int | None = None) -> int:
+    """What the fullest rank needs on its device; nothing is timed for it. Beyond `capacity`: at least so much.
 
     No plan is proposed that fits only because its allocator gives cached memory back, again and again: nobody can say
     how long its step takes.
     """
-    return peak_bytes(layout, pieces(layout), table_of(layout))
+    return peak_bytes(layout, pieces(layout), table_of(layout), capacity)
+
+
+def least_memory_bytes(layout: Layout) -> int:
+    """The same if no memory were lost between tensors: never more, and sooner known."""
+    return least_bytes(layout, pieces(layout), table_of(layout))
 
 
 def ranks_bytes(layout: Layout) -> list[int]:

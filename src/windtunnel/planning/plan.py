@@ -199,7 +199,7 @@ def plan(
             else remedies(model, cluster, given, main, lambda c, layout: _planned(exact, c, layout, words, None, None)),
         )
         return replace(result, seconds=monotonic() - begun)
-    thumb = rule_of_thumb(Space(model, sizes[0], given, mixed=mixed), exact.memory_bytes)
+    thumb = rule_of_thumb(Space(model, sizes[0], given, mixed=mixed))
     thumb_planned = (
         None if thumb is None else _planned(exact, mixed or sizes[0], thumb, words, price_per_gpu_hour, None)
     )

@@ -1,10 +1,12 @@
 """Best-first branch and bound over a space of plans, with a certificate.
 
-A node stands for plans: all of one structure, all of one structure with one saving, or one plan. Its key is a bound
+A node stands for plans: all of some structures, of one, of one with one saving, or one plan. Its key is a bound
 that none of them beats; the queue gives the least key first. A node that comes up is looked at more closely, which
 raises its key or parts it, until a replayed plan comes up: no other plan can be faster. So every plan is replayed, or
-lies under a node whose bound exceeds the answer, or does not fit in memory.
+lies under a node whose bound exceeds the answer, or does not fit in memory. Where a space is too large to be listed in
+half the time, what was not listed counts with the time that its products take at the GPU's peak.
 
+    family      kernels alone, evenly over ranks               -> its structures
     structure   kernels alone; passes at their best switches   -> its savings, without those whose state is too much
     saving      its own passes at the best switches; memory    -> its plans
     plan        passes, transfers, reductions, optimizer       -> replayed event by event
@@ -20,6 +22,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -27,10 +30,10 @@ from windtunnel.errors import UserError
 from windtunnel.planning.ahead import MEMORY, RESULT, STEP
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.oracle import Layout, Replayed, laid_out, memory_bytes, step_ns
-from windtunnel.planning.space import SAVINGS, Space, count, leaves, savings, structures, switches
+from windtunnel.planning.space import SAVINGS, Family, Space, count, families, leaves, members, savings, switches
 from windtunnel.planning.space import STRUCTURE as FIELDS
 
-STRUCTURE, SHAPED, ROUGH, SAVING, LEAF, PLAN, REPLAYED = range(7)
+FAMILY, STRUCTURE, SHAPED, ROUGH, SAVING, LEAF, PLAN, REPLAYED = range(8)
 ASKED_NEXT = {SAVING: MEMORY, PLAN: STEP}  # of the plans of a node
 
 
@@ -84,6 +87,8 @@ def step_time(layout: Layout, step_ns: int) -> float:
 
 UNSAVED = {"zero_stage": 1, "recompute": "none"}  # with which every switch is there that any saving has
 NEAREST_KEPT = 64
+LISTING = 0.5  # of the time of a search, after which it goes on with the structures that it has listed
+DEEP = 0.75  # of its time, after which a search that has no plan yet looks for one
 FIRST_S = 10.0  # that a search has beyond its time to find a first plan
 
 
@@ -98,6 +103,7 @@ class Node:
     saving: dict[str, Any] = field(compare=False, default_factory=dict)
     found: Found | None = field(compare=False, default=None)
     needed_bytes: int = field(compare=False, default=0)  # of one plan: switches leave memory as it is
+    family: Family | None = field(compare=False, default=None)
 
 
 @dataclass(eq=False)
@@ -124,32 +130,40 @@ class Search:
         self._missed: list[Missed | tuple[Layout, dict[str, Any]]] = []
         self._told: list[Node] = []  # replayed plans that have come up
         self.counts = Counts()
-        self._shortest_s = float("inf")
-        for layout in structures(self.space):
-            self.counts.structures += 1
-            self.counts.legal += count(self.space, layout)
-            self._push(self.bounds.work_ns(layout), STRUCTURE, layout)
+        self._shortest_s = inf
         best: dict[tuple[Any, ...], Found] = {}
         answers: list[Found] = []
-        while self._heap and len(answers) < top:
-            if within_s is not None:
-                limit_s = within_s if best else within_s + FIRST_S
-                if monotonic() - begun + spare * self._replay_s() > limit_s:
+        listing = families(self.space)
+        unlisted: Family | None = None
+        ends = inf if within_s is None else begun + within_s
+        while True:
+            unlisted = self._list(listing, ends)
+            answers = []
+            while self._heap and len(answers) < top:
+                now = monotonic()
+                if now + spare * self._replay_s() > (ends if best else ends + FIRST_S):
                     break
-            node = heapq.heappop(self._heap)
-            if node.found is not None:
+                if not best and now > begun + DEEP * (ends - begun):
+                    self._deep(best, ends)
+                    continue
+                node = heapq.heappop(self._heap)
+                if node.found is None:
+                    self._take(node, best)
+                    continue
                 self._told.append(node)
-            if node.found is None:
-                for found in self._looked_at(node):
-                    key = _kind(self.space, found.layout)
-                    if key not in best or found.score_ns < best[key].score_ns:
-                        best[key] = found
-            elif not any(_kind(self.space, one.layout) == _kind(self.space, node.layout) for one in answers):
-                answers.append(node.found)
-                if self.soon is not None:
-                    self.soon(RESULT, node.key, node.layout)
-        left = self._heap[0].key if self._heap else float("inf")
-        proven = len(answers) >= top or not self._heap
+                if not any(_kind(self.space, one.layout) == _kind(self.space, node.layout) for one in answers):
+                    answers.append(node.found)
+                    if self.soon is not None:
+                        self.soon(RESULT, node.key, node.layout)
+            if unlisted is None or monotonic() > ends:
+                break
+            self._heap += self._told
+            self._told = []
+            heapq.heapify(self._heap)
+        left = self._heap[0].key if self._heap else inf
+        proven = unlisted is None and (len(answers) >= top or not self._heap)
+        if unlisted is not None:
+            left = min(left, self.bounds.peak_ns(unlisted.layout))
         gap = 0.0
         if not proven or not answers:
             tried = sorted((one for one in best.values() if one not in answers), key=lambda one: one.score_ns)
@@ -186,6 +200,55 @@ class Search:
         """After a run: all that is left."""
         self._told, self._heap = [], nodes
 
+    def _list(self, listing: Iterator[Family], ends: float) -> Family | None:
+        """Take structures in, for a share of the time that is left; returns the first that time was too short for."""
+        now = monotonic()
+        until = now + LISTING * (ends - now)
+        for family in listing:
+            self.counts.structures += len(family.pipelines)
+            self.counts.legal += sum(count(self.space, family.layout, most) for most in family.largest)
+            self._listed(family)
+            if monotonic() > until:
+                return next(listing, None)
+        return None
+
+    def _take(self, node: Node, best: dict[tuple[Any, ...], Found]) -> None:
+        """Look at a node, and remember the best plan of each kind."""
+        for found in self._looked_at(node):
+            key = _kind(self.space, found.layout)
+            if key not in best or found.score_ns < best[key].score_ns:
+                best[key] = found
+
+    def _deep(self, best: dict[tuple[Any, ...], Found], ends: float) -> None:
+        """Nodes that are furthest along come first, for what time is left: some answer is better than a bound alone."""
+        least = inf
+        aside: list[Node] = []
+        order: list[tuple[int, Node]] = []
+        waiting, self._heap = self._heap, []
+        while True:
+            for node in waiting:
+                heapq.heappush(order, (-node.level, node)) if node.found is None else aside.append(node)
+            if not order or monotonic() > (ends if best else ends + FIRST_S):
+                break
+            _, node = heapq.heappop(order)
+            if node.key < least:
+                self._take(node, best)
+                least = min((one.score_ns for one in best.values()), default=inf)
+            else:
+                aside.append(node)
+            waiting, self._heap = self._heap, []
+        self._heap = [*aside, *(node for _, node in order)]
+        heapq.heapify(self._heap)
+
+    def _listed(self, family: Family) -> None:
+        """Put all structures of a family into the queue, as one node where there are several."""
+        if len(family.pipelines) == 1:
+            self._push(self.bounds.work_ns(family.layout), STRUCTURE, family.layout)
+            return
+        self._number += 1
+        least = self.bounds.even_ns(family.layout)
+        heapq.heappush(self._heap, Node(least, FAMILY, self._number, family.layout, family=family))
+
     def _push(
         self, bound_ns: float, level: int, layout: Layout, saving: dict[str, Any] | None = None, needed: int = 0
     ) -> None:  # fmt: skip
@@ -197,7 +260,10 @@ class Search:
     def _looked_at(self, node: Node) -> Iterator[Found]:
         """Put what a node stands for back, told more exactly."""
         bounds = self.bounds
-        if node.level == STRUCTURE:
+        if node.family is not None:
+            for layout in members(self.space, node.family):
+                self._push(max(node.key, bounds.work_ns(layout)), STRUCTURE, layout)
+        elif node.level == STRUCTURE:
             self._push(max(node.key, bounds.shaped_ns(node.layout, self._options(node))), SHAPED, node.layout)
         elif node.level == SHAPED:
             self._part(node)

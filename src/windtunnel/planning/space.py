@@ -17,7 +17,7 @@ parallelism in Megatron-Core); and nothing goes to the host: what a host's memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -29,16 +29,18 @@ from windtunnel.hardware import Cluster
 from windtunnel.hardware.mixed import MixedCluster
 from windtunnel.model import Model
 from windtunnel.planning.fields.features import HABIT, Features, features_of
-from windtunnel.planning.fields.pipelines import pipelines
+from windtunnel.planning.fields.pipelines import Pipeline, pipelines
 from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, hides_exchange, interleaves, laid_out, stages_of
 
 STRUCTURE = (
     "tp", "cp", "cp_kind", "ep", "etp", "pp", "virtual_stages", "schedule", "layers_per_stage", "micro_batch",
     "sequence_parallel", "compile",
 )  # fmt: skip
+PIPELINE = ("virtual_stages", "schedule", "layers_per_stage")  # of these
 SAVINGS = ("zero_stage", "shard_group", "recompute", "offload_optimizer", "offload_activations")
 SWITCHES = ("overlap_tp", "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "overlap_ep", "cuda_graphs")
 
+FLAT_MOST = 100_000  # structures that are listed one by one
 TOKENS_MOST = 2**15  # of one pass on one rank: kernels are long saturated, and nothing is gained by larger ones
 
 
@@ -50,6 +52,7 @@ class Space:
     cluster: Cluster
     given: Mapping[str, Any]
     counts: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    pipelines: dict[Any, int] = field(default_factory=dict)  # layers of the largest stage; 0: not legal
     mixed: MixedCluster | None = None  # what `cluster` stands for, where it is of several types
     by_stage: bool = False  # then stages follow the types; else every replica lies on one
 
@@ -79,17 +82,89 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // one for one in small)}))
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Structures with one schedule that differ in how layers lie on stages only. `layout` is that of one of them."""
+
+    layout: Layout
+    pipelines: tuple[Pipeline, ...]  # all are legal; the layout's comes first
+    largest: tuple[int, ...]  # layers of the largest virtual stage of each pipeline
+
+
 def structures(space: Space) -> Iterator[Layout]:
     """Every legal structure, laid out; savings and switches at what is given, else at the framework's habit."""
+    for family in families(space):
+        yield from members(space, family)
+
+
+def families(space: Space) -> Iterator[Family]:
+    """Every legal structure, by family in a large space: bounding thousands one by one takes too long.
+
+    Those come first that recipes choose: tensor parallelism inside a scale-up domain, no context parallelism.
+    """
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
-    for fields in _candidates(space):
-        try:
-            found = laid_out(space.model, space.cluster, base.model_copy(update=fields))
-            if space.mixed is not None:
-                _check_placed(space, found)
-        except UserError:
+    shapes = list(_shapes(space))
+    large = sum(prod(map(len, options.values())) * len(found) for _, options, found in shapes) > FLAT_MOST
+    shapes.sort(key=lambda one: (one[0]["tp"] > space.cluster.gpus_in_domain, one[0]["cp"]))
+    for fields, found in _candidates(shapes):
+        together = [[each for each in found if each[1] == name] for name in dict.fromkeys(name for _, name, _ in found)]
+        for several in together if large else [[each] for each in found]:
+            family = _family(space, base, fields, several)
+            if family is not None:
+                yield family
+
+
+def members(space: Space, family: Family) -> Iterator[Layout]:
+    """The structures of a family, laid out."""
+    for pipeline in family.pipelines:
+        if pipeline == family.pipelines[0]:
+            yield family.layout
+        else:
+            yield laid_out(space.model, space.cluster, family.layout.asked.model_copy(update=_named(pipeline)))
+
+
+def _family(space: Space, base: Plan, fields: Mapping[str, Any], pipelines: Sequence[Pipeline]) -> Family | None:
+    """A pipeline is legal for all that have its depth and its number of micro-batches, or for none of them."""
+    replicas = space.cluster.n_gpus // (fields["tp"] * fields["pp"] * fields["cp"])
+    shape = fields["pp"], space.given["global_batch"] // (replicas * fields["micro_batch"])
+    remembered = space.pipelines if space.mixed is None else {}
+    first: Layout | None = None
+    refused: list[Pipeline] = []
+    legal: list[Pipeline] = []
+    largest: list[int] = []
+    for pipeline in pipelines:
+        most = remembered.get((shape, pipeline))
+        if most == 0 or (most and first is not None):
+            if most:
+                legal.append(pipeline)
+                largest.append(most)
             continue
-        yield found
+        layout = _legal(space, base.model_copy(update={**fields, **_named(pipeline)}))
+        if layout is None:
+            refused.append(pipeline)
+            continue
+        first = first or layout
+        most = remembered[shape, pipeline] = max(map(len, layout.virtual_layers))
+        legal.append(pipeline)
+        largest.append(most)
+    if first is None:
+        return None
+    remembered.update({(shape, pipeline): 0 for pipeline in refused})
+    return Family(first, tuple(legal), tuple(largest))
+
+
+def _named(pipeline: Pipeline) -> dict[str, Any]:
+    return dict(zip(PIPELINE, pipeline, strict=True))
+
+
+def _legal(space: Space, plan: Plan) -> Layout | None:
+    try:
+        found = laid_out(space.model, space.cluster, plan)
+        if space.mixed is not None:
+            _check_placed(space, found)
+    except UserError:
+        return None
+    return found
 
 
 def _check_placed(space: Space, layout: Layout) -> None:
@@ -106,13 +181,14 @@ def _check_placed(space: Space, layout: Layout) -> None:
 def first_refusal(space: Space) -> UserError | None:
     """Why the first structure that was refused was refused; None where there is no candidate at all."""
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
-    for fields in _candidates(space):
-        try:
-            found = laid_out(space.model, space.cluster, base.model_copy(update=fields))
-            if space.mixed is not None:
-                _check_placed(space, found)
-        except UserError as error:
-            return error
+    for fields, found in _candidates(_shapes(space)):
+        for pipeline in found:
+            try:
+                layout = laid_out(space.model, space.cluster, base.model_copy(update={**fields, **_named(pipeline)}))
+                if space.mixed is not None:
+                    _check_placed(space, layout)
+            except UserError as error:
+                return error
     return None
 
 
@@ -120,7 +196,18 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _candidates(space: Space) -> Iterator[dict[str, Any]]:
+Shape = tuple[dict[str, int], dict[str, tuple[Any, ...]], tuple[Pipeline, ...]]
+
+
+def _candidates(shapes: Iterable[Shape]) -> Iterator[tuple[dict[str, Any], tuple[Pipeline, ...]]]:
+    """Fields of structures but how layers lie on stages, and all that this may be."""
+    for degrees, options, found in shapes:
+        for chosen in product(*options.values()):
+            yield {**degrees, **dict(zip(options, chosen, strict=True))}, found
+
+
+def _shapes(space: Space) -> Iterator[Shape]:
+    """tp, pp and cp; the values of the other fields with these; pipelines."""
     model, n, has = space.model, space.cluster.n_gpus, space.features
     heads = 0
     for layer in model.layers:
@@ -132,7 +219,7 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
     contexts = [cp for cp in degrees if length % (2 * cp) == 0 or cp == 1] if has.cp_kinds else [1]
     # Megatron-Core takes experts with tensor parallelism only where sequences are sharded too.
     sequence_parallel = HABIT if space.mixture else has.sequence_parallel
-    experts = divisors(_experts(model)) if space.mixture and has.experts else (1,)
+    experts = divisors(shared_experts(model)) if space.mixture and has.experts else (1,)
     types = space.mixed if space.by_stage else None
     for tp, pp, cp in product(space.values("tp", tuple(tensor)), space.values("pp", tuple(stages)),
                               space.values("cp", tuple(contexts))):  # fmt: skip
@@ -150,12 +237,8 @@ def _candidates(space: Space) -> Iterator[dict[str, Any]]:
             "sequence_parallel": space.values("sequence_parallel", sequence_parallel if tp > 1 else HABIT),
             "compile": space.values("compile", has.compile),
         }
-        for chunks, schedule, layers in pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types):
-            for chosen in product(*options.values()):
-                yield {
-                    "tp": tp, "pp": pp, "cp": cp, "virtual_stages": chunks, "schedule": schedule,
-                    "layers_per_stage": layers, **dict(zip(options, chosen, strict=True)),
-                }  # fmt: skip
+        found = pipelines(_interleaving(space, pp), space.given, model.n_layers, pp, types)
+        yield {"tp": tp, "pp": pp, "cp": cp}, options, found
 
 
 def _interleaving(space: Space, pp: int) -> Features:
@@ -182,7 +265,8 @@ def micro_batches(sequences: int, tokens: int) -> tuple[int, ...]:
     return tuple(size for size in divisors(sequences) if size == 1 or size * tokens <= TOKENS_MOST)
 
 
-def _experts(model: Model) -> int:
+def shared_experts(model: Model) -> int:
+    """What the counts of experts of all its layers have in common."""
     common = 0
     for layer in model.layers:
         if layer.feed_forward.kind == "moe":
@@ -190,10 +274,10 @@ def _experts(model: Model) -> int:
     return common
 
 
-def savings(space: Space, layout: Layout) -> tuple[dict[str, Any], ...]:
-    """What a structure may do to save memory."""
+def savings(space: Space, layout: Layout, largest: int | None = None) -> tuple[dict[str, Any], ...]:
+    """What a structure may do to save memory. `largest`: layers of its largest virtual stage, if not the layout's."""
     plan = layout.plan
-    most = max(len(layers) for layers in layout.virtual_layers)
+    most = largest or max(len(layers) for layers in layout.virtual_layers)
     replicas = layout.dp * plan.cp
     near = max(1, layout.cluster.gpus_in_domain // plan.tp)
     given = tuple((name, space.given[name]) for name in SAVINGS if space.given.get(name) is not None)
@@ -246,14 +330,15 @@ def switches(space: Space, layout: Layout, saving: Mapping[str, Any]) -> dict[st
     return {name: space.values(name, values) for name, values in open_values.items()}
 
 
-def count(space: Space, layout: Layout) -> int:
-    """How many plans a structure stands for."""
+def count(space: Space, layout: Layout, largest: int | None = None) -> int:
+    """How many plans a structure stands for. `largest`: as `savings`."""
     plan = layout.plan
-    most = max(len(layers) for layers in layout.virtual_layers)
+    most = largest or max(len(layers) for layers in layout.virtual_layers)
     shape = (plan.tp, plan.pp > 1, plan.virtual_stages > 1, plan.ep > 1, layout.dp * plan.cp, most, plan.compile)
     known = space.counts.get(shape)
     if known is None:
-        known = space.counts[shape] = sum(leaves(space, layout, saving) for saving in savings(space, layout))
+        several = savings(space, layout, most)
+        known = space.counts[shape] = sum(leaves(space, layout, saving) for saving in several)
     return known
 
 

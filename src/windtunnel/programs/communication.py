@@ -21,7 +21,6 @@ COLLECTIVES = (
     "barrier",
 )
 MESSAGES = ("send", "recv")
-KINDS = (*COLLECTIVES, *MESSAGES)
 PULL = "pull"
 
 
@@ -29,7 +28,7 @@ PULL = "pull"
 class Communication:
     """One call, as the rank that makes it sees it."""
 
-    kind: str  # of KINDS, or PULL
+    kind: str  # of COLLECTIVES or MESSAGES, or PULL
     group: str  # torch's name of the process group: the same on all its members
     members: tuple[int, ...]  # global ranks of the group, in its order; one tuple per group, shared by all calls
     position: int  # of this rank in `members`

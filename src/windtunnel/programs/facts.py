@@ -20,13 +20,11 @@ from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, shown
 from windtunnel.programs.lowering.pricing import DTYPES
 from windtunnel.programs.op_shapes import attention_of, plain_name, product_of, tensor_elements
 from windtunnel.programs.program import RankProgram
-from windtunnel.result import Limit
 from windtunnel.step.disturbances.disturbed_step import Replayed
-from windtunnel.step.result_of import BUBBLE, PLAIN, ClassTime, Kernels, Work, roofline_warning
+from windtunnel.step.result_of import BUBBLE, ClassTime, Kernels, Work, roofline_warning
 
 WAITING = "waiting for peers"
 GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "grouped_mm", "scaled_grouped_mm")
-WORTH_NAMING, LIMITS_MOST = 0.02, 5
 ANSWERS_MOST = 8
 SCORES_AGAIN = 0.2  # of attention's backward: one product of five
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)(?:\.|$)")
@@ -144,13 +142,6 @@ def _looked_up(program: RankProgram) -> int:
             if tables and indices:
                 found[tables[0]] = found.get(tables[0], 0) + max(indices)
     return found[max(found, key=lambda shape: (prod(shape), shape))] if found else 0
-
-
-def limits_of(breakdown: Mapping[str, int], total_ns: int) -> tuple[Limit, ...]:
-    """The largest parts of the step, overheads first. What would shrink them in a script was not tried: not said."""
-    named = [(name, ns) for name, ns in breakdown.items() if ns >= WORTH_NAMING * total_ns]
-    ordered = sorted(named, key=lambda item: (item[0] in PLAIN, -item[1], item[0]))
-    return tuple(Limit(name, ns / total_ns, (total_ns - ns) / 1e9) for name, ns in ordered[:LIMITS_MOST])
 
 
 def warnings_of(priced: PricedJob, provenance: Mapping[str, float]) -> Iterator[str]:

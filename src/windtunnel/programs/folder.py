@@ -21,6 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,22 +85,24 @@ def publish(out: Path, document: Mapping[str, Any], programs: Mapping[int, Path]
         raise InputFileError(out, f"cannot be written ({error.strerror})", "give --out another place") from None
     finally:
         if staging is not None:
-            with suppress(OSError):
-                if (staging / "old").exists() and not out.exists():
-                    os.replace(staging / "old", out)
-            shutil.rmtree(staging, ignore_errors=True)
+            _clear(staging, out)
 
 
 def sweep_place(out: Path) -> None:
-    """Remove what a `publish` that was killed left beside `out`; an earlier folder that it had moved comes back."""
+    """Remove what a `publish` that was killed left beside `out`."""
     out = Path(os.path.abspath(out))
     for staging in out.parent.glob(f"{glob.escape(_staging(out))}*"):
         owner = staging.name.removeprefix(_staging(out)).partition("-")[0]
         if owner.isdigit() and Path("/proc/self").exists() and not Path(f"/proc/{owner}").exists():
-            with suppress(OSError):
-                if (staging / "old").exists() and not out.exists():
-                    os.replace(staging / "old", out)
-            shutil.rmtree(staging, ignore_errors=True)
+            _clear(staging, out)
+
+
+def _clear(staging: Path, out: Path) -> None:
+    """Remove what stood beside `out`; an earlier folder that was moved there comes back if none has taken its place."""
+    with suppress(OSError):
+        if (staging / "old").exists() and not out.exists():
+            os.replace(staging / "old", out)
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _staging(out: Path) -> str:
@@ -178,10 +181,6 @@ class CapturedFolder:
             raise _partial(self.path, self.kept)
         return int(self._runs[rank])
 
-    def members(self, rank: int, group: Members) -> Members:
-        """The group that `rank` has where its representative has `group`."""
-        return self.grid.members_for(rank, group)
-
     def program(self, kept_rank: int) -> RankProgram:
         """The program of a kept rank. Raises InputFileError."""
         return read_program(program_path(self.path, kept_rank))
@@ -198,7 +197,7 @@ def load_job(path: Path) -> CapturedJob:
         raise _partial(path, folder.kept)
     runs = np.array([folder.class_of(rank) for rank in range(folder.world_size)], np.int32)
     programs = {rank: folder.program(rank) for rank in folder.kept}
-    families = moved_families(programs, runs, folder.members, lambda members: group_name(folder.grid, members))
+    families = moved_families(programs, runs, folder.grid.members_for, lambda members: group_name(folder.grid, members))
     document = folder.document
     return CapturedJob(
         folder.world_size,
@@ -217,9 +216,7 @@ def group_name(grid: Grid, members: Members) -> str:
     if len(members) == grid.world_size:
         return "world"
     span = grid.span(members)
-    whole = 1
-    for dimension in span:
-        whole *= grid.sizes[dimension]
+    whole = prod(grid.sizes[dimension] for dimension in span)
     return " x ".join(grid.names[dimension] for dimension in span) if whole == len(members) and span else ""
 
 
@@ -230,7 +227,7 @@ def _document(path: Path) -> dict[str, Any]:
         document = read_yaml(path / NAME)
     except FileNotFoundError:
         raise InputFileError(path, "is no captured folder (it has no captured.yaml)", _REMEDY) from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputFileError(path / NAME, f"cannot be read ({' '.join(str(error).split())})", _REMEDY) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputFileError(path / NAME, "is no captured job", _REMEDY)

@@ -81,10 +81,9 @@ class CapturedJob:
             return held[1]
         known = self.by_group
         found = known.get((call.group, call.members), known.get(("", call.members)))
-        if found is not None:
-            self._seen[call.group, id(call.members)] = (call.members, found)
-        else:
+        if found is None:
             raise SpecError("group", call.group, f"of ranks {call.members[:8]} is in no family of this captured job")
+        self._seen[call.group, id(call.members)] = (call.members, found)
         return found
 
 
@@ -92,7 +91,7 @@ def moved_families(
     programs: Mapping[int, RankProgram],
     runs: NDArray[np.int32],
     members_for: Callable[[int, tuple[int, ...]], tuple[int, ...]],
-    name_of: Callable[[tuple[int, ...]], str] | None = None,
+    name_of: Callable[[tuple[int, ...]], str],
 ) -> tuple[Family, ...]:
     """Families of ranks that were not captured: each representative's groups, moved to every rank of its class.
 
@@ -143,7 +142,7 @@ def moved_families(
     joined: dict[tuple[str, int], list[tuple[set[int], list[int]]]] = {}
     for numbers in together.values():
         first = members_of[numbers[0]]
-        name = (name_of(first) if name_of else "") or _made_up(tuple(rank - first[0] for rank in first))
+        name = name_of(first) or _made_up(first)
         ranks_of = {rank for number in numbers for rank in members_of[number]}
         parts = joined.setdefault((name, len(first)), [])
         for covered, held in parts:
@@ -164,9 +163,8 @@ def moved_families(
     return tuple(families)
 
 
-def _made_up(offsets: object) -> str:
-    assert isinstance(offsets, tuple)
-    if len(offsets) == 1:
+def _made_up(members: tuple[int, ...]) -> str:
+    if len(members) == 1:
         return "alone"
-    steps = {b - a for a, b in pairwise(offsets)}
-    return f"{len(offsets)} ranks {f'by {steps.pop()}' if len(steps) == 1 else 'apart'}"
+    steps = {b - a for a, b in pairwise(members)}
+    return f"{len(members)} ranks {f'by {steps.pop()}' if len(steps) == 1 else 'apart'}"

@@ -30,14 +30,13 @@ from windtunnel.programs.facts import (
     classes_of,
     has_experts,
     kernels_of,
-    limits_of,
     tokens_of,
     traffic_of,
     warnings_of,
     work_of,
 )
 from windtunnel.programs.job import CapturedJob
-from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, flops_and_traffic, priced_job
+from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob, priced_job
 from windtunnel.programs.lowering.pricing import OpPricer, op_pricer
 from windtunnel.programs.lowering.stages import class_names
 from windtunnel.programs.memory import CapturedMemory, memory_of_program
@@ -46,7 +45,7 @@ from windtunnel.programs.rank_classes.agreement import deadlock
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.disturbances.disturbed_step import Replayed
-from windtunnel.step.result_of import read, result_of
+from windtunnel.step.result_of import limits_of, read, result_of
 from windtunnel.step.scenario import CALM, Parts, Scenario
 
 MIB = 1 << 20
@@ -225,6 +224,7 @@ def _result(
         spec=_spec(priced, memories, work.dtype),
         memory=tuple(stage for stage, _ in memories),
         infeasible=_infeasible(priced, memories, settings),
+        # What would shrink them in a script was not tried: not said.
         limits=limits_of(reading.breakdown_ns, reading.total_ns),
         defaults=(
             f"captured from {len(priced.templates)} of {job.world_size:,} ranks",
@@ -291,9 +291,7 @@ def _line_at_peak(program: RankProgram) -> str:
     return f"; most is held at {stack[0]}" if stack else ""
 
 
-def _spec(
-    priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]], dtype: str
-) -> dict[str, Any]:  # fmt: skip
+def _spec(priced: PricedJob, memories: Sequence[tuple[StageMemory, CapturedMemory]], dtype: str) -> dict[str, Any]:
     job = priced.job
     facts = {**next(iter(job.programs.values())).facts, **job.facts}
     script = str(facts.get("script", "") or job.source or "captured script")
@@ -344,6 +342,3 @@ def _source(job: CapturedJob) -> str:
 
 def _cluster_word(named: object, cluster: Cluster) -> str:
     return str(named) if isinstance(named, (str, Path)) else f"{cluster.gpu.name}:{cluster.n_gpus}"
-
-
-__all__ = ["captured_memory", "flops_and_traffic", "load", "names_captured", "predict_captured", "price_captured"]

@@ -9,48 +9,5 @@
     trace.py       write_trace(result, path)           gzipped Chrome JSON, opens in Perfetto
     compare.py     compare(a, b)                       where two results differ, and what explains it
 
-Everything here works from `windtunnel.result.Result` alone and computes no physics. The names below are loaded on
-first use, so that `windtunnel --help` pays for none of them. `compare` is both a module and its function, so it is
-imported from where it lives: `from windtunnel.report.comparison.compare import compare`.
+Everything here works from `windtunnel.result.Result` alone, or from the plain data of another study: no physics.
 """
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from windtunnel.report.comparison.compare import Comparison as Comparison
-    from windtunnel.report.comparison.console import print_comparison as print_comparison
-    from windtunnel.report.comparison.console import render_comparison as render_comparison
-    from windtunnel.report.prediction.console import print_result as print_result
-    from windtunnel.report.prediction.console import render_console as render_console
-    from windtunnel.report.prediction.document import json_schema as json_schema
-    from windtunnel.report.prediction.document import to_document as to_document
-    from windtunnel.report.prediction.html import render_html as render_html
-    from windtunnel.report.prediction.html import write_html as write_html
-    from windtunnel.report.prediction.trace import write_trace as write_trace
-    from windtunnel.report.run_folder import load as load
-    from windtunnel.report.run_folder import save as save
-
-_HOME = {
-    "Comparison": "comparison.compare",
-    "print_comparison": "comparison.console",
-    "render_comparison": "comparison.console",
-    "print_result": "prediction.console",
-    "render_console": "prediction.console",
-    "json_schema": "prediction.document",
-    "to_document": "prediction.document",
-    "render_html": "prediction.html",
-    "write_html": "prediction.html",
-    "load": "run_folder",
-    "save": "run_folder",
-    "write_trace": "prediction.trace",
-}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -86,14 +86,14 @@ def render_calibration_html(view: CalibrationView) -> str:
 
 def print_calibration(view: CalibrationView, console: Console) -> None:
     """A table: one line per curve, then values and notes."""
-    from rich.table import Table
     from rich.text import Text
+
+    from windtunnel.report.printing import columns
 
     console.print(Text(f"{plain(view.device)}, {plain(view.date)}", style="bold"))
     console.print(Text(", ".join(f"{plain(name)} {plain(version)}" for name, version in view.software.items())))
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("op", "dtype", "points", "from", "to", "off by (mean)", "off most at"):
-        table.add_column(name, justify="right" if name in ("points", "from", "to", "off by (mean)") else "left")
+    names = ("op", "dtype", "points", "from", "to", "off by (mean)", "off most at")
+    table = columns(names, ("op", "dtype", "off most at"), dim=True)
     for one in (*view.curves, *view.collectives):
         worst = max(range(len(one.shapes)), key=lambda at: _off(one, at), default=None)
         table.add_row(

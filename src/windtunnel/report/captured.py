@@ -78,11 +78,9 @@ def _verdict(document: Mapping[str, Any], world: int) -> str:
     kinds = f"{count} class{'es' if count > 1 else ''} of ranks"
     if "stages" not in document and "runs" not in document:
         return f"{played} ranks run, those that were asked for; nothing is said about the other {world - count:,}"
-    if "runs" in document:
+    if "runs" in document or played == world:
         return f"{kinds}; all {world:,} ranks were run"
     drawn = len(found["drawn"])
-    if played == world:
-        return f"{kinds}; all {world:,} ranks were run"
     checked = f"{drawn} drawn at random equal theirs" if drawn else "none was drawn at random to check that"
     return f"{kinds}, from {played} ranks that were run; {checked}"
 

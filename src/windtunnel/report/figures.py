@@ -71,11 +71,22 @@ def significant(value: float, digits: int = 4) -> str:
     return f"{value:,.{min(decimals, 9)}f}"
 
 
+def round_step(least: float) -> float:
+    """The next of 1, 2, 5 x 10^k from `least` on."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((power * factor for factor in (1, 2, 5) if power * factor >= least), power * 10)
+
+
 def gib_column(parts: Sequence[int], signed: bool = False) -> list[str]:
     """Sizes in GiB with two decimals, the last entry being their total: what is printed adds up."""
     # GiB / 100 is no whole number of bytes: scale so that the quantum is.
     quanta = split_exactly([part * 100 for part in parts], GIB)
     return [f"{_number(n / 100, 2, signed)} GiB" for n in [*quanta, sum(quanta)]]
+
+
+def dollars(value: float | None) -> str:
+    """To the cent; nothing where there is no price."""
+    return "" if value is None else f"${value:,.2f}"
 
 
 def signed(text: str, value: float) -> str:

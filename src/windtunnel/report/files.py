@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from windtunnel.errors import InputFileError
@@ -18,6 +20,17 @@ def check_writable(path: Path) -> None:
         problem = f"cannot be written: {above} is no folder that can be written to"
     if problem:
         raise InputFileError(path, problem, "give a place that can be written")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes `path` by itself: makes its folder. Raises InputFileError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror or error})"
+        raise InputFileError(path, problem, "give a place that can be written") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -6,8 +6,11 @@ and diffed. Where the console's encoding lacks a character, bars become '#', das
 
 from __future__ import annotations
 
-from rich.console import Console, RenderableType
+from collections.abc import Collection, Iterable
+
+from rich.console import Console, OverflowMethod, RenderableType
 from rich.segment import Segment, Segments
+from rich.table import Table
 
 BLOCKS = "▏▎▍▌▋▊▉█"
 _PLAINER = str.maketrans(
@@ -23,6 +26,16 @@ def print_trimmed(renderable: RenderableType, console: Console) -> None:
         segments += _trimmed(_writable(line, console.encoding))
         segments.append(Segment.line())
     console.print(Segments(segments), end="", soft_wrap=True)
+
+
+def columns(
+    names: Iterable[str], left: Collection[str] = ("",), *, dim: bool = False, overflow: OverflowMethod = "ellipsis"
+) -> Table:
+    """A table without lines: words in the columns named in `left`, numbers in all others; `dim`: its head."""
+    table = Table(box=None, pad_edge=False, header_style="dim" if dim else "table.header")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", overflow=overflow)
+    return table
 
 
 def bar(share: float, cells: int) -> str:

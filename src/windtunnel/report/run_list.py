@@ -107,9 +107,7 @@ class RunList:
 
     def result(self, name: str) -> Result:
         """The whole of one run. InputFileError where there is none of this name."""
-        if not NAME.fullmatch(name) or not (self.root / name / RESULT_FILE).is_file():
-            raise InputFileError(name[:60], "is no run of this list", "choose one from the list")
-        return load(self.root / name)
+        return load(self.result_path(name).parent)
 
     def delete(self, name: str) -> None:
         """Remove a run folder and its tags."""
@@ -132,11 +130,10 @@ class RunList:
             document = json.loads((self.root / TAGS_FILE).read_text())
         except (OSError, ValueError):
             return {}
-        if not isinstance(document, dict):
-            return {}
+        tagged = document.items() if isinstance(document, dict) else ()
         return {
             name: tuple(str(tag)[:TAG_LENGTH_MOST] for tag in tags[:TAGS_MOST])
-            for name, tags in document.items()
+            for name, tags in tagged
             if isinstance(tags, list)
         }
 

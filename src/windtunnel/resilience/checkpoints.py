@@ -4,12 +4,9 @@
     persist   whole state / file system                                      hidden, but the interval cannot be shorter
     load      whole state / file system + state of one GPU / its NIC         one reader per shard, then broadcast to
               replicas
-    load, all replicas reading      replicas x whole state / file system     what that replaces
-    from a peer                     state of one GPU / its NIC               memory of a replica or a neighbour
 
-Sources: MegaScale (NSDI 2024, section 4) for both stages and the single reader; ByteRobust (SOSP 2025) and TrainMover
-(OSDI 2026) for peers. State is 14 bytes a parameter under Adam in mixed precision: bf16 weights, and in fp32 a master
-copy and two moments (Micikevicius et al. 2018).
+Source: MegaScale (NSDI 2024, section 4) for both stages and the single reader. State is 14 bytes a parameter under Adam
+in mixed precision: bf16 weights, and in fp32 a master copy and two moments (Micikevicius et al. 2018).
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ class Checkpoint:
     nic_bytes_per_s: float  # of one GPU
     storage_bytes_per_s: float  # of the file system, all clients together
     overhead_s: float = 0.0  # of each save, beside the copy
-    two_stage: bool = True  # False: training waits for the write too
 
     @property
     def shard_bytes(self) -> float:
@@ -40,8 +36,7 @@ class Checkpoint:
     @property
     def stall_s(self) -> float:
         """How long training waits for one checkpoint."""
-        copy = self.overhead_s + self.shard_bytes / self.to_host_bytes_per_s
-        return copy if self.two_stage else copy + self.persist_s
+        return self.overhead_s + self.shard_bytes / self.to_host_bytes_per_s
 
     @property
     def persist_s(self) -> float:
@@ -51,11 +46,9 @@ class Checkpoint:
     @property
     def least_interval_s(self) -> float:
         """Work between checkpoints when one is begun as soon as the last is written."""
-        return max(self.persist_s, 1.0) if self.two_stage else 1.0
+        return max(self.persist_s, 1.0)
 
-    def load_s(self, *, one_reader: bool = True) -> float:
-        """Reading back: one replica reads and sends to the others, or every replica reads."""
-        if not one_reader:
-            return self.replicas * self.persist_s
+    def load_s(self) -> float:
+        """Reading back: one replica reads and sends to the others."""
         spread = self.shard_bytes / self.nic_bytes_per_s if self.replicas > 1 else 0.0
         return self.persist_s + spread

@@ -18,24 +18,20 @@ from windtunnel.resilience.policies import Job, Policy
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Interruptions a second and their mean downtime in seconds, and the speed with the mean number of machines
-    away.
-    """
+    """Interruptions a second that read a checkpoint and their mean downtime, pauses, and the mean speed."""
 
     reading_per_s: float
     reading_down_s: float
-    keeping_per_s: float
-    keeping_down_s: float  # with half a step
+    paused_s: float  # for each second of work, by interruptions that keep the step under way
     speed: float
 
 
-def rates_of(process: FailureProcess, policy: Policy, job: Job, gpus: int, *, spare: bool) -> Rates:
+def rates_of(process: FailureProcess, policy: Policy, job: Job, *, spare: bool) -> Rates:
     """What a policy makes of each cause, where standbys are enough (`spare`) or are never there."""
-    nodes = -(-gpus // job.gpus_per_node)
-    reading = reading_time = keeping = keeping_time = away = 0.0
+    reading = reading_time = paused = away = 0.0
     back_s = sum(policy.rejoin)
     for cause in process.causes:
-        rate = cause.of_job(gpus, nodes) * (1.0 + process.bursts.share)
+        rate = cause.of_job(job.gpus, job.hosts) * (1.0 + process.bursts.share)
         if policy.evicts and cause.hosts and cause.symptom != "planned":
             rate *= 1.0 - process.lemons.share_of_failures  # once lemons have been sent away
         reaction = policy.react(cause, spare)
@@ -44,36 +40,35 @@ def rates_of(process: FailureProcess, policy: Policy, job: Job, gpus: int, *, sp
             away += rate * policy.units(cause) * reaction.away_s
             down += back_s
         if reaction.keeps_step:
-            keeping += rate
-            keeping_time += rate * (down + job.step_s / 2)
+            paused += rate * (down + job.step_s / 2)
         else:
             reading += rate
             reading_time += rate * down
     slow = process.slow
-    share = slow.rate_per_node_s * nodes * _mean_slow_s(policy, slow.shortest_s, slow.longest_s)
+    mean_s, found = _slow(policy, slow.shortest_s, slow.longest_s)
+    paused += slow.rate_per_node_s * job.hosts * found * sum(policy.swap)
+    share = slow.rate_per_node_s * job.hosts * mean_s
     slowed = 1.0 - (-math.expm1(-share)) * slow.slower / (1.0 + slow.slower)
-    return Rates(
-        reading,
-        reading_time / reading if reading else 0.0,
-        keeping,
-        keeping_time / keeping if keeping else 0.0,
-        _mean_rate(policy.rate, away) * slowed,
-    )
+    mean_down = reading_time / reading if reading else 0.0
+    return Rates(reading, mean_down, paused, _mean_rate(policy.rate, away) * slowed)
 
 
 def closed_form(rates: Rates, stall_s: float, interval_s: float, form: Callable[..., float]) -> float:
     """ETTR with checkpoints every `interval_s`; `form`: `ettr.exact` or `ettr.linear`."""
     saved = form(rates.reading_per_s, rates.reading_down_s, stall_s, interval_s)
-    return saved * rates.speed / (1.0 + rates.keeping_per_s * rates.keeping_down_s)
+    return saved * rates.speed / (1.0 + rates.paused_s)
 
 
-def _mean_slow_s(policy: Policy, shortest: float, longest: float) -> float:
-    """Mean of a log-uniform time, cut where the policy sends the host away."""
+def _slow(policy: Policy, shortest: float, longest: float) -> tuple[float, float]:
+    """Mean of a log-uniform time, cut where the policy sends the host away, and the share that is cut."""
+    limit = math.inf if policy.slow_found_s is None else policy.slow_found_s
     if longest <= shortest:
-        return min(longest, policy.slow_found_s or longest)
-    span = math.log(longest / shortest)
-    cut = min(max(policy.slow_found_s or longest, shortest), longest)
-    return (cut - shortest) / span + cut * math.log(longest / cut) / span
+        return min(longest, limit), float(longest > limit)
+    if limit < shortest:
+        return limit, 1.0
+    span, cut = math.log(longest / shortest), min(limit, longest)
+    share = math.log(longest / cut) / span
+    return (cut - shortest) / span + cut * share, share
 
 
 def _mean_rate(rate: Callable[[int], float], away: float) -> float:

@@ -11,6 +11,8 @@ gives all four, which at 6.5 failures per 1,000 node-days is 4.4 h to replace a 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain, repeat
 
 SURE = 0.99
 
@@ -20,27 +22,22 @@ def unavailable(rate_per_host_s: float, replenish_s: float) -> float:
     return -math.expm1(-rate_per_host_s * replenish_s)
 
 
-def at_most(machines: int, q: float, k: int) -> float:
-    """P[Binomial(machines, q) <= k]."""
-    if q <= 0 or k >= machines:
-        return 1.0
-    if q >= 1:
-        return 0.0
-    log_q, log_p = math.log(q), math.log1p(-q)
-    whole = math.lgamma(machines + 1)
-    terms = (
-        math.exp(whole - math.lgamma(i + 1) - math.lgamma(machines - i + 1) + i * log_q + (machines - i) * log_p)
-        for i in range(k + 1)
-    )
-    return min(1.0, math.fsum(terms))
+def at_most(machines: int, q: float) -> Iterator[float]:
+    """P[Binomial(machines, q) <= k] for k = 0, 1, ... without end."""
+    if 0 < q < 1:
+        log_term, total = machines * math.log1p(-q), 0.0
+        for k in range(machines):
+            total += math.exp(log_term)
+            yield min(1.0, total)
+            log_term += math.log(q) - math.log1p(-q) + math.log((machines - k) / (k + 1))
+    elif q >= 1:
+        yield from repeat(0.0, machines)
+    yield from repeat(1.0)
 
 
-def standbys_needed(machines: int, q: float, sure: float = SURE) -> int:
-    """Fewest standbys that are enough with probability `sure`."""
-    k = 0
-    while k < machines and at_most(machines, q, k) < sure:
-        k += 1
-    return k
+def standbys_needed(machines: int, q: float) -> int:
+    """Fewest standbys that are enough with probability `SURE`."""
+    return next(k for k, chance in enumerate(at_most(machines, q)) if chance >= SURE)
 
 
 def standby_costs(
@@ -51,11 +48,8 @@ def standby_costs(
     A failure finds no standby when k are already away: P[Binomial(machines, q) >= k], and then the job waits `wait_s`.
     """
     q, failures = unavailable(rate_per_host_s, replenish_s), machines * rate_per_host_s
-    costs = []
-    for k in range(most + 1):
-        none_left = 1.0 - at_most(machines, q, k - 1) if k else 1.0
-        costs.append((k, k + machines * failures * none_left * wait_s))
-    return tuple(costs)
+    fewer = chain([0.0], at_most(machines, q))  # chance that fewer than k are away
+    return tuple((k, k + machines * failures * (1.0 - next(fewer)) * wait_s) for k in range(most + 1))
 
 
 def cheapest_standbys(costs: tuple[tuple[int, float], ...]) -> int:

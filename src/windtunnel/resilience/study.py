@@ -8,7 +8,7 @@ no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,26 +20,21 @@ from windtunnel.resilience.closed_form import Rates, closed_form, rates_of
 from windtunnel.resilience.failures import FailureProcess, FailureTrace, draw
 from windtunnel.resilience.policies import Job, Policy, policy_named
 from windtunnel.resilience.recovery import RecoveryTimes
-from windtunnel.resilience.run import PARTS, Episode, Outcome, Saving, run_many, run_one
+from windtunnel.resilience.run import PARTS, Episode, Saving, run_many
 
 DAY_S = 86_400.0
 LONGEST_INTERVAL_S = DAY_S
+MOST_DAYS = 3650  # of a run and of each of its times: nanoseconds stay whole numbers of 64 bits
+MOST_EVENTS, MOST_EVENTS_OF_A_RUN = 50_000_000, 1_000_000
 CURVE_POINTS = 25
 SCALES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Job):
     """One question. What is None is chosen."""
 
-    gpus: int
-    gpus_per_node: int
-    replicas: int
-    stages: int
-    step_s: float
-    rate: Callable[[int], float]  # replicas -> speed, of the speed of all
     process: FailureProcess
-    times: RecoveryTimes
     checkpoint: Checkpoint
     days: float
     policies: Sequence[str] = ("restart", "standby", "shrink", "parcae")
@@ -51,8 +46,15 @@ class Asked:
     usd_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.days <= 3650:
+        if not 0 < self.days <= MOST_DAYS:
             raise SpecError("days", self.days, "give days, more than 0 and at most ten years")
+        if not 0 < self.step_s <= MOST_DAYS * DAY_S:
+            raise SpecError("step-time", self.step_s, "give a time above 0 and at most ten years, such as 10s")
+        saved = self.checkpoint
+        times = {**{name: getattr(self.times, name) for name in RecoveryTimes.__slots__}, "save": saved.stall_s}
+        for name, seconds in {**times, "write of a checkpoint": saved.persist_s}.items():
+            if not 0 <= seconds <= MOST_DAYS * DAY_S:
+                raise SpecError(f"recovery {name}", seconds, "give seconds, 0 or more and at most ten years")
         if not 1 <= self.seeds <= 100_000:
             raise SpecError("seeds", self.seeds, "give 1 to 100,000 runs")
         if self.seed < 0:
@@ -62,12 +64,15 @@ class Asked:
             raise SpecError("gpu-hour", price, "give dollars for an hour of one GPU, 0 or more")
         if self.standbys is not None and not 0 <= self.standbys <= self.gpus:
             raise SpecError("standbys", self.standbys, "give a number of machines, or auto")
-        if self.interval_s is not None and not self.interval_s >= 1e-3:
+        if self.interval_s is not None and not 1e-3 <= self.interval_s <= MOST_DAYS * DAY_S:
             raise SpecError("checkpoint", self.interval_s, "give an interval such as 10min, or auto")
-
-    def job(self) -> Job:
-        """What policies ask of it."""
-        return Job(self.gpus, self.gpus_per_node, self.replicas, self.stages, self.step_s, self.times, self.rate)
+        if self.interval_s is not None and self.interval_s < saved.persist_s:
+            remedy = f"writing one takes {saved.persist_s:.3g} s: give that or more, a faster --storage, or auto"
+            raise SpecError("checkpoint", self.interval_s, remedy)
+        events = self.process.events(self.gpus, self.gpus_per_node, self.days * DAY_S)
+        if events > MOST_EVENTS_OF_A_RUN or events * self.seeds > MOST_EVENTS:
+            remedy = f"{events:,.0f} events a run, {self.seeds} runs: give rarer failures, fewer days or fewer seeds"
+            raise SpecError("failures", self.process.name, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ class PolicyEntry:
     interval_curve: Sequence[tuple[float, float, float]]  # interval, exact ETTR, linear ETTR
     standby_curve: Sequence[tuple[int, float]]  # standbys, machines' worth of time lost
     scale_curve: Sequence[tuple[int, float]]  # GPUs, exact ETTR
-    timeline: Sequence[Episode]  # of the first run
+    stops: Sequence[Episode]  # recoveries and pauses of the first run
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class Survival:
 
 
 def _entry_dict(one: PolicyEntry) -> dict[str, object]:
-    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "timeline"}
+    fields = {name: getattr(one, name) for name in PolicyEntry.__slots__ if name != "stops"}
     curves = {name: [list(point) for point in fields[name]] for name in fields if name.endswith("_curve")}
     intervals = {name: fields[name] if np.isfinite(fields[name]) else None for name in ("young_s", "daly_s")}
     return {**fields, **curves, **intervals}
@@ -139,57 +144,29 @@ def _entry_dict(one: PolicyEntry) -> dict[str, object]:
 
 def survive(asked: Asked) -> Survival:
     """Every policy on the same failures. Raises UnknownNameError for a policy, SpecError for a field."""
-    job = asked.job()
-    policies = [policy_named(name, job) for name in asked.policies]
+    policies = [policy_named(name, asked) for name in asked.policies]
     if not policies:
         raise SpecError("policy", None, "name at least one")
     wall_s = asked.days * DAY_S
     trace = draw(asked.process, asked.gpus, asked.gpus_per_node, wall_s, asked.seeds, asked.seed)
-    entries = [_entry(asked, job, policy, trace) for policy in policies]
+    if asked.standbys is not None and all(policy.away != "from standbys" for policy in policies):
+        raise SpecError("standbys", asked.standbys, "no policy of these keeps any: leave it out, or add standby")
+    entries = [_entry(asked, policy, trace) for policy in policies]
     return Survival(asked, wall_s, asked.process.mttf_s(asked.gpus, asked.gpus_per_node), entries)
 
 
-def _entry(asked: Asked, job: Job, policy: Policy, trace: FailureTrace) -> PolicyEntry:
-    process, saving = asked.process, asked.checkpoint
-    host_rate = process.host_rate_per_s(asked.gpus_per_node)
-    pooled = policy.away == "from standbys"
-    needed = standbys.standbys_needed(job.hosts, standbys.unavailable(host_rate, asked.times.replenish))
-    kept = (needed if asked.standbys is None else asked.standbys) if pooled else 0
-    wait_s = asked.times.schedule + asked.times.warm_up
-    most = max(2 * needed + 4, kept)
-    costs = standbys.standby_costs(job.hosts, host_rate, asked.times.replenish, wait_s, most) if pooled else ()
-    rates = rates_of(process, policy, job, asked.gpus, spare=kept > 0)
+def _entry(asked: Asked, policy: Policy, trace: FailureTrace) -> PolicyEntry:
+    process, saving, times = asked.process, asked.checkpoint, asked.times
+    host_rate, stall = process.host_rate_per_s(asked.gpus_per_node), saving.stall_s
+    needed = standbys.standbys_needed(asked.hosts, standbys.unavailable(host_rate, times.replenish))
+    kept, costs = 0, tuple[tuple[int, float], ...]()
+    if policy.away == "from standbys":
+        kept = needed if asked.standbys is None else asked.standbys
+        wait_s, most = times.schedule + times.warm_up, max(2 * needed + 4, kept)
+        costs = standbys.standby_costs(asked.hosts, host_rate, times.replenish, wait_s, most)
+    rates = rates_of(process, policy, asked, spare=kept > 0)
     interval = asked.interval_s or best_interval(rates, saving, asked.step_s)
     outcome = run_many(trace, policy, _saving(saving, interval), asked.step_s, kept)
-    _, timeline = run_one(trace, 0, policy, _saving(saving, interval), asked.step_s, kept)
-    return _read(asked, policy, outcome, rates, interval, kept, costs, timeline)
-
-
-def best_interval(rates: Rates, saving: Checkpoint, step_s: float) -> float:
-    """The interval that the closed form likes best, not shorter than a step or than writing takes."""
-    least = max(saving.least_interval_s, step_s)
-    longest = max(LONGEST_INTERVAL_S, least)
-    if rates.reading_per_s <= 0:
-        return longest
-    return ettr.best_interval_s(rates.reading_per_s, rates.reading_down_s, saving.stall_s, least, longest)
-
-
-def _saving(checkpoint: Checkpoint, interval_s: float) -> Saving:
-    persist = round(checkpoint.persist_s * 1e9) if checkpoint.two_stage else 0
-    return Saving(max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), persist)
-
-
-def _read(
-    asked: Asked,
-    policy: Policy,
-    outcome: Outcome,
-    rates: Rates,
-    interval: float,
-    kept: int,
-    costs: tuple[tuple[int, float], ...],
-    timeline: Sequence[Episode],
-) -> PolicyEntry:
-    process, stall = asked.process, asked.checkpoint.stall_s
     low, high = np.percentile(outcome.ettr, [5, 95])
     unplanned = np.array([one.symptom != "planned" for one in process.causes], bool)
     counts = outcome.interruptions
@@ -197,7 +174,7 @@ def _read(
     mean = outcome.seconds.mean(axis=0)
     share = float(outcome.ettr.mean())
     gpu_hours = (asked.gpus + kept * asked.gpus_per_node) * outcome.wall_s / 3600.0
-    intervals = np.geomspace(max(asked.checkpoint.least_interval_s, interval / 20), interval * 20, CURVE_POINTS)
+    intervals = np.geomspace(max(saving.least_interval_s, interval / 20), interval * 20, CURVE_POINTS)
     return PolicyEntry(
         policy=policy.name,
         ettr=share,
@@ -226,12 +203,25 @@ def _read(
             for d in intervals
         ],
         standby_curve=costs,
-        scale_curve=_scale_curve(asked, policy.name),
-        timeline=timeline,
+        scale_curve=_scale_curve(asked, policy.name, spare=kept > 0),
+        stops=outcome.stops,
     )
 
 
-def _scale_curve(asked: Asked, name: str) -> list[tuple[int, float]]:
+def best_interval(rates: Rates, saving: Checkpoint, step_s: float) -> float:
+    """The interval that the closed form likes best, not shorter than a step or than writing takes."""
+    least = max(saving.least_interval_s, step_s)
+    longest = max(LONGEST_INTERVAL_S, least)
+    if rates.reading_per_s <= 0:
+        return longest
+    return ettr.best_interval_s(rates.reading_per_s, rates.reading_down_s, saving.stall_s, least, longest)
+
+
+def _saving(checkpoint: Checkpoint, interval_s: float) -> Saving:
+    return Saving(max(1, round(interval_s * 1e9)), round(checkpoint.stall_s * 1e9), round(checkpoint.persist_s * 1e9))
+
+
+def _scale_curve(asked: Asked, name: str, *, spare: bool) -> list[tuple[int, float]]:
     """Exact ETTR of the same job on more and fewer GPUs: replicas are added, each with its own best interval."""
     points = []
     for gpus in SCALES:
@@ -242,7 +232,7 @@ def _scale_curve(asked: Asked, name: str) -> list[tuple[int, float]]:
             return asked.rate(round(left * whole / replicas)) if whole >= replicas else left / replicas
 
         job = Job(gpus, asked.gpus_per_node, replicas, asked.stages, asked.step_s, asked.times, rate)
-        rates = rates_of(asked.process, policy_named(name, job), job, gpus, spare=True)
+        rates = rates_of(asked.process, policy_named(name, job), job, spare=spare)
         interval = asked.interval_s or best_interval(rates, asked.checkpoint, asked.step_s)
         points.append((gpus, closed_form(rates, asked.checkpoint.stall_s, interval, ettr.exact)))
     return points

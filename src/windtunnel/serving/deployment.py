@@ -92,8 +92,9 @@ def check(deployment: Deployment, model: Model, cluster: Cluster) -> None:
         problem = f"a replica of {deployment.words()} takes {deployment.gpus} GPUs of {cluster.n_gpus}"
         raise LayoutError(problem, "use smaller parallel sizes or a larger cluster")
     heads = min(layer.attention.heads for layer in model.layers)
-    if deployment.tp > heads:
-        raise LayoutError(f"tp {deployment.tp} is more than the {heads} heads", "use fewer tensor-parallel GPUs")
+    if heads % deployment.tp:
+        able = ", ".join(str(tp) for tp in range(1, heads + 1) if heads % tp == 0)
+        raise LayoutError(f"tp {deployment.tp} does not divide the {heads} heads", f"use one of {able}")
     if deployment.pp > model.n_layers:
         raise LayoutError(f"pp {deployment.pp} is more than the {model.n_layers} layers", "use fewer pipeline stages")
     if any(layer.feed_forward.kind == "moe" for layer in model.layers):

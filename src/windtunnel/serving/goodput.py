@@ -89,10 +89,7 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
     if best is None:
         return replace(result, goodput_requests_per_s=0.0, search=_told(tried, attain, 0.0, high))
     if math.isinf(high):
-        raise UserError(
-            f"{len(workload)} requests miss the limits at no rate, not even in one burst: use more requests"
-            " (--requests), or tighter limits"
-        )
+        raise misses_nowhere(len(workload))
     while high / low > 1.0 + PRECISION:
         rate = math.sqrt(low * high)
         result = attempt(rate)
@@ -107,6 +104,14 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
             " decides this goodput, not the rate; use more requests"
         )
     return replace(best, goodput_requests_per_s=low, search=told)
+
+
+def misses_nowhere(requests: int) -> UserError:
+    """What a search for goodput says where no rate is too high."""
+    return UserError(
+        f"{requests} requests miss the limits at no rate, not even in one burst: use more requests (--requests), or"
+        " tighter limits"
+    )
 
 
 def _held(result: ServingResult, attain: float) -> bool:

@@ -66,7 +66,7 @@ def gap_distribution(counts: Iterable[Mapping[int, int]]) -> Distribution | None
 class Stamps:
     """Stamps of all requests that were sent, in seconds from the start; NaN where an event never came."""
 
-    index: NDArray[np.int64]
+    index: NDArray[np.int64]  # in the workload, or in the file it came from
     prompt: Floats
     output: Floats
     arrival: Floats
@@ -75,6 +75,12 @@ class Stamps:
     first: Floats
     last: Floats
     hit: Floats
+    waited: Floats  # for a place to decode in, after its prompt was computed elsewhere; 0 where nobody waits
+
+    @property
+    def queue(self) -> Floats:
+        """Waiting of every request, before its prompt and before it decodes; NaN where it was never begun."""
+        return self.scheduled - self.arrival + self.waited
 
     @property
     def ttft(self) -> Floats:
@@ -109,11 +115,22 @@ def stamps_of(requests: Sequence[Request]) -> Stamps:
     ordered = sorted(requests, key=lambda one: one.index)
     columns = np.array(
         [
-            (o.index, o.prompt, o.output, o.arrival_ns, o.queued_ns, o.scheduled_ns, o.first_ns, o.last_ns, o.hit)
+            (
+                o.index,
+                o.prompt,
+                o.output,
+                o.arrival_ns,
+                o.queued_ns,
+                o.scheduled_ns,
+                o.first_ns,
+                o.last_ns,
+                o.hit,
+                o.waited_ns,
+            )
             for o in ordered
         ],
         dtype=np.int64,
-    ).reshape(-1, 9)
+    ).reshape(-1, 10)
 
     def seconds(place: int) -> Floats:
         values = columns[:, place]
@@ -129,4 +146,5 @@ def stamps_of(requests: Sequence[Request]) -> Stamps:
         seconds(6),
         seconds(7),
         columns[:, 8].astype(np.float64),
+        seconds(9),
     )

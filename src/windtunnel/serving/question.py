@@ -56,7 +56,7 @@ def made_or_read(
         raise UserError("no requests are given: add --workload FILE, or --prompt N --output N")
     for name, value in (("--prompt", prompt), ("--output", output), ("--waves", waves), ("--requests", count)):
         if value is not None and not 1 <= value <= 10_000_000:
-            raise SpecError(name, value, "give a whole number of at least 1")
+            raise SpecError(name, value, "give a whole number of 1 to 10000000")
     if concurrency is not None:
         if not 1 <= concurrency <= 100_000:
             raise SpecError("--concurrency", concurrency, "give 1 to 100000")

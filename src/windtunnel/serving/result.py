@@ -76,14 +76,17 @@ class ServingResult:
         return self.cost_per_gpu_hour * self.gpus / 3600.0 / self.output_tokens_per_s * 1e6
 
     def requests_csv(self) -> str:
-        """One CSV line per request that was sent: its stamps in seconds, empty where an event never came."""
+        """One CSV line per request that was sent, by its row in the workload.
+
+        Stamps in seconds, empty where an event never came.
+        """
         text = io.StringIO()
         lines = csv.writer(text)
         lines.writerow(("request", "queued_s", "scheduled_s", "first_token_s", "last_token_s"))
         found = self.stamps
         if found is not None:
             columns = (found.queued, found.scheduled, found.first, found.last)
-            for place, index in enumerate(found.index.tolist()):
+            for index, place in sorted((index, place) for place, index in enumerate(found.index.tolist())):
                 times = (float(column[place]) for column in columns)
                 lines.writerow((index, *("" if math.isnan(time) else f"{time:.9f}" for time in times)))
         return text.getvalue()

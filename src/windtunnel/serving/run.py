@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import hypot
 from typing import Any
 
@@ -123,8 +123,8 @@ def summarise(
     share = busy / (window * len(servers))
     lookups = sum(one.pool.lookups for one in servers)
     all_gpus = engine.deployment.gpus * len(servers) if gpus is None else gpus
-    waited = (stamps.scheduled - stamps.arrival)[~np.isnan(stamps.scheduled)]
-    regime = _regime(stamps, workload)
+    waited = stamps.queue[~np.isnan(stamps.queue)]
+    regime = regime_of(stamps, workload)
     batch = sum(one.tally.sequence_ticks for one in servers) / total_ticks
     context = float(workload.input_tokens.mean() + workload.output_tokens.mean() / 2)
     rate = float(done.sum()) / window
@@ -160,7 +160,7 @@ def summarise(
         band=hypot(engine.profile.band, engine.times.doubt(batch, context)),
         sources=sources_of(engine),
         memory=_memory(engine),
-        stamps=stamps,
+        stamps=stamps if workload.rows is None else replace(stamps, index=workload.rows[stamps.index]),
         timeline=tuple(servers[0].tally.timeline or ()),
         cost_per_gpu_hour=cost_per_gpu_hour,
     )
@@ -182,8 +182,9 @@ def sources_of(engine: Engine) -> tuple[str, ...]:
     )
 
 
-def _regime(stamps: Stamps, workload: Workload) -> Regime:
-    ttft, queue = stamps.first - stamps.arrival, stamps.scheduled - stamps.arrival
+def regime_of(stamps: Stamps, workload: Workload) -> Regime:
+    """What queueing does to TTFT, and whether the queue grows (`result.py`)."""
+    ttft, queue = stamps.first - stamps.arrival, stamps.queue
     if len(queue) == 0 or np.isnan(queue).all():
         return "over"
     third = max(1, len(queue) // 3)

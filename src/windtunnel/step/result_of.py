@@ -18,6 +18,8 @@ DISTURBED = "waiting for disturbed ranks"
 BUBBLE = "pipeline bubble"
 PLAIN = ("gemm", "attention", "memory-bound", "optimizer")  # the work itself; anything else is overhead of the layout
 ROOFLINE_WORTH_SAYING = 0.1  # of busy time
+LIMIT_WORTH_NAMING = 0.02  # of the step
+LIMITS_MOST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,13 @@ def roofline_warning(provenance: Mapping[str, float], gpu: str) -> Iterator[str]
     """What a reader should know where many prices were not measured."""
     if provenance["roofline"] > ROOFLINE_WORTH_SAYING:
         yield f"{provenance['roofline']:.0%} of busy time is priced by roofline: no measured kernels for it on {gpu}"
+
+
+def limits_of(parts: Mapping[str, int], total_ns: int) -> tuple[Limit, ...]:
+    """The largest parts of a step, overheads of its layout first, then the work itself; and the step without each."""
+    named = [(name, ns) for name, ns in parts.items() if ns >= LIMIT_WORTH_NAMING * total_ns]
+    ordered = sorted(named, key=lambda item: (item[0] in PLAIN, -item[1], item[0]))
+    return tuple(Limit(name, ns / total_ns, (total_ns - ns) / 1e9) for name, ns in ordered[:LIMITS_MOST])
 
 
 def to_the_end(excerpt: tuple[Interval, ...], reading: Reading) -> tuple[Interval, ...]:

@@ -14,19 +14,15 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.lazy import lazily
+
 if TYPE_CHECKING:
     from windtunnel.survive.live.launcher import launch
     from windtunnel.survive.live.train import train
     from windtunnel.survive.watch.log import RankLog
 
-_HOME = {"RankLog": "watch.log", "launch": "live.launcher", "train": "live.train"}
 __all__ = ["RankLog", "launch", "train"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazily(__name__, {"RankLog": "watch.log", "launch": "live.launcher", "train": "live.train"})
 
 
 class _Callable(ModuleType):

@@ -18,7 +18,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,25 +126,38 @@ class Checkpoints:
 
         path = self._path(step)
         partial = path.with_name(path.name + PARTIAL)
+
+        def prepare() -> None:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+
         try:
-            if self._rank() == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-            self._meet()
+            self._on_rank_0(prepare)
             writer = FileSystemWriter(partial, sync_files=True, overwrite=True)
             save(state, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
-            self._meet()
-            if self._rank() == 0:
-                self._complete(partial, path)
-            self._meet()
+            self._on_rank_0(lambda: self._complete(partial, path))
         except BaseException as error:
             self._failed = _cause(error)
             if self._rank() == 0:
                 shutil.rmtree(partial, ignore_errors=True)
 
-    def _meet(self) -> None:
+    def _on_rank_0(self, action: Callable[[], None]) -> None:
+        """One rank does it and all wait for it. Where it fails it fails on all, or the others would wait for ever."""
+        import torch
+
+        failed: BaseException | None = None
+        if self._rank() == 0:
+            try:
+                action()
+            except BaseException as error:
+                failed = error
+        told = torch.tensor([float(failed is not None)])
         if self.group is not None:
-            self.group.barrier().wait()
+            self.group.allreduce([told]).wait()
+        if failed is not None:
+            raise failed
+        if told.item():
+            raise RuntimeError("rank 0 failed, and says why")
 
     def _complete(self, partial: Path, path: Path) -> None:
         """Manifest, sync, rename; then what is too old goes."""

@@ -23,6 +23,7 @@ STORAGE_BYTES_PER_S_PER_GPU = 0.25e9  # TrainMover, OSDI 2026: storage of its ch
 ASSUMED_STEP_S = 10.0
 ASSUMED_PARAMETERS = 405e9  # of the job whose failures are the default: Llama 3
 ASSUMED_REPLICA = 128  # its GPUs: tp 8 x pp 16
+LAYOUT = ("tp", "pp", "cp", "dp")
 DEFAULT_POLICIES = ("restart", "standby", "shrink", "parcae")
 
 
@@ -57,7 +58,9 @@ def survive(
 
     machine = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     if model is None:
-        flags = dict(plan) if isinstance(plan, Mapping) else {}
+        if not isinstance(plan, Mapping | None):
+            raise SpecError("plan", str(plan), "it needs a model: without one give tp, pp, cp and dp by name")
+        flags = dict(plan or {})
         return survived(asked_of(assumed(machine, flags), machine, **asked))
     if plan is None:
         raise SpecError("plan", None, "give the plan that the model is trained by")
@@ -140,6 +143,8 @@ def _process(failures: str, observed: str | None, machine: Cluster) -> FailurePr
     from windtunnel.resilience import fit_log, read_failures
 
     if not failures.lower().endswith(".csv"):
+        if observed is not None:
+            raise SpecError("--observed", observed, "leave it out: it is of a CSV log, given by --failures")
         return read_failures(failures)
     if observed is None:
         remedy = "say how many GPUs and days the log is of, e.g. --observed 1024:30"
@@ -170,12 +175,20 @@ def _times(recovery: Sequence[str], saved: Any) -> Any:
 
 
 def assumed(machine: Cluster, flags: Mapping[str, Any], step_time: str | None = None) -> Shape:
-    """A job of which only the layout is known: `flags` are fields of a plan."""
-    stages = int(flags.get("pp") or 1)
-    replica = int(flags.get("tp") or 1) * stages * int(flags.get("cp") or 1)
-    if not {"tp", "pp", "cp", "dp"} & set(flags):
+    """A job of which only the layout is known: `flags` are tp, pp, cp and dp of a plan. Raises SpecError."""
+    for name, value in flags.items():
+        if name not in LAYOUT:
+            raise SpecError(
+                f"--{name.replace('_', '-')}", value, "it needs a model: without one only the layout counts"
+            )
+    sizes = {name: int(flags.get(name) or 1) for name in LAYOUT}
+    stages, replica = sizes["pp"], sizes["tp"] * sizes["pp"] * sizes["cp"]
+    if not flags:
         replica, stages = min(ASSUMED_REPLICA, machine.n_gpus), 16 if machine.n_gpus >= ASSUMED_REPLICA else 1
-    replicas = int(flags.get("dp") or max(1, machine.n_gpus // replica))
+    elif machine.n_gpus % replica or ("dp" in flags and sizes["dp"] * replica != machine.n_gpus):
+        shown = " x ".join(f"{name} {sizes[name]}" for name in flags)
+        raise SpecError("layout", shown, f"change it to fit the cluster's {machine.n_gpus:,} GPUs, or leave dp open")
+    replicas = max(1, machine.n_gpus // replica)
     step = ASSUMED_STEP_S if step_time is None else parse_time(step_time, "--step-time")
     parameters = ASSUMED_PARAMETERS * min(1.0, machine.n_gpus / ASSUMED_REPLICA)
     return Shape(replicas, stages, True, parameters, step, lambda left: left / replicas, None)

@@ -7,13 +7,17 @@ again, each alone, and one whose process then dies every time is a row that says
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.process import die_with_parent
+from windtunnel.sweeps.ray_cluster import RayCluster
 from windtunnel.sweeps.run_points import Row, run_points
 
 Inputs = Sequence[tuple[int, Mapping[str, Any]]]
@@ -35,25 +39,40 @@ def in_this_process(function: str, inputs: Inputs) -> Iterator[tuple[int, Row]]:
         yield place, run_points(function, [point])[0]
 
 
+def _processes(count: int) -> ProcessPoolExecutor:
+    """Processes of this machine, each started afresh; none outlives this one, however it ends."""
+    return ProcessPoolExecutor(
+        count, mp_context=get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),)
+    )
+
+
 def in_processes(function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
-    """Processes of this machine, each started afresh."""
+    """Processes of this machine."""
     todo = batches(inputs, workers)
     while todo:
         lost: list[Batch] = []
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        with _processes(workers) as pool:
             todo = yield from _on_pool(pool, function, todo, lost, 2 * workers)
         for place, point in (one for batch in lost for one in batch):  # one of these did it: each alone
             yield place, _alone(function, point)
 
 
 def _on_pool(
-    pool: Executor, function: str, todo: list[Batch], lost: list[Batch], ahead: int
+    pool: Executor,
+    function: str,
+    todo: list[Batch],
+    lost: list[Batch],
+    ahead: int,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[int, Row], None, list[Batch]]:
-    """Batches on a pool. Where a worker died, what was running goes to `lost`, and what had not begun is returned."""
+    """Batches on a pool, until it is `enough`. Where a worker died, what was running goes to `lost`.
+
+    Returns what had not begun.
+    """
     waiting: dict[Future[list[Row]], Batch] = {}
     rest = list(reversed(todo))
-    while (rest and not lost) or waiting:
-        while rest and len(waiting) < ahead and not lost:
+    while (rest and not lost and not enough()) or waiting:
+        while rest and len(waiting) < ahead and not lost and not enough():
             batch = rest.pop()
             try:
                 waiting[pool.submit(run_points, function, [point for _, point in batch])] = batch
@@ -74,7 +93,7 @@ def _on_pool(
 def _alone(function: str, point: Mapping[str, Any]) -> Row:
     """One point in a process of its own, several times if that dies."""
     for _ in range(TRIES):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with _processes(1) as pool:
             try:
                 return pool.submit(run_points, function, [point]).result()[0]
             except BrokenProcessPool:
@@ -100,34 +119,40 @@ def on_executor(executor: Executor, function: str, inputs: Inputs) -> Iterator[t
 
 
 def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
-    """Ray: the cluster at `address`, or one of this machine that ends with the sweep."""
+    """Ray: the cluster at `address`, or one of this machine that ends with the sweep.
+
+    That one takes seconds to start, and little more than a core: until it is there, processes take points.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the machine
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_worker_niceness", "0")  # as other processes: with Ray's 15 a busy machine leaves less
-    try:
-        import ray
-    except ImportError:
-        raise UserError("Ray is not installed: pip install 'windtunnel[ray]', or use --executor processes") from None
+    if find_spec("ray") is None:
+        raise UserError("Ray is not installed: pip install 'windtunnel[ray]', or use --executor processes")
+    todo = batches(inputs, workers)
+    if address is None and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
+        with RayCluster(workers) as cluster:
+            lost: list[Batch] = []
+            with _processes(max(1, workers - 1)) as pool:
+                todo = yield from _on_pool(pool, function, todo, lost, 2 * workers, cluster.is_there)
+            todo = [[one] for batch in lost for one in batch] + todo
+            if todo:
+                yield from _ray_rows(cluster.connected(), function, todo, workers)
+        return
+    import ray
+
     own = not ray.is_initialized()
-    if own and address is None:
-        ray.init(
-            num_cpus=workers,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=128 * 2**20,
-        )  # without an environment of its own for workers: those that Ray starts ahead have this process's
-    elif own:
+    if own:
         ray.init(address=address, log_to_driver=False)
     try:
-        yield from _ray_rows(ray, function, inputs, workers)
+        yield from _ray_rows(ray, function, todo, workers)
     finally:
         if own:
             ray.shutdown()
 
 
-def _ray_rows(ray: Any, function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
+def _ray_rows(ray: Any, function: str, todo: list[Batch], workers: int) -> Iterator[tuple[int, Row]]:
     remote = ray.remote(max_retries=TRIES - 1)(run_points)
-    todo = list(reversed(batches(inputs, workers)))
+    todo = list(reversed(todo))
     waiting: dict[Any, Batch] = {}
     while todo or waiting:
         while todo and len(waiting) < 4 * workers:

@@ -13,6 +13,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
+from windtunnel.errors import InputFileError
+
 SYNC_S = 1.0
 
 
@@ -31,12 +33,21 @@ def read_journal(path: Path) -> dict[str, dict[str, Any]]:
 
 
 class Journal:
-    """Appends rows. Whatever a kill left behind the last whole line is cut off first."""
+    """Appends rows. Whatever a kill left behind the last whole line is cut off first.
+
+    Raises InputFileError where the file cannot be written.
+    """
 
     def __init__(self, path: Path) -> None:
-        kept = path.read_bytes() if path.exists() else b""
-        self._file = path.open("ab")
-        self._file.truncate(kept.rfind(b"\n") + 1)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = path.read_bytes() if path.exists() else b""
+            self._file = path.open("ab")
+            self._file.truncate(kept.rfind(b"\n") + 1)
+        except OSError as error:
+            raise InputFileError(
+                path, error.strerror or "cannot be written", "give a path that can be written"
+            ) from None
         self._synced_s = monotonic()
 
     def __enter__(self) -> Journal:

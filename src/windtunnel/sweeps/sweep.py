@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError, UserError
+from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.sweeps.executors import rows_of
 from windtunnel.sweeps.journal import Journal, read_journal
 from windtunnel.sweeps.points import Point, Study, read_study
@@ -57,6 +57,8 @@ def sweep(
         raise SpecError("--jobs", jobs, "give 1 or more")
     read = read_study(study, _version())
     path = Path(out)
+    if path.is_dir():  # said before anything runs
+        raise InputFileError(path, "is a folder", "give the path of a file that can be written")
     journal = path.with_name(path.name + ".journal")
     called = function or f"windtunnel:{read.verb}"
     _check(called, read.verb, function)

@@ -16,10 +16,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.lazy import lazily
+
 if TYPE_CHECKING:
     from windtunnel.techniques.predict import explained, gains, predict_with
 
-_HOME = {"predict_with": "predict", "explained": "predict", "gains": "predict"}
 TWINS = (
     "collective_partitioning",
     "local_sgd",
@@ -29,11 +30,8 @@ TWINS = (
     "sparse_gradients",
 )
 __all__ = ["explained", "gains", "predict_with"]
+_of_predict = lazily(__name__, dict.fromkeys(__all__, "predict"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in TWINS:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return import_module(f"{__name__}.{name}") if name in TWINS else _of_predict(name)

@@ -137,9 +137,6 @@ def _value(technique: str, name: str, word: str, hint: Any, metadata: Any) -> An
             raise SpecError(shown, word, "give true or false")
         return word.lower() in TRUE
     if kind is str:
-        choices = metadata.get("one_of", ())
-        if choices and word not in choices:
-            raise SpecError(shown, word, f"give one of {', '.join(choices)}")
         return word
     if kind is float:
         return parse_number(word, shown)
@@ -168,9 +165,9 @@ def told() -> list[dict[str, Any]]:
         parameters = [
             {
                 "name": field.name,
-                "default": _default(field),
+                "default": "auto" if field.default is None else field.default,
                 "help": field.metadata.get("help", ""),
-                "one_of": list(field.metadata.get("one_of", ())),
+                "one_of": list(map(str, field.metadata.get("one_of", ()))),
             }
             for field in dataclasses.fields(one.takes)
         ]
@@ -182,9 +179,3 @@ def told() -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return found
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return "auto" if field.default is None else field.default

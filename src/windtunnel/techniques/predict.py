@@ -191,7 +191,7 @@ def _task_level(work: _Work, one: Named, parameters: Any, last: Result) -> None:
         }  # fmt: skip
     elif one.name == "local_sgd":
         _needs_replicas(step, one.name)
-        work.flat = averaging.rewrite(step, parameters)
+        work.flat = averaging.rewrite(step)
         work.extra_s = averaging.averaging_s(step) / parameters.local_steps
         work.parameters[one.name] = asdict(parameters)
         work.details[one.name] = {"averaging_s": averaging.averaging_s(step)}

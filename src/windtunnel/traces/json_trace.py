@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_BLANK = re.compile(r"[\s,]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,3 +20,19 @@ class JsonTrace:
     is_kineto: bool
     top: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+
+def whole_values(text: str, at: int) -> tuple[list[Any], bool]:
+    """The JSON values that follow each other from `at` on, commas between them or not; and whether the text ends so."""
+    decoder = json.JSONDecoder()
+    found: list[Any] = []
+    while True:
+        blank = _BLANK.match(text, at)
+        at = blank.end() if blank else at
+        if at >= len(text):
+            return found, True
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return found, False
+        found.append(value)

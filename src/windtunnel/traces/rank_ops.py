@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from windtunnel.errors import InputFileError
 from windtunnel.graph.program import OpKind
 
 
@@ -67,3 +69,11 @@ class RankOps:
         self.peer.append(peer)
         self.step.append(step)
         return len(self.kind) - 1
+
+
+def rank_of_file(path: Path, stated: int | None, turn: int, ranks: Mapping[int, RankOps]) -> int:
+    """The rank that a file is of: as it states, else by its turn. Raises InputFileError where another is of it."""
+    rank = turn if stated is None else stated
+    if rank in ranks:
+        raise InputFileError(path, f"is of rank {rank}, as is {ranks[rank].path}", "give one trace per rank")
+    return rank

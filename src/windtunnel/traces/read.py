@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.traces.rank_ops import RankOps
+from windtunnel.traces.rank_ops import RankOps, rank_of_file
 from windtunnel.traces.trace import Trace
 
 _GIVE = "give an operation table (.parquet), or one Kineto (.json, .json.gz) or Chakra (.et, .json) trace per rank"
@@ -77,17 +77,14 @@ def _json(paths: Sequence[Path]) -> Trace:
             trace = read_json_trace(path)  # one after the other: each may take gigabytes
         if not trace.is_kineto:
             raise InputFileError(path, "is a Chakra trace among Kineto traces", "give traces of one format at a time")
-        rank = rank_of(trace)
-        said = rank is not None
-        rank = number if rank is None else rank
-        if rank in ranks:
-            raise InputFileError(path, f"is of rank {rank}, as is {ranks[rank].path}", "give one trace per rank")
+        stated = rank_of(trace)
+        rank = rank_of_file(path, stated, number, ranks)
         info = trace.top.get("distributedInfo")
         world = info.get("world_size") if isinstance(info, dict) else None
         if isinstance(world, int) and not isinstance(world, bool):
             worlds.setdefault(world, rank)
         ranks[rank] = kineto_ops(trace, rank)
-        if not said and len(paths) > 1:
+        if stated is None and len(paths) > 1:
             ranks[rank].notes.append("the file does not say its rank: numbered in the order given")
     if len(worlds) > 1:
         differing = ", ".join(f"rank {rank} is of {world}" for world, rank in sorted(worlds.items())[:3])

@@ -20,12 +20,6 @@ from windtunnel.training.schedules import Kind
 
 EXCERPT_OPS = 1200  # per result: enough to draw, small enough to keep
 STEADY_SHARE = 0.15  # of the excerpt that must be left when the steady state begins
-PASS = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.BACKWARD_INPUT: "backward input",
-    Kind.BACKWARD_WEIGHT: "backward weight",
-}
 
 
 def excerpt_of(step: LoweredStep, timeline: Timeline, layout: Layout) -> tuple[Interval, ...]:
@@ -102,13 +96,12 @@ def _labels(step: LoweredStep, shown: NDArray[np.int64]) -> list[str]:
 
 def _pass_labels(step: LoweredStep, actions: NDArray[np.int64]) -> list[str]:
     schedule = step.schedule
-    kinds, micro_batches = schedule.kind[actions].tolist(), schedule.micro_batch[actions].tolist()
+    kinds = [Kind(kind).words.replace("-", " ") for kind in schedule.kind[actions].tolist()]
+    micro_batches = schedule.micro_batch[actions].tolist()
     if schedule.chunks == 1:
-        return [f"{PASS[kind]} mb {number}" for kind, number in zip(kinds, micro_batches, strict=True)]
+        return [f"{kind} mb {number}" for kind, number in zip(kinds, micro_batches, strict=True)]
     chunks = schedule.chunk[actions].tolist()
-    return [
-        f"{PASS[k]} mb {number} chunk {chunk}" for k, number, chunk in zip(kinds, micro_batches, chunks, strict=True)
-    ]
+    return [f"{k} mb {number} chunk {chunk}" for k, number, chunk in zip(kinds, micro_batches, chunks, strict=True)]
 
 
 def _gaps(

@@ -64,6 +64,20 @@ class Habits:
     measured: bool = True
 
 
+_FSDP = Habits(
+    title="PyTorch FSDP",
+    zero_stage=3,
+    gradient_dtype="bf16",
+    parameter_dtype="fp32",
+    overlap_grad_reduce=True,
+    overlap_sharded_reduce=True,
+    message_parameters=40e6,
+    overlap_param_gather=True,
+    pipeline_shares_once=(2, 3),
+    copies_exchanges=True,
+    sums_norms_apart=True,
+    fused_norms=True,
+)
 HABITS: dict[Framework, Habits] = {
     "megatron": Habits(
         title="Megatron-Core",
@@ -88,36 +102,10 @@ HABITS: dict[Framework, Habits] = {
         pipeline_shares_once=(2,),
         overlaps_muon=False,  # `validate_args` refuses it
     ),
-    "torchtitan": Habits(
-        title="torchtitan (FSDP2)",
-        sequence_parallel=True,
-        zero_stage=3,
-        gradient_dtype="fp32",
-        parameter_dtype="fp32",
-        overlap_grad_reduce=True,
-        overlap_sharded_reduce=True,
-        message_parameters=40e6,
-        overlap_param_gather=True,
-        fused_optimizer=True,
-        pipeline_shares_once=(2, 3),
-        copies_exchanges=True,
-        sums_norms_apart=True,
-        fused_norms=True,
+    "torchtitan": replace(
+        _FSDP, title="torchtitan (FSDP2)", sequence_parallel=True, gradient_dtype="fp32", fused_optimizer=True
     ),
-    "fsdp": Habits(
-        title="PyTorch FSDP",
-        zero_stage=3,
-        gradient_dtype="bf16",
-        parameter_dtype="fp32",
-        overlap_grad_reduce=True,
-        overlap_sharded_reduce=True,
-        message_parameters=40e6,
-        overlap_param_gather=True,
-        pipeline_shares_once=(2, 3),
-        copies_exchanges=True,
-        sums_norms_apart=True,
-        fused_norms=True,
-    ),
+    "fsdp": _FSDP,
     "nanotron": Habits(
         title="nanotron",
         sequence_parallel=True,
@@ -148,74 +136,51 @@ HABITS: dict[Framework, Habits] = {
 }
 
 # Frameworks that stand near one of those above: what they do otherwise.
+_BESIDE_MEGATRON = replace(
+    HABITS["megatron"], message_per_replica=0.0, overlap_tp=False, overlap_p2p_interleaved=False, compile=False
+)
+_UNMEASURED = replace(_BESIDE_MEGATRON, vocabulary_unit=1, scatters_sends=False, fused_norms=True, measured=False)
+_FSDP_WITHOUT_DTENSOR = replace(
+    _FSDP, fused_optimizer=True, pipeline_shares_once=(), copies_exchanges=False, sums_norms_apart=False, measured=False
+)
 HABITS |= {
     "megatron-deepspeed": replace(
-        HABITS["megatron"],
+        _BESIDE_MEGATRON,
         title="Megatron-DeepSpeed",
         adds_gradients=True,  # by autograd
         sequence_parallel=False,
         overlap_grad_reduce=False,  # the pipeline engine reduces behind the last backward
         overlap_sharded_reduce=False,
         message_parameters=500e6,  # `reduce_bucket_size`
-        message_per_replica=0.0,
         overlap_param_gather=False,
-        overlap_tp=False,
-        overlap_p2p_interleaved=False,
-        compile=False,
     ),
     "deepspeed": replace(
-        HABITS["fsdp"],
+        _FSDP_WITHOUT_DTENSOR,
         title="DeepSpeed ZeRO",
         parameter_dtype="bf16",  # fp32 only in the optimizer's shard
         message_parameters=500e6,
-        fused_optimizer=True,
-        pipeline_shares_once=(),
-        copies_exchanges=False,
-        sums_norms_apart=False,
-        measured=False,
     ),
     "internevo": replace(
-        HABITS["megatron"],
+        _UNMEASURED,
         title="InternEvo",
-        vocabulary_unit=1,
-        message_per_replica=0.0,
-        scatters_sends=False,
         message_parameters=134e6,  # `reduce_bucket_size` of 512 MiB, bf16
-        overlap_tp=False,
-        overlap_p2p_interleaved=False,
-        compile=False,
-        fused_norms=True,
-        measured=False,
     ),
     "colossalai": replace(
-        HABITS["megatron"],
+        _UNMEASURED,
         title="ColossalAI (HybridParallelPlugin)",
-        vocabulary_unit=1,
-        message_per_replica=0.0,
-        scatters_sends=False,
         sequence_parallel=False,
         message_parameters=6e6,  # `zero_bucket_size_in_m` of 12 MiB
         overlap_param_gather=False,
-        overlap_tp=False,
-        overlap_p2p_interleaved=False,
-        compile=False,
-        fused_norms=True,
-        measured=False,
     ),
     # XLA compiles the whole step: fused, parameters fp32 and sharded, collectives asynchronous, no host in between.
     "maxtext": replace(
-        HABITS["fsdp"],
+        _FSDP_WITHOUT_DTENSOR,
         title="MaxText (JAX)",
         overlap_tp_backward=True,
         sequence_parallel=True,
         gradient_dtype="fp32",
         overlap_tp=True,
         compile=True,
-        fused_optimizer=True,
-        pipeline_shares_once=(),
-        copies_exchanges=False,
-        sums_norms_apart=False,
-        measured=False,
     ),
 }
 

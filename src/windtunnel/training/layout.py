@@ -6,25 +6,19 @@ are laid over tensor x context x data with expert-tensor fastest, then expert, t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import get_args
 
 from windtunnel.cost.communication.collectives import Group, group_of
 from windtunnel.cost.training import software
-from windtunnel.errors import LayoutError, SpecError, UnknownNameError
+from windtunnel.errors import LayoutError, SpecError
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
 from windtunnel.training.framework import HABITS, PURE, Habits, check_plain
-from windtunnel.training.plan import Plan, Precision
-from windtunnel.training.schedules import NAMES, TRAITS
-
-PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
-PASSES_MOST = 2**21  # forward passes of all stages in one step; a real job runs thousands
-STEP_MOST_S = 1e6  # at peak; integer nanoseconds hold a step that runs at a thousandth of that
-
+from windtunnel.training.layout_checks import check_adapters, check_model, check_precision, check_schedule, check_size
+from windtunnel.training.plan import Plan
+from windtunnel.training.schedules import TRAITS, Schedule, check, schedule
 
 # Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
 _OUTSIDE_PASSES: dict[str, object] = {
@@ -88,6 +82,11 @@ class Layout:
         return float(self.plan.bucket_parameters or habit)
 
     @property
+    def gradient_bytes(self) -> float:
+        """Of one gradient, as it is kept and reduced."""
+        return 4.0 if self.plan.gradient_dtype == "fp32" else 2.0
+
+    @property
     def sums_norms(self) -> bool:
         """Whether tensor-parallel ranks have gradients of norms, each from its own tokens, to sum up."""
         return bool(self.plan.sequence_parallel) and self.plan.tp > 1 and not self.plan.lora_rank
@@ -124,6 +123,12 @@ class Layout:
         placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
         hides = TRAITS[self.schedule].hides_dispatch
         return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded, placed, hides)
+
+    def checked_schedule(self) -> Schedule:
+        """Its pipeline schedule, known to be complete and to end."""
+        found = schedule(self.schedule, self.plan.pp, self.micro_batches, self.plan.virtual_stages)
+        check(found)
+        return found
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
@@ -170,16 +175,16 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
-    _check_model(plan, model, etp, dp, experts)
-    _check_precision(plan, cluster)
-    _check_adapters(plan)
+    check_model(plan, model, etp, dp, experts)
+    check_precision(plan, cluster)
+    check_adapters(plan)
     if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
         plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
         changes = {name: value for name, value in changes.items() if name not in _SHARED}
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
-    _check_schedule(schedule, plan, micro_batches)
-    _check_size(plan, model, cluster, micro_batches)
+    check_schedule(schedule, plan, micro_batches)
+    check_size(plan, model, cluster, micro_batches)
     if (plan.recompute_layers or 0) > len(model.layers):
         remedy = f"the model has {len(model.layers)} layers: use full, or full:N with fewer"
         raise SpecError("recompute", plan.recompute, remedy)
@@ -195,6 +200,8 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
             f"shard_group = {shard_group} does not divide dp x cp = {dp * plan.cp}", "use a divisor, or leave it out"
         )
     unit = habits.vocabulary_unit * plan.tp
+    # Length of the chain of model pieces: V-shaped schedules hold two per rank, DualPipe each piece twice.
+    stages = plan.pp * (2 if TRAITS[schedule].turns else plan.virtual_stages)
     if plan.offload_activations and plan.recompute_layers != 0:
         raise LayoutError(
             f"offload_activations {plan.offload_activations} with recompute {plan.recompute}",
@@ -213,7 +220,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
         shard_group=shard_group,
         replicas=dp * plan.cp // shard_group,
         vocab_padded=-(-model.vocab_size // unit) * unit,
-        virtual_layers=_distribute(model.n_layers, _virtual_stages(schedule, plan), plan),
+        virtual_layers=_dealt(model.n_layers, stages, plan.pp, plan.layers_per_stage, bool(plan.account_for_embedding)),
         filled=changes,
     )
 
@@ -304,152 +311,6 @@ def _micro_batches(plan: Plan, dp: int) -> int:
             f"use a multiple of {plan.micro_batch * dp}",
         )
     return count
-
-
-def _check_schedule(schedule: str, plan: Plan, micro_batches: int) -> None:
-    if plan.framework == "nanotron" and micro_batches < plan.pp - 1:
-        raise LayoutError(
-            f"nanotron needs at least pp - 1 = {plan.pp - 1} micro-batches, here are {micro_batches}",
-            "use a smaller micro_batch, fewer stages or a larger global_batch",
-        )
-    if schedule not in NAMES:
-        raise UnknownNameError("pipeline schedule", schedule, NAMES)
-    if plan.virtual_stages > 1 and schedule != "interleaved":
-        raise LayoutError(
-            f"schedule {schedule} has no virtual stages, but virtual_stages = {plan.virtual_stages}",
-            "use schedule interleaved or virtual_stages 1",
-        )
-    if plan.pp == 1 and plan.schedule not in (None, "gpipe", "1f1b"):
-        raise LayoutError(f"schedule {schedule} with pp = 1", "there is no pipeline: use pp 2 or more, or leave it out")
-    if plan.virtual_stages > 1 and plan.pp == 1:
-        raise LayoutError(f"virtual_stages = {plan.virtual_stages} with pp = 1", "interleaving needs pp > 1")
-
-
-def _virtual_stages(schedule: str, plan: Plan) -> int:
-    """Length of the chain of model pieces: V-shaped schedules hold two pieces per rank, DualPipe each piece twice."""
-    return plan.pp * (2 if TRAITS[schedule].turns else plan.virtual_stages)
-
-
-def _check_size(plan: Plan, model: Model, cluster: Cluster, micro_batches: int) -> None:
-    """Refuse what is surely a slip of the pen, before it fills the memory or overflows the clock."""
-    stages = plan.pp * plan.virtual_stages
-    if micro_batches * stages > PASSES_MOST:
-        raise LayoutError(
-            f"{micro_batches} micro-batches through {stages} stages are more than {PASSES_MOST} passes per step",
-            "lower global_batch, or raise micro_batch",
-        )
-    flops = 3.0 * plan.global_batch * plan.seq_len * _flops_per_token(model, plan.seq_len)
-    seconds = flops / cluster.n_gpus / cluster.gpu.peak_flops(PEAK_DTYPE.get(plan.precision, plan.precision))
-    if seconds > STEP_MOST_S:
-        raise LayoutError(
-            f"global_batch {plan.global_batch} x seq_len {plan.seq_len} takes {cluster.n_gpus} GPUs {seconds:.0e} s per"
-            f" step at peak, more than {STEP_MOST_S:.0e}",
-            "lower global_batch or seq_len, or use more GPUs",
-        )
-
-
-_FLOPS: OrderedDict[tuple[int, int], tuple[Model, float]] = OrderedDict()
-FLOPS_KEPT = 64
-
-
-def _flops_per_token(model: Model, seq_len: int) -> float:
-    """Of a forward pass, remembered by the identity of the model, which is kept."""
-    found = _FLOPS.get((id(model), seq_len))
-    if found is None:
-        found = _FLOPS[id(model), seq_len] = (model, model.forward_flops_per_token(seq_len))
-        while len(_FLOPS) > FLOPS_KEPT:
-            _FLOPS.popitem(last=False)
-    return found[1]
-
-
-def _check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> None:
-    for name, degree in (("ep", plan.ep), ("etp", plan.etp or 1)):
-        if degree > 1 and not experts:
-            raise LayoutError(f"{name} = {degree}, but {model.name} has no experts", f"use {name} 1")
-    for layer, _ in model.distinct_layers():
-        attention, feed_forward = layer.attention, layer.feed_forward
-        heads, kv_heads = attention.heads, attention.kv_heads
-        if heads % plan.tp:
-            raise LayoutError(
-                f"tp = {plan.tp} does not divide the {heads} heads of layer {model.layers.index(layer)}",
-                "use a divisor",
-            )
-        if kv_heads % plan.tp and plan.tp % kv_heads:
-            raise LayoutError(
-                f"tp = {plan.tp} and the {kv_heads} key/value heads of layer {model.layers.index(layer)} do not divide"
-                " each other",
-                "use a tp that divides them or is a multiple",
-            )
-        if plan.cp_kind == "ulysses" and (heads // plan.tp) % plan.cp:
-            raise LayoutError(
-                f"ulysses: cp = {plan.cp} does not divide the {heads // plan.tp} heads per rank", "use ring, or less cp"
-            )
-        if feed_forward.kind == "moe":
-            if feed_forward.experts % plan.ep:
-                raise LayoutError(
-                    f"ep = {plan.ep} does not divide the {feed_forward.experts} experts of layer"
-                    f" {model.layers.index(layer)}",
-                    "use a divisor",
-                )
-            if feed_forward.size % etp:
-                raise LayoutError(f"etp = {etp} does not divide the expert size {feed_forward.size}", "use a divisor")
-            if feed_forward.shared_size % plan.tp:
-                raise LayoutError(
-                    f"tp = {plan.tp} does not divide the shared experts' size {feed_forward.shared_size}",
-                    "use a divisor",
-                )
-        elif feed_forward.size % plan.tp:
-            raise LayoutError(
-                f"tp = {plan.tp} does not divide the feed-forward size {feed_forward.size}", "use a divisor"
-            )
-    if experts and (plan.tp * plan.cp * dp) % (plan.ep * etp):
-        raise LayoutError(
-            f"ep {plan.ep} x etp {etp} does not divide tp x cp x dp = {plan.tp * plan.cp * dp}", "change ep or etp"
-        )
-    if plan.seq_len % (plan.cp * (2 if plan.cp_kind == "ring" and plan.cp > 1 else 1)):
-        raise LayoutError(
-            f"seq_len {plan.seq_len} cannot be cut for cp = {plan.cp}", "use a multiple of 2 cp (ring) or cp (ulysses)"
-        )
-    if plan.sequence_parallel and (plan.micro_batch * plan.seq_len // plan.cp) % plan.tp:
-        raise LayoutError(
-            f"sequence parallelism: {plan.seq_len // plan.cp} tokens are no multiple of tp {plan.tp}",
-            "change seq_len or turn sequence_parallel off",
-        )
-    if plan.offload_activations > model.n_layers:
-        raise LayoutError(
-            f"offload_activations = {plan.offload_activations} of {model.n_layers} layers", "use at most all layers"
-        )
-
-
-def _check_precision(plan: Plan, cluster: Cluster) -> None:
-    dtype = PEAK_DTYPE.get(plan.precision, plan.precision)
-    if dtype not in cluster.gpu.flops_per_s:
-        able = [name for name in get_args(Precision) if PEAK_DTYPE.get(name, name) in cluster.gpu.flops_per_s]
-        raise SpecError("precision", plan.precision, f"{cluster.gpu.name} has no {dtype} rate; use {', '.join(able)}")
-    if plan.fp8_parameters and plan.precision not in PEAK_DTYPE:
-        raise LayoutError(
-            f"fp8_parameters with precision {plan.precision}: there is no low-precision copy to keep",
-            "choose an fp8 precision, or turn fp8_parameters off",
-        )
-
-
-def _check_adapters(plan: Plan) -> None:
-    if not plan.lora_rank:
-        return
-    if plan.framework == "pytorch":
-        raise LayoutError(
-            f"lora_rank {plan.lora_rank} with framework pytorch: plain PyTorch trains all weights",
-            "use framework fsdp, or lora_rank 0",
-        )
-    if plan.offload_activations:
-        raise LayoutError(
-            f"offload_activations {plan.offload_activations} with lora_rank {plan.lora_rank}",
-            "use one of the two: inputs of frozen layers are not kept",
-        )
-
-
-def _distribute(n_layers: int, stages: int, plan: Plan) -> tuple[tuple[int, ...], ...]:
-    return _dealt(n_layers, stages, plan.pp, plan.layers_per_stage, bool(plan.account_for_embedding))
 
 
 @lru_cache(maxsize=1024)

@@ -23,15 +23,15 @@ from windtunnel.hardware import Cluster
 from windtunnel.hardware.mixed import MixedCluster, parse_mixed
 from windtunnel.model import Model
 from windtunnel.result import Result, StageMemory
-from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.by_stage import Pieces, simulate_by_stage
 from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.simulated import Simulated
 from windtunnel.training.memory.peak import memory_of, ranks_peak_bytes
-from windtunnel.training.plan import Plan
+from windtunnel.training.plan import PEAK_DTYPE, Plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.reproduce import reproduce
-from windtunnel.training.schedules import TRAITS, check, schedule
+from windtunnel.training.schedules import TRAITS
 
 Predict = Callable[[Model, Cluster, Plan], Result]
 ByStage = Callable[[Model, MixedCluster, Plan], tuple[Result, int]]  # and the type whose memory is told
@@ -46,10 +46,6 @@ class Staged:
     pieces: tuple[Pieces, ...]
     type_of: tuple[int, ...]  # each pipeline rank's type
     simulated: Simulated
-
-    def layout_of(self, rank: int) -> Layout:
-        """That of a pipeline rank's type."""
-        return self.layouts[self.type_of[rank]]
 
     def memory(self) -> tuple[StageMemory, ...]:
         """Of each pipeline rank, on its own type."""
@@ -71,8 +67,7 @@ def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
     layouts = tuple(resolve(model, one, plan) for one in cluster.own())
     type_of = stages_of(layouts[0], cluster)
     layout = layouts[0]
-    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
-    check(chosen)
+    chosen = layout.checked_schedule()
     pricers, pieces = tuple(map(Pricer, layouts)), tuple(map(pieces_of, layouts))
     return Staged(layouts, pricers, pieces, type_of, simulate_by_stage(pricers, pieces, chosen, type_of))
 
@@ -83,7 +78,7 @@ def of_all_types(
     plan: Plan,
     predict: Predict,
     by_stage: ByStage,
-    named: tuple[object, object] = (None, None),
+    named: tuple[object, object],
 ) -> Result:
     """The faster of what replicas and stages on one type each give. Raises LayoutError where neither can be.
 
@@ -91,13 +86,17 @@ def of_all_types(
     """
     layout = resolve(model, cluster.alike()[0], plan)
     found, refusals = [], []
-    for placed, check_placed in ((_by_replica, check_lies_on_one), (_by_stage, stages_of)):
+    ways: tuple[tuple[Callable[[Layout, MixedCluster], object], Callable[[], Result]], ...] = (
+        (check_lies_on_one, lambda: _by_replica(model, cluster, plan, predict)),
+        (stages_of, lambda: _by_stage(model, cluster, plan, by_stage)),
+    )
+    for check_placed, placed in ways:
         try:
             check_placed(layout, cluster)
         except LayoutError as error:
             refusals.append(error)
-            continue
-        found.append(placed(model, cluster, plan, predict, by_stage))
+        else:
+            found.append(placed())
     if not found:
         raise refusals[0]
     best = min(found, key=lambda one: (one.status != "ok", one.step_time_ns))
@@ -112,7 +111,7 @@ def _as_named(given: object, cluster: MixedCluster) -> str | Path:
     return cluster.name if parse_mixed(cluster.name) == cluster else Path("cluster.yaml")
 
 
-def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
+def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict) -> Result:
     alike = cluster.alike()
     results = [predict(model, one, plan) for one in alike]
     last = max(results, key=lambda one: one.step_time_ns)
@@ -129,7 +128,7 @@ def _by_replica(model: Model, cluster: MixedCluster, plan: Plan, predict: Predic
     return _of_both(told, cluster, alike[results.index(shown)], plan, warning)
 
 
-def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, predict: Predict, by_stage: ByStage) -> Result:
+def _by_stage(model: Model, cluster: MixedCluster, plan: Plan, by_stage: ByStage) -> Result:
     shown, fullest = by_stage(model, cluster, plan)
     own = cluster.own()[fullest]
     type_of = stages_of(resolve(model, own, plan), cluster)

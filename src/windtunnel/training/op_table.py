@@ -27,11 +27,10 @@ from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of
 from windtunnel.training.lowering.pass_lowering import build_segment
-from windtunnel.training.lowering.passes import PHASE
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.plan import Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import Kind, check, schedule
+from windtunnel.training.schedules import Kind
 
 COLUMNS = {
     "rank_class": "int",
@@ -61,26 +60,27 @@ def op_table(
 
     Arguments are those of `predict`. Raises UserError on a spec that cannot be.
     """
-    import pyarrow as pa
-
-    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
-    return pa.Table.from_pylist(op_rows(model, cluster, plan), schema)
+    return _table(op_rows(model, cluster, plan))
 
 
 def write_ops(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows of `op_rows` as Parquet. Raises SpecError for another suffix, InputFileError where it cannot be."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if path.suffix != ".parquet":
         raise SpecError("--ops", str(path), "name a .parquet file, or say json together with --json")
-    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
     try:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema), path, compression="zstd")
+        pq.write_table(_table(rows), path, compression="zstd")
     except OSError as error:
         raise InputFileError(path, error.strerror or "cannot be written", "give a path that can be written") from None
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import pyarrow as pa
+
+    kinds = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    return pa.Table.from_pylist(list(rows), schema)
 
 
 def op_rows(
@@ -93,8 +93,7 @@ def op_rows(
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     layout = resolve(model, cluster, read_plan(plan))
     pricer, pieces = Pricer(layout), pieces_of(layout)
-    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
-    check(chosen)
+    chosen = layout.checked_schedule()
     step = lower(layout, pieces, chosen, pricer)
     return [*_pass_rows(layout, pricer, pieces, step), *_step_rows(layout, step)]
 
@@ -117,13 +116,13 @@ def _pass_rows(
             block = blocks[place]
             name = ("embedding" if place == 0 else "head") if block.is_end else "layer"
             where = {"rank_class": rank, "ranks": ranks, "layer": of_block[place], "block": name}
-            yield where | {"pass": PHASE[Kind(kind)].value, "count": count} | row
+            yield where | {"pass": Kind(kind).words, "count": count} | row
 
 
 def _of_pass(layout: Layout, pricer: Pricer, blocks: Sequence[Block], kind: Kind) -> list[tuple[int, dict[str, Any]]]:
     """(block, row) of one pass; launches of one name and source together."""
     noted: list[tuple[int, int, Price]] = []
-    graph = build_segment(pricer, blocks, PHASE[kind], noted).graph
+    graph = build_segment(pricer, blocks, kind, noted).graph
     found: dict[tuple[int, str, str, str], dict[str, Any]] = {}
     stated = [_bytes_of(layout, block.operations) for block in blocks]
     for op, block, price in noted:

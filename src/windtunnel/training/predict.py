@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.cost.device_memory import memory_document
 from windtunnel.cost.price import Source
@@ -25,22 +24,31 @@ from windtunnel.header import product_version
 from windtunnel.model import Model, load_model
 from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
-from windtunnel.step.result_of import BUBBLE, ClassTime, Kernels, Work, read, result_of, roofline_warning, sum_to
+from windtunnel.step.result_of import (
+    BUBBLE,
+    ClassTime,
+    Kernels,
+    Work,
+    limits_of,
+    read,
+    result_of,
+    roofline_warning,
+    sum_to,
+)
 from windtunnel.step.scenario import CALM, Parts, Scenario
 from windtunnel.training.disturbances.planned import disturb
 from windtunnel.training.excerpt import excerpt_of
-from windtunnel.training.layout import PEAK_DTYPE, Layout, resolve
+from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.pass_builder import owned
 from windtunnel.training.lowering.simulated import Simulated, simulate
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.peak import memory_of
 from windtunnel.training.mixed import of_all_types, staged
-from windtunnel.training.plan import Plan, read_plan
+from windtunnel.training.plan import PEAK_DTYPE, Plan, read_plan
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.reading import limits_of, recomputed_flops, unmeasured_of
+from windtunnel.training.reading import parts_of, recomputed_flops, unmeasured_of
 from windtunnel.training.reproduce import reproduce
-from windtunnel.training.schedules import check, schedule
 from windtunnel.training.workload.imbalance import busiest_experts, mean_document, packed, routed, with_router
 from windtunnel.training.workload.router_load import parse_router_load
 from windtunnel.training.workload.sequence_lengths import read_lengths
@@ -90,8 +98,7 @@ def predict(
     documents = None if lengths is None else read_lengths(lengths)
     if documents is not None:
         pricer = pricer.with_documents(mean_document(documents, layout, seed))
-    chosen = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
-    check(chosen)
+    chosen = layout.checked_schedule()
     even = base = simulate(layout, pieces_of(layout), chosen, pricer)
     uneven = None
     if router is not None:
@@ -106,7 +113,7 @@ def predict(
         sources = {}
         if documents is not None:
             sources[f"lengths {lengths}"] = packed(documents, layout, step, pieces, pricer, seed)
-        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, asked, sources=sources)
+        return disturb(step, layout, pieces, pricer, simulated.makespan_ns, asked, sources)
 
     makespan, disturbed = under_all(base)
     if uneven is not None:
@@ -196,7 +203,7 @@ def _result(
         },
         memory=memory,
         infeasible=trouble,
-        limits=limits_of(layout, reading.breakdown_ns, reading.total_ns, step),
+        limits=limits_of(parts_of(layout, reading.breakdown_ns, reading.total_ns, step), reading.total_ns),
         defaults=layout.defaults,
         warnings=(
             *roofline_warning(reading.provenance, " and ".join(one.layout.cluster.gpu.name for one in pricers)),
@@ -242,8 +249,8 @@ def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[Clas
     classes = []
     for rank, parts in enumerate(owned(exposed(timeline, graph), graph)):
         split: dict[str, int] = {}
-        first, last = schedule.rank_offset[rank], schedule.rank_offset[rank + 1]
-        used = step.segment_of[schedule.stage_of[first:last], schedule.kind[first:last]]
+        own = schedule.of_rank(rank)
+        used = step.segment_of[schedule.stage_of[own], schedule.kind[own]]
         counts = np.bincount(used, minlength=len(step.segments))
         for name, nanoseconds in parts.items():
             if not name.startswith("segment "):
@@ -264,7 +271,7 @@ def _classes(layout: Layout, step: LoweredStep, timeline: Timeline) -> list[Clas
 
 def _kernels(step: LoweredStep) -> Kernels:
     """Prices of all passes and of the optimizer; only passes have bands."""
-    counts = _counts(step)
+    counts = step.runs()
     time = sum(float(count) * segment.duration_ns for count, segment in zip(counts, step.segments, strict=True))
     wide = sum(
         float(count) * segment.duration_ns * (segment.p95 - segment.p5)
@@ -279,17 +286,10 @@ def _kernels(step: LoweredStep) -> Kernels:
     return Kernels(time, wide, busy)
 
 
-def _counts(step: LoweredStep) -> NDArray[np.int64]:
-    """How often each pass runs, over all rank classes."""
-    used = step.segment_of[step.schedule.stage_of, step.schedule.kind]
-    return np.bincount(used, minlength=len(step.segments))
-
-
 def _traffic(step: LoweredStep) -> dict[str, int]:
     """Mean bytes per GPU and step of each collective kind, group and tier."""
-    counts = _counts(step)
     total = dict(step.traffic_bytes)
-    for count, segment in zip(counts, step.segments, strict=True):
+    for count, segment in zip(step.runs(), step.segments, strict=True):
         for key, value in segment.traffic_bytes.items():
             total[key] = total.get(key, 0.0) + value * float(count) / step.schedule.stages
     return {key: int(value) for key, value in sorted(total.items())}

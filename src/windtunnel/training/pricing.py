@@ -19,19 +19,17 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.communication.collectives import collective, latency_and_bandwidth, tier
+from windtunnel.cost.communication.collectives import collective, nic_share, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, training_costs
-from windtunnel.errors import LayoutError
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 from windtunnel.model.operations import Operation, Transfer
-from windtunnel.training.layout import PEAK_DTYPE, Layout
-from windtunnel.training.plan import Plan
+from windtunnel.training.layout import Layout
+from windtunnel.training.plan import PEAK_DTYPE, Plan
 
 ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
-LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
 # oneDNN keeps the code of the last 1,024 shapes (ONEDNN_PRIMITIVE_CACHE_CAPACITY). An expert's products have six for
 # each number of rows: forward, input's and weight's gradient, of two matrices. Routed rows are taken to be anything
@@ -63,18 +61,6 @@ def parameter_bytes(plan: Plan) -> float:
     return 4.0 if plan.precision == "fp32" else 2.0
 
 
-GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
-
-
-def nanoseconds(seconds: float) -> int:
-    """Seconds as the engine takes them. Raises LayoutError on what no clock would count."""
-    if not seconds < LONGEST_S:
-        raise LayoutError(
-            f"one operation would take {seconds:.3g} s", "check the rates, bandwidths and latencies of the cluster"
-        )
-    return round(seconds * 1e9)
-
-
 def _beyond_product(layout: Layout) -> float:
     """Bytes per weight that its gradient moves behind the 16-bit product that makes it.
 
@@ -82,7 +68,7 @@ def _beyond_product(layout: Layout) -> float:
     In a pipeline FSDP2 first adds the product to the sum of all micro-batches. nanotron's product is a tensor, which is
     read and added.
     """
-    width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+    width = layout.gradient_bytes
     if layout.habits.adds_gradients:
         return 2.0 * width + 2.0
     return 2.0 * width + (2.0 if layout.shares_once else -2.0)
@@ -169,44 +155,31 @@ class Pricer:
 
     def forward(self, op: Operation) -> Price:
         """The op's own kernels, forward, without casts and transfers."""
-        return self._once(op, "forward", lambda op: self._forward(op).plus(self._beside(op, _FORWARD_CALLS)))
-
-    def _forward(self, op: Operation) -> Price:
-        if op.kind == "gemm" and self.calibrated is None:
-            m, n, k = op.shape
-            return self._aligned(self._gemm(m, n, k, op.low_precision), op)
-        if op.kind == "gemm_batch":
-            return self._batched(op.shape)
-        if op.kind == "grouped_gemm" and self.calibrated is None:
-            groups, m, n, k = op.shape
-            return self._grouped(groups, m, n, k, op.low_precision)
-        if op.kind in ("gemm", "grouped_gemm"):
-            return self._measured_gemm(op, "forward")
-        if op.kind == "attention":
-            return self._attention(op, backward=False)
-        if op.kind == "memory":
-            return self._element_wise(op, backward=False)
-        return FREE
+        return self._once(
+            op, "forward", lambda op: self._kernel(op, backward=False).plus(self._beside(op, _FORWARD_CALLS))
+        )
 
     def input_gradient(self, op: Operation) -> Price:
         """Backward with respect to the input: dgrad of a GEMM, the whole backward of anything else."""
-        return self._once(op, "dgrad", lambda op: self._input_gradient(op).plus(self._beside(op, _BACKWARD_CALLS)))
+        return self._once(
+            op, "dgrad", lambda op: self._kernel(op, backward=True).plus(self._beside(op, _BACKWARD_CALLS))
+        )
 
-    def _input_gradient(self, op: Operation) -> Price:
-        if op.kind == "gemm" and self.calibrated is None:
-            m, n, k = op.shape
-            return self._aligned(self._gemm(m, k, n, op.low_precision), op)
-        if op.kind == "gemm_batch":
-            return self._batched(op.shape).scaled(2.0)
-        if op.kind == "grouped_gemm" and self.calibrated is None:
-            groups, m, n, k = op.shape
-            return self._grouped(groups, m, k, n, op.low_precision)
+    def _kernel(self, op: Operation, *, backward: bool) -> Price:
         if op.kind in ("gemm", "grouped_gemm"):
-            return self._measured_gemm(op, "dgrad")
+            if self.calibrated is not None:
+                return self._measured_gemm(op, "dgrad" if backward else "forward")
+            *groups, m, n, k = op.shape
+            n, k = (k, n) if backward else (n, k)
+            if groups:
+                return self._grouped(groups[0], m, n, k, op.low_precision)
+            return self._aligned(self._gemm(m, n, k, op.low_precision), op)
+        if op.kind == "gemm_batch":
+            return self._batched(op.shape).scaled(2.0 if backward else 1.0)
         if op.kind == "attention":
-            return self._attention(op, backward=True)
+            return self._attention(op, backward=backward)
         if op.kind == "memory":
-            return self._element_wise(op, backward=True)
+            return self._element_wise(op, backward=backward)
         return FREE
 
     def _beside(self, op: Operation, calls: dict[str, dict[str, float]]) -> Price:
@@ -302,14 +275,9 @@ class Pricer:
         return known
 
     def nic_share(self, transfer: Transfer) -> float:
-        """Share of a GPU's NIC that a collective takes while alone: 0 inside a node, less than 1 while small."""
-        group, bytes_total = self.layout.group(transfer.group), int(transfer.bytes_total)
-        if tier(group) != "scale_out" or not bytes_total:
-            return 0.0
-        _, _, latency_s, bandwidth_s = latency_and_bandwidth(transfer.kind, bytes_total, group, self.layout.cluster)
-
-        whole = latency_s + bandwidth_s
-        return bandwidth_s / whole if whole > 0.0 else 0.0
+        """Share of a GPU's NIC that a collective takes while alone."""
+        group = self.layout.group(transfer.group)
+        return nic_share(transfer.kind, int(transfer.bytes_total), group, self.layout.cluster)
 
     def hop(self, bytes_total: float, *, far: bool) -> tuple[Price, str]:
         """A send between pipeline neighbours, inside a scale-up domain or across domains."""

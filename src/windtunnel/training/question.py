@@ -157,7 +157,7 @@ def settings_of(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise SpecError("--set", text, f"write PART.KEY=VALUE with PART one of {', '.join(PARTS)}")
         try:
             found[part][rest] = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: what looks like a date and is none
             found[part][rest] = value
     return found
 

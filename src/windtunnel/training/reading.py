@@ -8,15 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph import OpKind
-from windtunnel.result import Limit
-from windtunnel.step.result_of import PLAIN
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 
-WORTH_NAMING = 0.02  # of the step
-LIMITS_MOST = 5
 RECOMPUTATION = "recomputation"
 
 
@@ -29,15 +25,10 @@ def unmeasured_of(layout: Layout, pricer: Pricer) -> Iterator[str]:
         yield f"no run with {habits.title} informed the constants: its habits are as documented, the band is wider"
 
 
-def limits_of(layout: Layout, breakdown_ns: Mapping[str, int], total_ns: int, step: LoweredStep) -> tuple[Limit, ...]:
-    """The largest parts of the step: overheads of the layout first, then the work itself."""
-    parts = dict(breakdown_ns)
+def parts_of(layout: Layout, breakdown_ns: Mapping[str, int], total_ns: int, step: LoweredStep) -> dict[str, int]:
+    """Parts of the step that may limit it: those of its breakdown, and recomputation, which is inside the work's."""
     again = _recomputed_ns(layout, step)
-    if again:
-        parts[RECOMPUTATION] = min(again, total_ns)  # inside the work's categories, so named beside them
-    named = [(name, value) for name, value in parts.items() if value >= WORTH_NAMING * total_ns]
-    ordered = sorted(named, key=lambda item: (item[0] in PLAIN, -item[1], item[0]))
-    return tuple(Limit(name, value / total_ns, (total_ns - value) / 1e9) for name, value in ordered[:LIMITS_MOST])
+    return {**breakdown_ns, RECOMPUTATION: min(again, total_ns)} if again else dict(breakdown_ns)
 
 
 def recomputed_flops(layout: Layout, step: LoweredStep) -> float:
@@ -60,9 +51,7 @@ def _recomputed_ns(layout: Layout, step: LoweredStep) -> int:
 
 def _recomputed(step: LoweredStep) -> Iterator[tuple[int, Segment, NDArray[np.bool_]]]:
     """Each pass with how often all ranks run it and which of its ops are kernels of a recomputation."""
-    schedule = step.schedule
-    counts = np.bincount(step.segment_of[schedule.stage_of, schedule.kind], minlength=len(step.segments))
-    for count, segment in zip(counts.tolist(), step.segments, strict=True):
+    for count, segment in zip(step.runs().tolist(), step.segments, strict=True):
         graph = segment.graph
         again = np.array([label.startswith("recompute ") for label in graph.labels], bool)
         # The host's launches carry the same labels, and run ahead.

@@ -90,7 +90,7 @@ class JobList:
         command = [sys.executable, "-m", "windtunnel", verb, *words]
         command += ["--out", str(folder / "sweep.parquet")] if verb == "sweep" else ["--json"]
         command += ["--tried", str(folder / PLANS)] if verb == "plan" else []
-        command += ["--page" if verb == "serve" else "--report", str(folder / "report.html")] if verb in REPORTS else []
+        command += ["--report", str(folder / "report.html")] if verb in REPORTS else []
         process = subprocess.Popen(
             [sys.executable, "-c", KEEPER, str(folder), *command], cwd=self.uploads, start_new_session=True
         )

@@ -291,7 +291,7 @@ class Page:
 
     # Studies
 
-    def studies(self, values: Mapping[str, str], mistake: str = "") -> str:
+    def studies(self, values: Mapping[str, str]) -> str:
         """Forms for long questions, and the list of those asked."""
         return self.draw(
             "studies.html.j2",
@@ -304,7 +304,6 @@ class Page:
             about=ABOUT,
             jobs=self.jobs.all(),
             files=self.jobs.files(),
-            mistake=mistake,
         )
 
     def job(self, name: str, part: bool) -> str:

@@ -69,8 +69,8 @@ class Point:
         return price_per_gpu_hour * self.gpus / HOURS / self.tokens_per_s * 1e6 if self.tokens_per_s else 0.0
 
 
-def values_of(field: str, values: Mapping[str, str]) -> tuple[str, ...]:
-    """The values that a field is tried at, the one asked for among them. SpecError for a field that is not varied."""
+def values_of(field: str, values: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """Values that a field is tried at, and the one asked for, which is among them. SpecError where it is not varied."""
     if field not in VALUES:
         raise SpecError("vary", field, f"use one of {', '.join(VALUES)}")
     tried = VALUES[field]
@@ -83,7 +83,7 @@ def values_of(field: str, values: Mapping[str, str]) -> tuple[str, ...]:
     if not now:
         known = plan_fields().get(field)
         now = known.default if known else ""
-    return tried if now in tried or not now else (*tried, now)
+    return (tried if now in tried or not now else (*tried, now)), now
 
 
 def _answered(field: str, value: str, values: Mapping[str, str], uploads: Path, *, now: bool) -> tuple[str, Result]:
@@ -103,9 +103,8 @@ def _answered(field: str, value: str, values: Mapping[str, str], uploads: Path, 
 def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
     """An answer for each value; what cannot be says why."""
     found = []
-    here = values.get(field, "").strip() or (plan_fields()[field].default if field in plan_fields() else "")
-    here = here.replace(",", "") if field in ("gpus", "global_batch") else here
-    for value in values_of(field, values):
+    tried, here = values_of(field, values)
+    for value in tried:
         now = value == here
         try:
             value, result = _answered(field, value, values, uploads, now=now)

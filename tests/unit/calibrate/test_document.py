@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from windtunnel.calibrate.device import Device
 from windtunnel.calibrate.document import cluster_document, load_document, to_yaml
 from windtunnel.calibrate.kinds import Curve
+from windtunnel.calibrate.session import Found, finished_document
 from windtunnel.calibrate.timing import Timing
 from windtunnel.errors import InputFileError
 from windtunnel.hardware import parse_cluster
@@ -68,6 +69,18 @@ def test_it_is_plain_yaml_and_loads_as_it_was(tmp_path: Path) -> None:
     assert to_yaml(load_document(tmp_path / "my.yaml") or {}) == text
 
 
+def test_collectives_and_the_link_they_measured_outlive_a_new_calibration(tmp_path: Path) -> None:
+    out, found = tmp_path / "my.yaml", Found()
+    document = finished_document(DEVICE, found, out)
+    document["scale_out"]["bandwidth"], document["sources"]["scale_out"] = "3.5 GB/s", "send and receive"
+    document["calibration"]["collectives"] = {"send_recv": {"gloo 2": [[4096, 1e-4, 1e-4, 2e-4]]}}
+    out.write_text(to_yaml(document))
+    again = finished_document(DEVICE, found, out)
+    assert again["scale_out"]["bandwidth"] == "3.5 GB/s"
+    assert again["sources"]["scale_out"] == "send and receive"
+    assert again["calibration"]["collectives"] == document["calibration"]["collectives"]
+
+
 @given(st.text(max_size=20), st.floats(1e-9, 1e12), st.integers(0, 2**50))
 def test_texts_and_numbers_survive(text: str, number: float, whole: int) -> None:
     text = "".join(c for c in text if c.isprintable())
@@ -80,7 +93,7 @@ def test_texts_and_numbers_survive(text: str, number: float, whole: int) -> None
 
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     assert load_document(tmp_path / "none.yaml") is None
-    for text in ("gpus: 8\n", "- 1\n", "a: [", "calibration: 3\n"):
+    for text in ("gpus: 8\n", "- 1\n", "a: [", "calibration: 3\n", "calibration: {}\nsince: 2026-13-45\n"):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(InputFileError, match=r"x\.yaml"):
             load_document(tmp_path / "x.yaml")

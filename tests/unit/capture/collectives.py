@@ -68,6 +68,16 @@ def all_reduce_sparse(rank: int, world: int) -> list[Any]:
 
 
 @case
+def all_reduce_truths(rank: int, world: int) -> list[Any]:
+    found = []
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+        tensor = torch.tensor([True, False])
+        dist.all_reduce(tensor, op=op)
+        found.append(tensor)
+    return found
+
+
+@case
 def all_reduce_complex(rank: int, world: int) -> list[Any]:
     dist.all_reduce(x := torch.view_as_complex(some(3, 2)))
     return [x]

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from windtunnel.capture.processes.file_mailbox import LetterBox, write_whole
-from windtunnel.capture.processes.fork_server import state_of
+from windtunnel.capture.processes.file_mailbox import FileMailbox, write_whole
+from windtunnel.process import state_of
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -25,7 +25,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 def play(task: dict[str, Any]) -> int:
     folder, rank = Path(task["folder"]), task["rank"]
-    box = LetterBox(folder, rank)
+    box = FileMailbox(folder, rank)
     outcome: dict[str, Any] = {"status": "ok", "rank": rank, "seconds": 0.0}
     write_whole(folder / f"pid_{rank}", str(os.getpid()).encode())
     signal.signal(signal.SIGUSR1, lambda *_: write_whole(folder / f"where_{rank}", b"train.py:7"))

@@ -47,6 +47,16 @@ def test_a_list_of_tensors_becomes_a_tensor() -> None:
         assert torch.tensor([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor(2.0)
+
+
+def test_torch_script_knows_the_function_that_makes_tensors() -> None:
+    """torch.distributed.optim compiles several such functions when it is imported."""
+    with fake_tensors("cpu"):
+        assert torch.jit.script(doubled)(torch.randn(3)).shape == (3,)
+
+
 def test_a_tensor_in_a_text_is_read() -> None:
     with fake_tensors("cpu"), Recorder(0, 1, answers=Answers(loss=3.0)) as recorder:
         recorder.begin_step()

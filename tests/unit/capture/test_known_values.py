@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.distributed._functional_collectives as functional  # noqa: E402
 from small_models import rank_of  # noqa: E402
 
-from windtunnel.capture.fake_tensors.control_flow import Answers  # noqa: E402
+from windtunnel.capture.fake_tensors.control_flow import Answers, is_script  # noqa: E402
 from windtunnel.capture.recorder.recorder import Recorder  # noqa: E402
 from windtunnel.capture.virtual_world.refusals import WorldError  # noqa: E402
 
@@ -128,3 +129,14 @@ def test_splits_that_do_not_fit_are_refused_where_they_are_given(splits: list[in
 
     with pytest.raises((WorldError, RuntimeError, ValueError), match=r"[Ss]plit"):
         told(job)
+
+
+@pytest.mark.parametrize("folder", ["torch", "windtunnel/examples", "numpy"])
+def test_a_script_is_known_whatever_its_folder_is_called(folder: str) -> None:
+    import numpy
+
+    import windtunnel
+
+    assert is_script(f"/home/somebody/{folder}/train.py")
+    for module in (torch, torch.nn, numpy, windtunnel, contextlib):
+        assert not is_script(str(module.__file__))

@@ -12,6 +12,7 @@ import torch.distributed as dist  # noqa: E402
 from small_models import Decoder, rank_of, train  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
+from torch.distributed.algorithms.join import Join  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard  # noqa: E402
 from torch.distributed.tensor.parallel import (  # noqa: E402
@@ -129,3 +130,18 @@ def test_gathered_parameters_are_freed_by_resizing_and_seen_to_be() -> None:
     gathered = [event for event in program.memory if event.category in ("communication", "parameter")]
     assert sum(event.bytes for event in gathered) == 0
     assert any(event.bytes < 0 for event in gathered)
+
+
+def test_integers_that_ddp_reads_in_between_change_nothing_of_the_ops_around() -> None:
+    """Uneven inputs (Join) ask all ranks before each step, beside what DDP's reducer reads by itself."""
+    with rank_of(2, 0, fake="cpu") as world, Recorder(0, 2, world) as recorder:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Join([model]):
+            for _ in range(4):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    made = [op for op in recorder.program.ops if op.name == "aten.ones"]
+    assert {op.outputs[0].shape for op in made} == {(1,), (2, 4)}
+    assert all(not op.inputs for op in made)

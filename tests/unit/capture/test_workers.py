@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.capture.processes.fork_server import processes
-from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, sweep
+from windtunnel.capture.processes import scheduler
+from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, sweep
 from windtunnel.capture.processes.scheduler import ScriptError, Workers
+from windtunnel.process import processes
 
 HERE = Path(__file__).parent
 SETTINGS = {"load": ["json"], "player": "rank_players:play"}
@@ -146,7 +147,7 @@ def test_a_module_that_cannot_be_imported_is_a_users_error() -> None:
         pass
 
 
-def test_a_lost_zygote_is_an_error_and_leaves_nothing() -> None:
+def test_a_lost_fork_server_is_an_error_and_leaves_nothing() -> None:
     with Workers(SETTINGS) as workers:
         assert workers._process is not None
         folder = workers.folder
@@ -167,7 +168,7 @@ with Workers({"load": ["json"], "player": "rank_players:play"}) as workers:
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_at_any_time_it_leaves_nothing(kind: signal.Signals, players: Path) -> None:
-    """Also where the launcher itself has no chance to clean up: the zygote sees that it is gone."""
+    """Also where the launcher itself has no chance to clean up: the fork server sees that it is gone."""
     order = random.Random(int(kind))
     for _ in range(7):
         process = subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=subprocess.DEVNULL, start_new_session=True)
@@ -205,18 +206,18 @@ def environment_of(pid: int) -> str:
         return ""
 
 
-def test_what_a_killed_zygote_leaves_goes_with_the_next_start(players: Path) -> None:
-    """Launcher and zygote are killed at once, as a scheduler kills a whole job; the zygote can clean nothing."""
+def test_what_a_killed_fork_server_leaves_goes_with_the_next_start(players: Path) -> None:
+    """Launcher and fork server are killed at once, as a scheduler kills a whole job; neither can clean."""
     process = subprocess.Popen([sys.executable, "-c", LONG], stderr=subprocess.DEVNULL, start_new_session=True)
     until = time.monotonic() + 20
-    while not (zygotes := [pid for pid, _, _ in processes() if _is_a_zygote_of(pid, players)]):
+    while not (servers := [pid for pid, _, _ in processes() if _is_a_fork_server_of(pid, players)]):
         assert time.monotonic() < until
         time.sleep(0.02)
     while not any("time.sleep(60)" in text for text in left_over(players)):
         assert time.monotonic() < until
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
-    for pid in zygotes:
+    for pid in servers:
         os.kill(pid, signal.SIGKILL)
     process.wait(20)
     assert left_over(players)
@@ -227,9 +228,47 @@ def test_what_a_killed_zygote_leaves_goes_with_the_next_start(players: Path) -> 
 LONG = SCRIPT.replace("workers sleep:0.05", "workers sleep:50")
 
 
-def _is_a_zygote_of(pid: int, temporary: Path) -> bool:
+def _is_a_fork_server_of(pid: int, temporary: Path) -> bool:
     is_one = "capture.processes.fork_server" in command_of(pid)
     return is_one and f"TMPDIR={temporary}" in environment_of(pid)
+
+
+def test_what_a_fork_server_died_of_is_said(monkeypatch: pytest.MonkeyPatch, players: Path) -> None:
+    monkeypatch.setattr(scheduler, "folder_of_this_process", lambda prefix: players / "none" / "x")
+    with pytest.raises(ScriptError, match=r"FileNotFoundError: .*none/x"), Workers(SETTINGS):
+        pass
+
+
+STARVED = """
+import os, signal, time
+starved = os.getpid()
+if (other := os.fork()) == 0:
+    time.sleep(2.5)
+    os.kill(starved, signal.SIGCONT)
+    os._exit(0)
+os.kill(starved, signal.SIGSTOP)  # as one that waits for a core, it has no time on one
+os.waitpid(other, 0)
+"""
+
+
+def test_a_fork_server_that_waits_for_a_core_is_waited_for(monkeypatch: pytest.MonkeyPatch, players: Path) -> None:
+    (players / "starved.py").write_text(STARVED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(players), os.environ["PYTHONPATH"]]))
+    monkeypatch.setattr(scheduler, "START_S", 1.0)
+    with Workers({**SETTINGS, "load": ["starved"]}) as workers:
+        workers.run([0], {"does": {}})
+
+
+def test_what_carries_a_folder_is_ended_whatever_session_it_is_in(players: Path) -> None:
+    environment = {**os.environ, FOLDER_VARIABLE: str(players)}
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    leader = subprocess.Popen([*words[:2], "import os, time; os.fork(); time.sleep(60)"], start_new_session=True)
+    carries, other = (subprocess.Popen(words, env=one, start_new_session=True) for one in (environment, os.environ))
+    end_all(players, [leader.pid])
+    assert (leader.wait(), carries.wait(), other.poll()) == (-signal.SIGKILL, -signal.SIGKILL, None)
+    assert not [pid for pid, _, session in processes() if session == leader.pid]
+    other.kill()
+    other.wait()
 
 
 def test_what_belongs_to_a_command_that_lives_is_not_swept(players: Path) -> None:

@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (  # noqa: E402
 )
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from windtunnel.capture.recorder.op_table import facts_of  # noqa: E402
 from windtunnel.capture.torch_private import distributed as compat  # noqa: E402
 from windtunnel.capture.virtual_world.world import World  # noqa: E402
 from windtunnel.programs.communication import Communication  # noqa: E402
@@ -168,7 +169,7 @@ class Answering(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, (DTensor, functional.AsyncCollectiveTensor)) for kind in types):
             return NotImplemented
-        if self.world.is_communication(func):
+        if facts_of(func).communication:
             return self.world.answer(func, args, kwargs)
         return func(*args, **(kwargs or {}))
 

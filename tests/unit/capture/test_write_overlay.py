@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import os
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,20 +15,24 @@ from hypothesis import strategies as st
 
 from windtunnel.capture.processes.write_overlay import writes_aside
 
-NAMES = ("a", "b", "sub", "sub/a", "sub/c", "sub/deep", "sub/deep/a", "none/x")
+NAMES = ("a", "b", "sub", "sub/a", "sub/c", "sub/deep", "sub/deep/a", "none/x", "link", "link/a", "link/deep", "to_a")
 
 
 def start(folder: Path) -> None:
     (folder / "sub" / "deep").mkdir(parents=True)
     (folder / "a").write_text("first")
     (folder / "sub" / "c").write_text("second")
+    (folder / "link").symlink_to("sub")
+    (folder / "to_a").symlink_to(folder / "a")
 
 
 def snapshot(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): path.read_text() if path.is_file() else "folder"
-        for path in sorted(folder.rglob("*"))
-    }
+    def told(path: Path) -> str:
+        if path.is_symlink():
+            return os.path.relpath(path.parent / os.readlink(path), path.parent)
+        return path.read_text() if path.is_file() else "folder"
+
+    return {str(path.relative_to(folder)): told(path) for path in sorted(folder.rglob("*"))}
 
 
 def written(mode: str) -> Callable[[Path, Path], object]:
@@ -58,6 +64,42 @@ def scanned(path: Path, _: Path) -> object:
         return sorted((entry.name, entry.is_dir(), entry.is_file()) for entry in entries)
 
 
+def temporary_beside(path: Path, other: Path) -> object:
+    """As files are written that must not be seen half."""
+    with tempfile.NamedTemporaryFile("w", dir=other.parent, delete=False) as file:
+        file.write("whole")
+    try:
+        return os.replace(file.name, path) if not path.is_dir() else None
+    finally:
+        Path(file.name).unlink(missing_ok=True)
+
+
+def copied(path: Path, other: Path) -> object:
+    if other.resolve().is_relative_to(path.resolve()):  # shutil would never come to an end
+        return None
+    return shutil.copytree(path, other / "copied", symlinks=True) and None
+
+
+def packed(path: Path, other: Path) -> object:
+    with bz2.open(path, "wb") as file:
+        file.write(b"x")
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(tarfile.TarInfo(other.name))
+    with tarfile.open(path) as archive:
+        return archive.getnames()
+
+
+def from_inside(path: Path, _: Path) -> object:
+    before = os.getcwd()
+    os.chdir(path)
+    try:
+        Path("here").write_text("x")
+        os.mkdir("more")
+        return sorted(os.listdir("..")), Path("here").resolve() == path.resolve() / "here"
+    finally:
+        os.chdir(before)
+
+
 ACTIONS: dict[str, Callable[[Path, Path], object]] = {
     "read": lambda path, _: path.read_text(),
     "write": written("w"),
@@ -76,10 +118,20 @@ ACTIONS: dict[str, Callable[[Path, Path], object]] = {
     "make all": lambda path, _: os.makedirs(path, exist_ok=True),
     "remove": lambda path, _: path.unlink(),
     "remove folder": lambda path, _: path.rmdir(),
-    "remove tree": lambda path, _: shutil.rmtree(path),
+    "remove tree": lambda path, _: None if path.is_symlink() else shutil.rmtree(path),
     "move": lambda path, other: os.replace(path, other) if path.is_file() and not other.is_dir() else None,
     "copy": lambda path, other: shutil.copy(path, other) and None,
+    "copy all": lambda path, other: shutil.copy2(path, other) and None,
+    "copy tree": copied,
     "truncate": lambda path, _: os.truncate(path, 2),
+    "link to": lambda path, other: os.symlink(other, path),
+    "link near": lambda path, other: os.symlink(os.path.relpath(other, path.parent), path),
+    "second name": lambda path, other: os.link(other, path) if other.is_file() and not other.is_symlink() else None,
+    "is link": lambda path, _: (path.is_symlink(), path.resolve().name),
+    "bytes": lambda path, other: written("w")(os.fsencode(path), other),  # type: ignore[arg-type]
+    "temporary beside": temporary_beside,
+    "pack": packed,
+    "from inside": from_inside,
 }
 
 
@@ -88,10 +140,10 @@ def outcome(action: Callable[[Path, Path], object], path: Path, other: Path) -> 
         return action(path, other)
     except (FileNotFoundError, NotADirectoryError):  # which of the two depends on how deep it looked
         return "not there"
+    except shutil.Error:
+        return "shutil"
     except OSError as error:
         return type(error).__name__
-    except shutil.SameFileError:
-        return "same file"
 
 
 STEPS = st.tuples(st.sampled_from(sorted(ACTIONS)), st.sampled_from(NAMES), st.sampled_from(NAMES))

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from small_models import recorded  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # noqa: E402
 
+from windtunnel.capture.fake_tensors.fake import fake_tensors  # noqa: E402
 from windtunnel.capture.torch_private.flex import flex_attention_in_one_op  # noqa: E402
 from windtunnel.capture.torch_private.triton import triton_kernels_in_one_op  # noqa: E402
 from windtunnel.programs.op_shapes import Attention, attention_of  # noqa: E402
@@ -78,6 +79,16 @@ def test_flex_attention_is_as_it_was_afterwards() -> None:
     assert told == []
 
 
+def test_a_mask_that_is_taken_for_a_causal_one_is_told() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    told: list[str] = []
+    with fake_tensors("cpu", note=told.append):
+        x = torch.randn(1, 2, 128, 16)
+        flex_attention(x, x, x)
+    assert told == ["flex_attention: recorded as fused attention, every mask as a causal one"]
+
+
 def test_a_triton_launch_is_one_op_of_its_tensors() -> None:
     pytest.importorskip("triton")
     import triton
@@ -104,5 +115,5 @@ def test_a_triton_launch_is_one_op_of_its_tensors() -> None:
 
 
 def test_nothing_changes_where_no_kernel_is_launched() -> None:
-    with triton_kernels_in_one_op():
+    with triton_kernels_in_one_op(pytest.fail):
         assert torch.ones(2).sum().item() == 2.0

@@ -120,6 +120,7 @@ def test_setting_nothing_new_changes_nothing() -> None:
     [
         ("nic=800Gb/s", "PART.KEY=VALUE"),
         ("cluster.nic", "PART.KEY=VALUE"),
+        ("cluster.nic=2026-13-45", "^--set: cluster.nic = '2026-13-45': "),  # to YAML a date, and there is none such
         ("cluster.nick=800Gb/s", "nick"),
         ("cluster.nic=800gb", "800gb"),
         ("cluster.n_gpus.x=1", "whole number"),
@@ -150,6 +151,7 @@ def test_a_model_that_is_none_is_said_before_what_else_is_missing(tmp_path: Path
     [
         ("model.layers=3", "^--set = 'model.layers=3': of a captured script only cluster"),
         ("cluster.nic", "PART.KEY=VALUE"),
+        ("cluster.nic=2026-13-45", "^--set: cluster.nic = '2026-13-45': "),  # to YAML a date, and there is none such
         ("cluster.nic=fast", "^--set: cluster.nic = 'fast': "),
         ("cluster.gpu.flops.bf16=fast", "^--set: cluster.gpu.flops.bf16 = 'fast': "),
     ],

@@ -29,7 +29,7 @@ LISTEN = "llama-3.1-8b --cluster h100-sxm:8 --listen 127.0.0.1:0"
             "--cluster h100-sxm:1", "--rate 3", "--goodput", "--trace t.json", "--replicas 2", "--slo ttft=1s",
         )),
         *((f"{ONE} --slo ttft=1s,tpot=1s --search distserve {flag}", flag.split()[0]) for flag in (
-            "--replicas 2", "--page p.html", "--trace t.json", "--requests-out o.csv", "--kernels k", "--goodput",
+            "--replicas 2", "--report p.html", "--trace t.json", "--requests-out o.csv", "--kernels k", "--goodput",
             "--tp 2",
         )),
         (f"{ONE} --search muxserve --attain 0.9", "--attain"),
@@ -54,7 +54,7 @@ def test_a_flag_without_a_meaning_is_refused(words: str, flag: str, capsys: pyte
     assert "\n" not in told
 
 
-@pytest.mark.parametrize("flag", ["--trace", "--requests-out", "--page"])
+@pytest.mark.parametrize("flag", ["--trace", "--requests-out", "--report", "--page"])
 def test_a_place_that_cannot_be_written_is_told_before_the_work(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

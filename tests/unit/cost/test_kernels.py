@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from windtunnel.cost import kernels, roofline
 from windtunnel.cost.kernels import KernelCosts, kernel_costs, mean_kv_length
 from windtunnel.cost.measured import compaction
-from windtunnel.cost.measured.tables import package_data
+from windtunnel.cost.measured.cache import package_data
 from windtunnel.cost.price import Price, Source
 from windtunnel.errors import SpecError
 from windtunnel.hardware import get_gpu

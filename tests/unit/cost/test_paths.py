@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from windtunnel.cost.communication.paths import ALGORITHMS_OF, _two_trees, demand, flows_of, side_by_side
+from windtunnel.cost.communication.paths import ALGORITHMS_OF, _two_trees, demand, flows_of
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
-from windtunnel.hardware.topology import link_name, link_of, topology_of
+from windtunnel.hardware.topology import link_name, topology_of
 
 CLUSTER = parse_cluster("h100-sxm:128")
 TOPOLOGY = topology_of(CLUSTER)
@@ -129,13 +129,6 @@ def test_alone_a_collective_takes_what_its_busiest_link_does():
     faster = demand(flows, TOPOLOGY, found.seconds / 2)  # a price stands: its busy links are full, and no more
     assert (faster.seconds, faster.weight, faster.use_bytes_per_s.max()) == (found.seconds / 2, 1.0, 50e9)
     assert slower.link.tolist() == sorted(slower.link.tolist())
-
-
-def test_side_by_side_each_has_a_limit_of_its_own():
-    found = side_by_side([demand(flows_of("send_recv", S, [0, 8 * k], TOPOLOGY), TOPOLOGY) for k in (1, 2)], TOPOLOGY)
-    assert found.link_idx[found.link_ptr[1:] - 1].tolist() == [TOPOLOGY.n_links, TOPOLOGY.n_links + 1]
-    assert found.capacity[-2:].tolist() == [1.0, 1.0]
-    assert link_of(TOPOLOGY, "nic-out 0") in found.link_idx[: found.link_ptr[1]]
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS_OF)

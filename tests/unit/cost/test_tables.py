@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from windtunnel.cost.measured import cache as kept
 from windtunnel.cost.measured import tables
 from windtunnel.cost.measured.compaction import without_quantisation
 
 SYSTEM = "a100_sxm"  # the smallest
-needs_package = pytest.mark.skipif(tables.package_data() is None, reason="aiconfigurator-core is not installed")
+needs_package = pytest.mark.skipif(kept.package_data() is None, reason="aiconfigurator-core is not installed")
 
 
 @pytest.fixture
@@ -56,25 +57,25 @@ def test_damaged_cache_is_built_again(cache: Path, damage: bytes | None) -> None
 def test_a_cache_file_is_trusted_only_whole(tmp_path: Path) -> None:
     file = tmp_path / "arrays.npz"
     arrays = {"a": np.arange(7.0), "b": np.ones((2, 3), np.float32)}
-    assert tables.write_arrays(file, arrays)
-    read = tables.read_arrays(file)
+    assert kept.write_arrays(file, arrays)
+    read = kept.read_arrays(file)
     assert read is not None
     assert all(np.array_equal(read[name], arrays[name]) for name in arrays)
     whole = file.read_bytes()
     for at in range(len(whole)):
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert tables.read_arrays(file) is None, at
-    file.write_bytes(whole[tables.DIGEST_BYTES :])  # a good archive that nobody testifies to
-    assert tables.read_arrays(file) is None
+        assert kept.read_arrays(file) is None, at
+    file.write_bytes(whole[kept.DIGEST_BYTES :])  # a good archive that nobody testifies to
+    assert kept.read_arrays(file) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users")
 def test_a_cache_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "arrays.npz"
-    assert tables.write_arrays(file, {"a": np.arange(7.0)})
-    assert tables.read_arrays(file) is not None
+    assert kept.write_arrays(file, {"a": np.arange(7.0)})
+    assert kept.read_arrays(file) is not None
     monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1)
-    assert tables.read_arrays(file) is None
+    assert kept.read_arrays(file) is None
 
 
 @needs_package
@@ -82,7 +83,7 @@ def test_folder_that_cannot_be_written_is_passed_over(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setattr(tables, "cache_folders", lambda: iter([tmp_path / "file" / "windtunnel"]))
+    monkeypatch.setattr(kept, "cache_folders", lambda: iter([tmp_path / "file" / "windtunnel"]))
     assert times().size
 
 
@@ -98,7 +99,7 @@ def test_a_cached_system_loads_without_pyarrow(cache: Path) -> None:
 def test_no_package_or_no_such_system_means_no_tables(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables.load_tables("abacus") is None
     tables.load_tables.cache_clear()
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(kept, "find_spec", lambda name: None)
     assert tables.load_tables(SYSTEM) is None
     assert not cache.exists()
 

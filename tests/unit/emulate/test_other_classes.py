@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from windtunnel.emulate.peers.host_program import Event, HostProgram
 from windtunnel.emulate.peers.other_classes import KERNELS, OPTIMIZER, PRODUCTS, factors, other_classes, stretches_of
-from windtunnel.emulate.peers.peers_replay import Event, HostProgram
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.program import Op, RankProgram

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from windtunnel.emulate.peers.host_program import Event, HostProgram
 from windtunnel.emulate.peers.other_classes import other_classes
 from windtunnel.emulate.peers.peer_times import by_class, document, load_times
-from windtunnel.emulate.peers.peers_replay import Event, HostProgram
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.job import CapturedJob

@@ -5,7 +5,6 @@ import json
 import statistics
 import threading
 import time
-from operator import ge
 from typing import Any
 
 import pytest
@@ -14,11 +13,12 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from windtunnel.capture.virtual_world.work import wait_until
 from windtunnel.emulate.clock import script_clock
-from windtunnel.emulate.clock.script_clock import Due, HangError, Listening
+from windtunnel.emulate.clock.script_clock import Awaited, HangError, ScriptClock
 from windtunnel.emulate.conductor import Conductor, Ticket
 from windtunnel.emulate.observe import ObservedStep
 from windtunnel.emulate.peers.arrivals import Span
-from windtunnel.emulate.peers.peers_replay import Event, Watched
+from windtunnel.emulate.peers.host_program import Event
+from windtunnel.emulate.peers.peers_replay import Watched
 from windtunnel.emulate.peers.prices import group_on, seconds_on
 from windtunnel.emulate.timeline import events_of_peer, events_of_real, trace_bytes
 from windtunnel.hardware import parse_cluster
@@ -29,34 +29,30 @@ def call(sequence: int = 0, kind: str = "all_reduce", size: int = 1024, **more: 
     return Communication(kind, "0", (0, 1), 0, size, sequence=sequence, **more)
 
 
-def due(ask: Any, thread: int | None = None) -> Due:
+def due(ask: Any, thread: int | None = None) -> Awaited:
     def span() -> Span | None:
         at = ask()
         return None if at is None else Span(at, at)
 
     ticket = Ticket(0, None, span, 0.0)
-    return Due(ticket, call(), threading.get_ident() if thread is None else thread, lambda one: 4.0)
+    return Awaited(ticket, call(), threading.get_ident() if thread is None else thread, lambda one: 4.0)
 
 
-def test_a_due_compares_and_subtracts_as_its_time() -> None:
-    now = time.perf_counter()
-    one, other = due(lambda: now + 50.0), due(lambda: now + 70.0)
-    assert one - now == pytest.approx(50.0, abs=5.0)
-    assert one < other
-    assert ge(now + 60.0, one)  # as torch's side of the world asks: the clock first
-    assert not ge(now + 40.0, one)
-    assert max(one, other) is other
+def test_the_first_who_asks_how_long_there_is_left_begins_to_wait() -> None:
+    one = due(lambda: time.perf_counter() + 50.0)
+    assert one.asked_at is None
+    assert one.left() == pytest.approx(50.0, abs=5.0)
     assert one.asked_at == 4.0
 
 
-def test_a_due_that_is_not_known_yet_lies_ahead_and_is_asked_again() -> None:
+def test_a_time_that_is_not_known_yet_is_asked_for_again() -> None:
     known: list[float] = []
     one = due(lambda: known[0] if known else None, thread=-1)
-    assert 0.0 < one - 100.0 < 0.01
-    assert not ge(1e9, one)
+    assert one.known() is None
+    assert 0.0 < one.left() < 0.01
     known.append(50.0)
-    assert one - 100.0 == -50.0
-    assert ge(100.0, one)
+    assert one.known() == 50.0
+    assert one.asked_at is None  # another thread is not the one that waits
 
 
 @pytest.fixture
@@ -75,24 +71,25 @@ def clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(time, name, one)
 
 
+@pytest.mark.usefixtures("clock_of_its_own")
 def test_a_wait_for_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_clock, "PATIENCE_S", 0.5)
-    one, now = due(lambda: None), time.perf_counter()
-    assert one - now > 0.0
+    one = due(lambda: None)
+    assert one.left() > 0.0
+    time.sleep(1.0)
     with pytest.raises(HangError, match=r"waits for all_reduce in group 0 .*would hang here too"):
-        one - (now + 1.0)
+        one.left()
 
 
 @pytest.mark.usefixtures("clock_of_its_own")
 def test_a_listener_sees_when_the_host_began_to_wait() -> None:
     made = Conductor(0, 2, lambda one: 0.02, range(2))
-    listening = Listening(made)
+    listening = ScriptClock(made)
     listening.end_step()
     for number in range(2):
         asked = listening.begin(call(number))
         assert asked is not None
-        while (left := asked - time.perf_counter()) > 0:
-            time.sleep(left)
+        wait_until(asked)
         listening.waited(call(number))
         listening.end_step()
     assert made.steps[-1].events == (Event(False, 0), Event(True, 0))
@@ -103,7 +100,7 @@ def test_a_listener_sees_when_the_host_began_to_wait() -> None:
 def steps_of(price_s: float, virtual_s: float, computing_s: float) -> tuple[list[float], list[ObservedStep]]:
     """Seven steps of a call that takes the virtual world some time, a wait, and computing: by the wall, and as seen."""
     made = Conductor(0, 2, lambda one: price_s, range(2))
-    listening = Listening(made)
+    listening = ScriptClock(made)
 
     @listening.own.around
     def answered(number: int) -> Any:
@@ -143,14 +140,14 @@ def test_what_no_wait_makes_up_for_lengthens_the_script_not_the_rank() -> None:
 @pytest.mark.usefixtures("clock_of_its_own")
 def test_a_wait_that_nobody_sees_makes_up_for_it_by_the_optimizer() -> None:
     """DDP's reducer waits in C++: what was begun in the step and is done was waited for."""
-    listening = Listening(Conductor(0, 2, lambda one: 0.03, range(2)))
+    listening = ScriptClock(Conductor(0, 2, lambda one: 0.03, range(2)))
     listening.end_step()
     behind = []
     for number in range(5):
         with listening.own.standing():
             asked = listening.begin(call(number))
             spin(0.01)
-        assert isinstance(asked, Due)
+        assert isinstance(asked, Awaited)
         while (due := asked.known()) is None or time.perf_counter() < due:
             pass
         listening.optimizer()
@@ -162,7 +159,7 @@ def test_a_wait_that_nobody_sees_makes_up_for_it_by_the_optimizer() -> None:
 @pytest.mark.usefixtures("clock_of_its_own")
 def test_time_that_is_given_up_is_told() -> None:
     """Each step of 2 ms takes the virtual world 10 ms more: no wait makes up for that, and it is not carried along."""
-    listening = Listening(Conductor(0, 2, lambda one: 0.0, range(2)))
+    listening = ScriptClock(Conductor(0, 2, lambda one: 0.0, range(2)))
     listening.end_step()
     took = 0.0  # by the clock: on a busy machine it is more than was spun
     for number in range(5):
@@ -185,10 +182,9 @@ def spin(seconds: float) -> None:
 
 def test_control_messages_are_answered_at_once() -> None:
     told: list[object] = []
-    listening = Listening(Conductor(0, 2, lambda one: 1.0, range(2)), started=lambda *one: told.append(one))
+    listening = ScriptClock(Conductor(0, 2, lambda one: 1.0, range(2)), started=lambda *one: told.append(one))
     one = call(is_control=True)
     assert listening.begin(one) is None
-    assert listening.control == 1
     assert told == [(one, None)]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
-from windtunnel.emulate.clock.stream_delay import BEHIND, Holding, planned
+from windtunnel.emulate.clock.stream_delay import BEHIND, StreamDelay, planned
 from windtunnel.emulate.observe import ObservedStep
-from windtunnel.emulate.peers.peers_replay import HostProgram, Replay, Watched
+from windtunnel.emulate.peers.host_program import HostProgram
+from windtunnel.emulate.peers.peers_replay import Replay, Watched
 from windtunnel.programs.communication import Communication
 
 PRICE = 0.5
@@ -77,7 +78,7 @@ def nothing(exchange: Exchange) -> None:
 class Script:
     """compute 1 s, all-reduce, compute 0.2 s, wait, optimizer 0.3 s."""
 
-    def __init__(self, holding: Holding, device: Played) -> None:
+    def __init__(self, holding: StreamDelay, device: Played) -> None:
         self.holding, self.device, self.number = holding, device, 0
         holding.end_step()
         self.step_s: list[float] = []
@@ -99,7 +100,7 @@ class Script:
 
 def test_without_a_plan_it_holds_what_it_costs_on_its_own_stream() -> None:
     device = Played()
-    script = Script(Holding(device, lambda made: PRICE, PeerPolicy(nothing)), device)
+    script = Script(StreamDelay(device, lambda made: PRICE, PeerPolicy(nothing)), device)
     script.step()
     assert script.step_s == [pytest.approx(1.0 + 0.5 + 0.3)]  # 0.2 s of computing is hidden
     assert device.spun == [PRICE]
@@ -119,7 +120,7 @@ def test_steps_are_measured_by_events_and_the_plan_waits_for_a_slow_peer() -> No
         job.run(2)
         return [one for one in kept if one.step == 1]
 
-    holding = Holding(device, lambda made: PRICE, PeerPolicy(nothing), on_step=replay)
+    holding = StreamDelay(device, lambda made: PRICE, PeerPolicy(nothing), on_step=replay)
     script = Script(holding, device)
     for _ in range(BEHIND + 6):
         script.step()
@@ -131,7 +132,7 @@ def test_steps_are_measured_by_events_and_the_plan_waits_for_a_slow_peer() -> No
 
 def test_tensors_are_kept_until_somebody_waits() -> None:
     device = Played()
-    holding = Holding(device, lambda made: PRICE, PeerPolicy(nothing))
+    holding = StreamDelay(device, lambda made: PRICE, PeerPolicy(nothing))
     holding.end_step()
     holding.fill(exchange(call(0)))
     (held,) = holding._open.values()
@@ -148,7 +149,7 @@ def test_tensors_are_kept_until_somebody_waits() -> None:
 
 def test_host_tensors_are_filled_as_ever() -> None:
     device, filled = Played(), []
-    holding = Holding(device, lambda made: PRICE, PeerPolicy(filled.append))
+    holding = StreamDelay(device, lambda made: PRICE, PeerPolicy(filled.append))
     holding.fill(Exchange(call(0), (Tensor(False),), (Tensor(False),), lambda tensor: None))
     assert len(filled) == 1
     assert device.spun == []

@@ -89,6 +89,19 @@ def test_it_is_kept_in_a_temporary_folder_of_ours(sealed: Path, run: Run) -> Non
     assert run(sealed) == (folder, "42", 1)
 
 
+def test_what_called_a_function_that_changed_is_compiled_again(sealed: Path, run: Run) -> None:
+    steps = sealed / "sealed" / "compiled" / "steps.py"
+    steps.write_text("from sealed.compiled import njit\n\n@njit(cache=True)\ndef step(n):\n    return n + 1\n")
+    kernel = KERNEL.replace("import njit", "import njit\nfrom sealed.compiled.steps import step")
+    (sealed / "sealed" / "compiled" / "kernel.py").write_text(kernel.replace("n + 1", "step(n)"))
+    folder, answer, hits = run(sealed)
+    assert (answer, hits) == ("42", 0)
+    assert run(sealed) == (folder, "42", 1)
+    steps.write_text(steps.read_text().replace("n + 1", "n + 10"))
+    assert run(sealed) == (folder, "51", 0)
+    assert run(sealed) == (folder, "51", 1)
+
+
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", [b"", b"cut", b"flipped"], ids=["emptied", "cut", "flipped"])
 def test_a_damaged_file_is_compiled_again(sealed: Path, run: Run, kind: str, damage: bytes) -> None:

@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+from logged_flows import replay_flows_logged
 
 from windtunnel.cost.communication.collectives import collective, group_of
-from windtunnel.cost.communication.paths import demand, flows_of, side_by_side
-from windtunnel.engine.flows import replay_flows, replay_flows_logged, share
+from windtunnel.cost.communication.paths import Demand, demand, flows_of
+from windtunnel.engine.flows import replay_flows, share
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
-from windtunnel.hardware.topology import topology_of
+from windtunnel.hardware.topology import Topology, topology_of
 
 GB = 1e9
 MIB = 1 << 20
 CLUSTER = parse_cluster("h100-sxm:128")
+
+
+class Demands(NamedTuple):
+    """Demands as `engine.flows` takes them. The last capacities are a link of each demand's own: speed <= 1."""
+
+    link_ptr: np.ndarray
+    link_idx: np.ndarray
+    use: np.ndarray
+    weight: np.ndarray
+    capacity: np.ndarray
+    work_s: np.ndarray  # seconds alone: what `replay_flows` calls bytes
+
+
+def side_by_side(demands: Sequence[Demand], topology: Topology) -> Demands:
+    """`demands` on one network."""
+    n = len(demands)
+    links = [np.append(one.link, topology.n_links + i) for i, one in enumerate(demands)]
+    return Demands(
+        link_ptr=np.cumsum([0, *(len(one.link) + 1 for one in demands)]),
+        link_idx=np.concatenate(links).astype(np.int32),
+        use=np.concatenate([np.append(one.use_bytes_per_s, 1.0) for one in demands]),
+        weight=np.array([one.weight for one in demands]),
+        capacity=np.append(topology.capacity_bytes_per_s, np.ones(n)),
+        work_s=np.array([one.seconds for one in demands]),
+    )
 
 
 def slowdowns(demands, topology, starts=None):

@@ -125,6 +125,25 @@ def test_what_interference_keeps_a_flow_from_taking_is_left_to_others():
     assert ends(replay(builder.build(), builder.duration_ns(), nobody, one)) == [400, 200, 400]
 
 
+def test_ops_that_only_might_have_met_need_no_loop_of_flows(monkeypatch):
+    # The bound sees two streams on one link; the second op waits for the first, so the link is never asked for two.
+    builder = GraphBuilder()
+    first = builder.op(OpKind.COLLECTIVE, builder.stream(0, "s0"), duration_ns=10)
+    builder.op(OpKind.COLLECTIVE, builder.stream(0, "s1"), duration_ns=10, after=[first])
+    graph, durations = builder.build(), builder.duration_ns()
+    one = sharing([0, 0], [{0: 1.0}], [1.0])
+    found = contenders(graph, durations, one)
+    assert found is not None
+    assert found.fit(np.array([0, 10]), np.array([10, 20]))
+    assert not found.fit(np.array([0, 9]), np.array([10, 19]))
+
+    def refused(*_):
+        raise AssertionError("flows were followed")
+
+    monkeypatch.setattr(sys.modules["windtunnel.engine.replay"], "_shared", refused)
+    assert ends(replay(graph, durations, None, one)) == [10, 20]
+
+
 def test_links_that_cannot_be_too_narrow_are_left_out():
     # Streams 0 and 1 meet on link 0 (2 > 1.5); link 1 takes both; link 2 is one stream's, whose ops never meet.
     builder = GraphBuilder()
@@ -135,7 +154,7 @@ def test_links_that_cannot_be_too_narrow_are_left_out():
     found = contenders(graph, durations, sharing([0, 1, 2], paths, [1.5, 2.0, 1.0]))
     assert found is not None
     assert found.flow.tolist() == [0, 1, -1]
-    assert found.network.links["capacity"].tolist() == [1.5, 1.0, 1.0]
+    assert found.network().links["capacity"].tolist() == [1.5, 1.0, 1.0]
     assert contenders(graph, durations, sharing([0, 1, 2], paths, [2.0, 2.0, 1.0])) is None
     assert contenders(graph, durations * 0, sharing([0, 1, 2], paths, [1.5, 2.0, 1.0])) is None
 
@@ -146,7 +165,7 @@ def test_of_links_used_alike_one_is_followed():
     found = contenders(graph, durations, sharing([0, 1], paths, [1.0, 2.0, 1.0, 1.0]))
     assert found is not None
     # Links 0 (for 1 and 2) and 3, and one of each flow.
-    assert found.network.links["capacity"].tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert found.network().links["capacity"].tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
 def slowed(sizes_and_groups, topology, prices=None):

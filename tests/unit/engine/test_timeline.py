@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from windtunnel.engine import critical_path, exposed, replay
 from windtunnel.graph import GraphBuilder, OpKind
 
@@ -57,15 +55,6 @@ def test_the_earliest_started_communication_owns_the_time() -> None:
     split = exposed(replay(g, b.duration_ns()), g)
     assert split.communication_ns[0, g.categories.index("early")] == 4
     assert split.communication_ns[0, g.categories.index("late")] == 5
-
-
-def test_a_horizon_beyond_the_makespan_is_tail_and_one_before_it_is_refused() -> None:
-    b = two_ranks()
-    g = b.build()
-    line = replay(g, b.duration_ns())
-    assert exposed(line, g, 40).tail_ns.tolist() == [8, 12]
-    with pytest.raises(AssertionError, match="horizon"):
-        exposed(line, g, 31)
 
 
 def test_a_program_without_ops_only_waits() -> None:

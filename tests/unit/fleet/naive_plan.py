@@ -1,4 +1,4 @@
-"""The plain twin of `engine/compiled/elastic_plan_kernels.py`, whose docstring says what a plan is."""
+"""The plain twin of `engine/compiled/fleet/elastic_plan_kernels.py`, whose docstring says what a plan is."""
 
 from __future__ import annotations
 

@@ -7,11 +7,10 @@ import pytest
 
 from windtunnel.fleet.adaptdl.application import Application, Validation, smallest_rotation
 from windtunnel.fleet.adaptdl.clock import Running, run
-from windtunnel.fleet.adaptdl.goodput import fit
 from windtunnel.fleet.adaptdl.work import FixedBatch
 from windtunnel.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
 from windtunnel.fleet.elasticflow.state import EfJob, aligned, overhead_s
-from windtunnel.fleet.exact.work import by_levels
+from windtunnel.fleet.exact.work import Scaling
 from windtunnel.fleet.packing.pack import Nodes, Pods, pack, typical_kinds
 from windtunnel.fleet.policies.gittins import index
 from windtunnel.fleet.policies.optimus import Optimus
@@ -51,18 +50,6 @@ def test_optimus_gives_all_to_one_only_where_it_gains():
 def test_placements_are_named_by_their_smallest_rotation():
     assert smallest_rotation((3, 1, 2)) == (1, 2, 3)
     assert smallest_rotation((2, 1, 2, 1)) == (1, 2, 1, 2)
-
-
-def test_goodput_fit_finds_the_curve_that_made_the_steps():
-    seen = {}
-    for nodes, gpus in ((1, 1), (1, 2), (1, 4), (2, 8), (4, 16)):
-        for local in (8, 16, 32):
-            compute = 0.05 + 0.01 * local
-            network = 0.0 if gpus == 1 else (0.1 + 0.005 * (gpus - 2)) * (2 if nodes > 1 else 1)
-            seen[nodes, gpus, local] = (compute + network, network)
-    speed = fit(seen)
-    assert speed.compute == pytest.approx(0.05, rel=0.1)
-    assert speed.compute_per_sample == pytest.approx(0.01, rel=0.05)
 
 
 RATES = {1: 1.0, 2: 1.8, 4: 3.0}
@@ -151,7 +138,7 @@ def test_typical_kinds_cover_most_pods():
 
 
 def test_compiled_packing_is_the_uncompiled():
-    from windtunnel.engine.compiled import packing_kernels
+    from windtunnel.engine.compiled.fleet import packing_kernels
 
     pods, nodes = packing_case()
     typical, share = typical_kinds(pods)
@@ -179,5 +166,5 @@ def test_compiled_packing_is_the_uncompiled():
 
 def test_a_measured_level_is_reached_with_its_own_number_of_gpus() -> None:
     """Between levels the one below holds; below the least nothing runs."""
-    per_s = by_levels({2: 3.0, 8: 9.0})
-    assert [per_s(gpus) for gpus in (0, 1, 2, 7, 8, 64)] == [0.0, 0.0, 3.0, 3.0, 9.0, 9.0]
+    work = Scaling(1.0, {2: 3.0, 8: 9.0}, 64)
+    assert [work.per_s(gpus) for gpus in (0, 1, 2, 7, 8, 64)] == [0.0, 0.0, 3.0, 3.0, 9.0, 9.0]

@@ -40,12 +40,16 @@ def test_a_band_is_of_the_runs_at_each_seed(tmp_path, capsys):
 
 @pytest.mark.extras
 def test_ray_gives_the_same_bands(tmp_path, capsys):
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
     trace = tmp_path / "jobs.csv"
     trace.write_text("\n".join(ROWS) + "\n")
     command = ["fleet", str(trace), "--cluster", "gpu:2x8", "--policy", "fifo,srtf", "--mtbf-node", "6h", "--json"]
     found = []
-    for executor in ("serial", "ray"):
-        assert main([*command, "--seeds", "3", "--executor", executor]) == 0
-        found.append(capsys.readouterr().out)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)  # or processes take these few
+    try:
+        for executor in ("serial", "ray"):
+            assert main([*command, "--seeds", "3", "--executor", executor]) == 0
+            found.append(json.loads(capsys.readouterr().out)["policies"])
+    finally:
+        ray.shutdown()
     assert found[0] == found[1]

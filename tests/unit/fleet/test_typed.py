@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from windtunnel.cli.app import main
 from windtunnel.errors import SpecError
 from windtunnel.fleet.adaptdl.application import Application, Validation
-from windtunnel.fleet.adaptdl.work import ChosenBatch
+from windtunnel.fleet.adaptdl.chosen import ChosenBatch, measured_of
 from windtunnel.fleet.exact.clock import NS, Clock, Running
 from windtunnel.fleet.exact.work import Epochs
 from windtunnel.fleet.policies.gavel import Gavel
@@ -177,7 +177,7 @@ def test_sia_goes_by_goodput_where_jobs_learn_it():
     runs = {batch: Validation(counts, counts, np.ones(2), np.zeros(2)) for batch in (8, 64)}
     steps = {(n,): np.array([[1, 0.2, 0.0], [64, 6.5, 0.0]]) for n in range(1, 5)}  # 0.1 s and 0.1 s a sample
     app = Application("app", steps, np.zeros((0, 3)), np.zeros((0, 2)), runs, 2, 1, 64)
-    job = Running(0, 0, 1, Epochs(ChosenBatch(app), 0.0, "t4", 4))
+    job = Running(0, 0, 1, Epochs(ChosenBatch(app, measured_of([app]), 0), 0.0, "t4", 4))
     log = []
     Clock([job], [4], Sia(("t4",), 4), log=log).run()
     widths = [sum(step.decision.gpus.values()) for step in log]

@@ -21,7 +21,10 @@ def test_settings_are_read() -> None:
     assert not allocator_settings("expandable_segments:False").expandable_segments
 
 
-@pytest.mark.parametrize("text", ["expandable_segments:yes", "max_split_size_mb:20", "max_split_size_mb:x", "nonsense"])
+@pytest.mark.parametrize(
+    "text",
+    ["expandable_segments:yes", "max_split_size_mb:20", "max_split_size_mb:x", "max_split_size_mb:²", "nonsense"],
+)
 def test_what_pytorch_would_refuse_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="allocator"):
         allocator_settings(text)

@@ -200,9 +200,9 @@ def test_what_does_not_fit_is_refused_with_the_fold_that_would() -> None:
     with pytest.raises(
         UserError,
         match=r"100,000,000 ops needs 9\.9 GiB to be replayed, and 1\.0 GiB are free; "
-        r"folded to 37 programs it needs 0\.1 GiB: leave out --jitter",
+        r"folded to 37 programs it needs 0\.1 GiB: leave it folded",
     ):
-        refuse_if_too_large(*big, folded=(37, 1_000_000), how="leave out --jitter", available=measures.GIB)
+        refuse_if_too_large(*big, folded=(37, 1_000_000), available=measures.GIB)
     with pytest.raises(UserError, match=r"even folded to 1 program it needs 0\.1 GiB: simulate fewer ranks"):
         refuse_if_too_large(*big, folded=(1, 1_000_000), available=measures.GIB // 100)
     with pytest.raises(UserError, match="simulate fewer ranks or micro-batches"):

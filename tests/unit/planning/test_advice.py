@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -73,6 +74,32 @@ def test_two_changes_where_no_single_one_fits() -> None:
     assert all(one.peak_memory_bytes <= capacity for one in told)
     if min(needed) > capacity:
         assert all(len(one.changes) > 1 or "n_gpus" in one.changes for one in told)
+
+
+@pytest.mark.parametrize(("n_gpus", "told"), [(1, True), (8, False)])
+def test_what_goes_to_the_host_is_that_of_the_gpus_that_are_there(n_gpus: int, told: bool) -> None:
+    # 8 B parameters have 96 GB of optimizer state: a host of 128 GiB takes one GPU's, and not eight times as much.
+    cluster = {"gpu": "a100-40gb-sxm", "gpus": n_gpus, "gpus_per_node": 8, "host": {"memory": "128 GiB"}}
+    plan = {"global_batch": 2 * n_gpus, "seq_len": 8192, "zero_stage": 0}
+    found = windtunnel.advise("llama-3.1-8b", cluster, plan)
+    assert any(one.changes.get("offload_optimizer") == 1.0 for one in found) == told
+
+
+def test_three_changes_together_are_told_in_one_order_only() -> None:
+    told = windtunnel.advise("llama-3.1-8b", "a100-40gb-sxm:2", {"global_batch": 4, "seq_len": 65536})
+    every = [frozenset(one.changes.items()) for one in told]
+    assert max(len(one) for one in every) == 3
+    assert len(set(every)) == len(every)
+
+
+def test_what_adds_nothing_to_another_change_is_not_told() -> None:
+    # `--offload-activations 1 --recompute none` is `--recompute none`: as quick, and the peak lies elsewhere.
+    plan = {"framework": "nanotron", "pp": 4, "micro_batch": 4, "recompute": "full", "global_batch": 256}
+    told = advise(MODEL, CLUSTER, SMALL | plan)
+    assert any(one.flags == "--recompute none" for one in told)
+    for one, other in permutations(told, 2):
+        if one.changes.items() <= other.changes.items():
+            assert other.step_time_ns < one.step_time_ns or other.peak_memory_bytes < one.peak_memory_bytes
 
 
 def test_a_degree_that_was_given_is_given_again() -> None:

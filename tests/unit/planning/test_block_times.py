@@ -11,13 +11,13 @@ from windtunnel.model import load_model
 from windtunnel.planning.least.block_times import _in_one_chain, _pair_by_pair, calm
 from windtunnel.planning.least.blocks import _kept_by_pieces, blocks_of, kept_bytes, kinds_of, pairs_of
 from windtunnel.planning.oracle import checked, laid_out
-from windtunnel.training.lowering.pass_lowering import Phase
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import Kind
 
 JOB = {"global_batch": 64, "seq_len": 4096}
 
 
-@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("phase", list(Kind))
 @pytest.mark.parametrize(
     ("model", "fields"),
     [
@@ -29,15 +29,15 @@ JOB = {"global_batch": 64, "seq_len": 4096}
         ("llama-4-maverick", {"ep": 4}),
     ],
 )
-def test_one_chain_is_every_pair(model: str, fields: dict[str, Any], phase: Phase) -> None:
+def test_one_chain_is_every_pair(model: str, fields: dict[str, Any], phase: Kind) -> None:
     layout = laid_out(load_model(model), parse_cluster("h100-sxm:16"), checked({**JOB, **fields}))
     pairs = pairs_of(kinds_of(layout.model))
     pricer, own = calm(Pricer(layout)), blocks_of(layout)
     chain = _in_one_chain(pricer, own, pairs, phase)
-    each = _pair_by_pair(pricer, own, [pair if phase is Phase.FORWARD else pair[::-1] for pair in pairs], phase)
+    each = _pair_by_pair(pricer, own, [pair if phase is Kind.FORWARD else pair[::-1] for pair in pairs], phase)
     assert len(each.step) == len(pairs)
     if chain is None:  # a block that computes nothing in this phase
-        assert phase is Phase.BACKWARD_WEIGHT
+        assert phase is Kind.BACKWARD_WEIGHT
         return
     assert {pair: chain.step[pair] for pair in each.step} == each.step
     assert {kind: chain.lead[kind] for kind in each.lead} == each.lead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -68,12 +69,17 @@ def test_the_cheapest_number_of_standbys_is_no_more_than_waiting_is_worth() -> N
     dear = standbys.standby_costs(2048, 7.5e-8, 15_840, wait_s=1e5, most=8)
     assert standbys.cheapest_standbys(free) == 0
     assert standbys.cheapest_standbys(dear) > 2
-    assert standbys.at_most(10, 0.3, 10) == 1.0
+
+
+def test_chances_of_a_binomial_and_many_machines_in_one_pass() -> None:
+    """A machine that is replaced in months: thousands of standbys, each chance from the one before."""
+    exact = [sum(math.comb(10, i) * 0.3**i * 0.7 ** (10 - i) for i in range(k + 1)) for k in range(12)]
+    assert list(islice(standbys.at_most(10, 0.3), 12)) == pytest.approx(exact)
+    assert [list(islice(standbys.at_most(2, q), 4)) for q in (0.0, 1.0)] == [[1.0] * 4, [0.0, 0.0, 1.0, 1.0]]
+    assert standbys.standbys_needed(1_000_000, 0.5) == pytest.approx(500_000 + 2.326 * 500, abs=2)
 
 
 def test_a_checkpoint_in_two_stages() -> None:
     saved = Checkpoint(8_000_000_000, 4, 2, 1e9, 2e9, 4e9)
     assert (saved.stall_s, saved.persist_s) == (2.0, 2.0)
     assert saved.load_s() == 3.0
-    assert saved.load_s(one_reader=False) == 4.0
-    assert Checkpoint(8_000_000_000, 4, 2, 1e9, 2e9, 4e9, two_stage=False).stall_s == 4.0

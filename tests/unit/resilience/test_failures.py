@@ -73,10 +73,22 @@ def test_a_log_is_fitted(tmp_path: Path) -> None:
     path.write_text("\n".join(["time_h,cause,component,node", *rows]))
     process = fit_log(path, 1024, 30)
     by_name = {one.name: one for one in process.causes}
-    assert by_name["GPU fell off"].rate_per_s * 1024 * 30 * DAY_S == pytest.approx(80)
+    of_log = by_name["GPU fell off"].rate_per_s * 1024 * 30 * DAY_S * (1.0 + process.bursts.share)
+    assert of_log == pytest.approx(80)
     assert by_name["assertion"].hosts == 0
     assert process.lemons.share_of_hosts == pytest.approx(1 / 128)
     assert process.bursts.share < 0.1
+
+
+def test_a_fitted_process_has_as_many_interruptions_as_its_log(tmp_path: Path) -> None:
+    """Second failures are rows of the log as well: they are not added to it once more."""
+    first = np.sort(np.random.default_rng(0).uniform(0, 2400, 100))
+    path = tmp_path / "log.csv"
+    times = np.sort(np.concatenate([first, first[:30] + 0.05]))
+    path.write_text("\n".join(["time_h,cause,component", *(f"{t:.4f},crash,software" for t in times)]))
+    process = fit_log(path, 1024, 100)
+    assert process.rate_per_s(1024, 8) * 100 * DAY_S == pytest.approx(130)
+    assert process.bursts.share == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.parametrize(

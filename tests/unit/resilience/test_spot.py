@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,26 @@ def test_the_command_line_writes_decisions(trace: Path, tmp_path: Path, capsys: 
         assert sum(one["waterfall"].values()) == pytest.approx(document["wall_s"])
         assert one["samples"] == pytest.approx(sum(each["samples"] for each in one["decisions"]))
     assert document["policies"][0]["samples"] > document["policies"][1]["samples"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (r".*,p2p_us,.*\n", "", "has no p2p_us for bert"),
+        ("interval_s,,60", "interval_s,,30", "a decision every 30 s"),  # the trace has minutes
+        ("interval_s,,60", "interval_s,,0", "interval_s not above 0"),
+        ("bert,pipeline_depth_min,,2", "bert,pipeline_depth_min,,0", "pipeline_depth_min"),
+        ("bert,process_start_ms,,30", "bert,process_start_ms,,30 / (P - 2)", "cannot be read"),
+    ],
+)
+def test_a_table_that_cannot_be_is_one_message(
+    old: str, new: str, said: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("parcae_constants.csv", "parcae_throughput.csv"):
+        text = (TABLES / name).read_text()
+        (tmp_path / name).write_text(re.sub(old, new, text) if "constants" in name else text)
+    assert main(["survive", "bert", "--spot", str(trace), "--tables", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_costs_to_the_millisecond(bert: SpotModel) -> None:
@@ -170,7 +191,7 @@ def test_formulas_of_two_cases(text: str, d: int, p: int, removal: float, additi
 def test_a_formula_is_read_and_nothing_is_run() -> None:
     assert parse_formula("234.8 + 430 x ceil(48/P)", "x")(2, 7) == 234.8 + 430 * 7
     assert parse_formula("max(3, D) - 2 * P / 4", "x")(5, 2) == 4.0
-    for text in ("", "3 +", "(3", "__import__('os')", "Q + 1", "3 ; 4", "3 if D"):
+    for text in ("", "3 +", "(3", "__import__('os')", "Q + 1", "3 ; 4", "3 if D", "True", "2 ** 3", "(" * 9999):
         with pytest.raises(SpecError):
             parse_formula(text, "x")
 

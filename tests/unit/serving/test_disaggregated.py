@@ -97,3 +97,15 @@ def test_what_the_front_end_takes_is_in_the_answer_of_pools() -> None:
     assert slow.ttft is not None
     assert abs(slow.ttft.mean - plain.ttft.mean - 0.25) < 1e-6
     assert slow.tpot == plain.tpot
+
+
+def test_a_decode_pool_that_falls_behind_is_over_its_limit() -> None:
+    """Prompts are computed at once and wait for a place: that is queueing, and the queue grows."""
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:4")
+    pools = pools_of(model, cluster, (3, Deployment()), (1, Deployment(max_num_seqs=8)))
+    for rate, regime in ((40.0, "over"), (1.0, "stable")):
+        load = Workload(np.full(300, 200), np.full(300, 100), arrivals(300, rate, 1.0, 0))
+        found = run_pools(pools, cluster, load, {})
+        assert found.regime == regime
+        assert found.queue is not None
+        assert (found.queue.mean > 1.0) == (regime == "over")

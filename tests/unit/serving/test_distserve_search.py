@@ -6,10 +6,19 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from windtunnel.errors import SpecError
+from windtunnel import Deployment, load_model, parse_cluster
+from windtunnel.errors import SpecError, UserError
+from windtunnel.serving.build import engine_of
+from windtunnel.serving.disaggregated.decode_only import DecodeOnly
+from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.placement.distserve import high_affinity, layouts, low_affinity
+from windtunnel.serving.placement.search import Question, search_distserve
+from windtunnel.serving.run import regime_of
+from windtunnel.serving.simulate import simulate
+from windtunnel.serving.workload.requests import Workload
 
 
 def test_layouts_are_powers_of_two_inside_a_node() -> None:
@@ -64,3 +73,36 @@ def test_the_command_line_finds_a_pair_that_beats_its_runner_up() -> None:
     assert answer["candidates"] == len(answer["tried"]) > 5
     assert answer["goodput_per_gpu_per_s"] == max(one["goodput_per_gpu_per_s"] for one in answer["tried"])
     assert answer["gpus"] <= 4 * answer["prefill"]["instances"]
+
+
+def _load(requests: int, gap_s: float) -> Workload:
+    arrivals = np.arange(requests) * round(gap_s * 1e9)
+    return Workload(np.full(requests, 800), np.full(requests, 20), arrivals)
+
+
+def _question(requests: int) -> Question:
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h100-sxm:2")
+    limits = {"ttft_s": 1000.0, "tpot_s": 100.0}  # longer than all runs
+    return Question(model, cluster, Deployment(), _load(requests, 0.2), limits, 0.9, 5.0)
+
+
+def test_limits_as_long_as_the_run_do_not_make_a_rate_that_no_replica_can_keep() -> None:
+    asked = _question(150)
+    engine = engine_of(asked.model, asked.cluster, asked.deployment)
+    sent, _ = simulate(_load(150, 0.0), [engine.replica()], None, block_size=engine.rules.block_size)
+    all_at_once = 150 / stamps_of(sent).last.max()  # requests per second of one GPU that always has work
+    found = search_distserve(asked)
+    assert 0.5 * all_at_once < found.goodput_per_gpu_per_s * 2 < 4.0 * all_at_once
+
+
+def test_requests_too_few_to_say_anything_are_refused() -> None:
+    with pytest.raises(UserError, match="use more requests"):
+        search_distserve(_question(2))
+
+
+def test_a_decode_replica_that_falls_behind_is_over_its_limit() -> None:
+    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment(max_num_seqs=8))
+    for gap_s, regime in ((0.001, "over"), (1.0, "stable")):
+        load = _load(200, gap_s)
+        sent, _ = simulate(load, [DecodeOnly(engine.replica())], None, block_size=engine.rules.block_size)
+        assert regime_of(stamps_of(sent), load) == regime

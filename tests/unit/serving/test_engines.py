@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.serving import Deployment, engine_of, load_engine
@@ -103,3 +103,10 @@ def test_drafting_pays_by_what_is_kept() -> None:
     assert step(3, 0.8) < step(3, 0.4) < step(3, 0.0)
     assert step(3, 0.0) >= step(0, 0.0)
     assert step(3, 0.8) > step(0, 0.0) / 4
+
+
+@pytest.mark.parametrize("tp", [3, 64])
+def test_heads_are_shared_out_evenly_or_not_at_all(tp: int) -> None:
+    model = load_model("llama-3.1-8b")  # 32 heads
+    with pytest.raises(LayoutError, match="32 heads"):
+        engine_of(model, parse_cluster("h100-sxm:64"), Deployment(tp=tp))

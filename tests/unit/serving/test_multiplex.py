@@ -29,9 +29,9 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def llm(tmp_path: Path, asked: list[Asked], quota: float = 1e5) -> Llm:
+def llm(tmp_path: Path, asked: list[Asked], most: float = 256, token_bytes: float = 0.0) -> Llm:
     times = read_sm_tables(table(tmp_path))["m", 1]
-    return Llm("m", times, asked, 100.0, 100.0, 0.0, quota, 0.0, 0.0, 1e12)
+    return Llm("m", times, asked, 100.0, 100.0, 0.0, 0.0, most, 0.0, token_bytes, 1e12)
 
 
 def test_tables_are_read_between_their_nodes(tmp_path: Path) -> None:
@@ -48,14 +48,13 @@ def test_tables_are_read_between_their_nodes(tmp_path: Path) -> None:
 
 
 def test_one_request_alone_takes_its_prompt_and_its_steps(tmp_path: Path) -> None:
-    answer = run_unit([llm(tmp_path, [Asked(1.0, 32, 11)])], "temporal")[0]
+    answer = run_unit([llm(tmp_path, [Asked(1.0, 32, 11)])], "fcfs", 1.0)[0]
     steps = sum(10.1 + 0.01 * ((32 + k) // 8 * 8) for k in range(1, 11)) * 1e-3
     assert answer.mean_latency_s == pytest.approx(3.2e-3 + steps, rel=1e-6)
-    assert answer.mean_first_token_s == pytest.approx(3.2e-3)
     assert answer.throughput_per_s == pytest.approx(1 / (1.0 + answer.mean_latency_s))
 
 
-@pytest.mark.parametrize("policy", ["adbs", "temporal"])
+@pytest.mark.parametrize("policy", ["adbs", "fcfs"])
 def test_all_requests_of_all_models_end_and_give_their_memory_back(tmp_path: Path, policy: str) -> None:
     rng = np.random.default_rng(1)
     models = []
@@ -66,11 +65,24 @@ def test_all_requests_of_all_models_end_and_give_their_memory_back(tmp_path: Pat
                 np.sort(rng.uniform(0, 20, 40)), rng.integers(1, 300, 40), rng.integers(1, 100, 40), strict=True
             )
         ]
-        models.append(llm(tmp_path, asked, 3000.0))
-    quota = sum(one.quota_tokens for one in models)
-    run_unit(models, policy)  # type: ignore[arg-type]
-    assert all(one.finished == 40 and one.held == 0 and one.batch == 0 for one in models)
-    assert sum(one.quota_tokens for one in models) == pytest.approx(quota)
+        models.append(llm(tmp_path, asked, 8.0, 1.0))
+    run_unit(models, policy, 1000.0)  # type: ignore[arg-type]
+    assert all(one.finished == 40 and one.context == 0 and one.inside == 0 for one in models)
+    assert sum(one.most for one in models) == pytest.approx(24.0)
+
+
+def test_one_job_at_a_time_serves_whoever_has_waited_longest(tmp_path: Path) -> None:
+    """A model that has the oldest request decodes; the other's request, prompted meanwhile, waits for its end."""
+    early, late = llm(tmp_path, [Asked(0.0, 16, 50)]), llm(tmp_path, [Asked(0.05, 16, 50)])
+    first, second = run_unit([early, late], "fcfs", 1.0)
+    assert first.mean_latency_s < 0.6 < 0.9 < second.mean_latency_s
+
+
+def test_a_full_pool_takes_back_the_newest_and_computes_it_again(tmp_path: Path) -> None:
+    """Three sequences that grow beyond the pool: all end, and the newest last, later than with room for all."""
+    asked = [Asked(0.001 * k, 20, 60) for k in range(3)]
+    tight, wide = (run_unit([llm(tmp_path, asked, 256, 1.0)], "adbs", pool)[0] for pool in (150.0, 1e6))
+    assert tight.mean_latency_s > 1.2 * wide.mean_latency_s
 
 
 def test_sharing_beats_taking_turns_when_halves_are_enough(tmp_path: Path) -> None:
@@ -82,9 +94,9 @@ def test_sharing_beats_taking_turns_when_halves_are_enough(tmp_path: Path) -> No
         for one in models:
             one.prefill_sm = one.decode_sm = 50.0
             one.table.decode_ms[50] = one.table.decode_ms[100]  # decode does not need its SMs
-        return sum(answer.mean_latency_s for answer in run_unit(models, policy))  # type: ignore[arg-type]
+        return sum(answer.mean_latency_s for answer in run_unit(models, policy, 1.0))  # type: ignore[arg-type]
 
-    assert both("adbs") < 0.7 * both("temporal")
+    assert both("adbs") < 0.7 * both("fcfs")
 
 
 def test_a_pipeline_takes_requests_one_stage_apart() -> None:

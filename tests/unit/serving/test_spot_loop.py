@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from spotserve import MODELS, arrivals, trace
 from t4_costs import SpotModel
 
-from windtunnel.serving.spot.loop import Change, Policy, play
+from windtunnel.serving.spot.loop import play
 from windtunnel.serving.spot.served import Machine, choices_of, latency_s
+from windtunnel.serving.spot.state import Change, Policy
 
 MODEL = SpotModel(name="GPT-20B", parameters=20e9, layers=44, hidden=6144)
 POLICIES: tuple[Policy, ...] = ("spotserve", "reroute", "restart")

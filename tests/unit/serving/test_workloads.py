@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prices import plain_times
 
+from windtunnel import Deployment, serve
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.serving.goodput import at_rate, goodput_of, rate_of
 from windtunnel.serving.measures import stamps_of
@@ -151,3 +153,22 @@ def test_requests_of_one_token_have_no_time_per_token() -> None:
     assert found.tpot.tolist() == pytest.approx(
         [(o.last_ns - o.first_ns) / (o.output - 1) * 1e-9 for o in sent if o.output > 1]
     )
+
+
+def test_stamps_go_to_the_row_of_the_file_whatever_the_order_of_arrival(tmp_path: Path) -> None:
+    path = tmp_path / "late_first.csv"
+    path.write_text("input_tokens,output_tokens,arrival_s\n100,10,5\n5000,300,1\n")
+    result = serve("llama-3.1-8b", "h100-sxm:1", Deployment(), read_workload(path))
+    rows = list(csv.DictReader(result.requests_csv().splitlines()))
+    assert [(row["request"], float(row["queued_s"])) for row in rows] == [("0", 5.0), ("1", 1.0)]
+
+
+@pytest.mark.parametrize("wrong", [{"rate_per_s": 0.0}, {"rate_per_s": float("nan")}, {"rate_per_s": 1.0, "cv": 3.0}])
+def test_a_file_with_arrivals_is_scaled_to_a_rate_that_can_be_and_to_no_burstiness(
+    tmp_path: Path, wrong: dict[str, float]
+) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text("input_tokens,output_tokens,arrival_s\n100,10,1\n100,10,5\n")
+    assert read_workload(path, rate_per_s=1.0).arrival_ns.tolist() == [0, 10**9]  # type: ignore[union-attr]
+    with pytest.raises(SpecError, match=next(reversed(wrong)).removesuffix("_per_s")):
+        read_workload(path, **wrong)  # type: ignore[arg-type]

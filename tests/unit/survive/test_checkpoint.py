@@ -7,7 +7,9 @@ import resource
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,26 @@ def test_a_full_disk_is_one_error_and_the_last_checkpoint_stays(tmp_path: Path) 
     model, optimizer = trained(0)
     assert saved.restore(model, optimizer) == 3
     assert same((model, optimizer), trained(3))
+
+
+def test_where_rank_0_cannot_write_no_other_rank_waits_for_it(tmp_path: Path) -> None:
+    """Two ranks of a group in threads: without word of the failure the other waits for the group's timeout."""
+    (tmp_path / "file").write_text("where the folder should be")
+    store, groups = torch.distributed.HashStore(), {}
+
+    def save(rank: int) -> str:
+        limit = timedelta(seconds=60)
+        groups[rank] = torch.distributed.ProcessGroupGloo(store, rank, 2, limit)  # kept: its end would be word as well
+        saved = Checkpoints(tmp_path / "file", group=groups[rank])
+        saved._write(1, {"weight": torch.ones(3)})
+        with pytest.raises(CheckpointError) as raised:
+            saved.wait()
+        return str(raised.value)
+
+    with ThreadPoolExecutor(2) as ranks:
+        first, second = ranks.map(save, range(2), timeout=30)
+    assert "Not a directory" in first
+    assert "rank 0 failed" in second
 
 
 def test_damage_is_one_clear_error(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.process import adopting_orphans
+from windtunnel.survive.live import fork_server
 from windtunnel.survive.live.fork_server import REFUSED, Forked, ForkServer, runs_script
 
 TELLS = """
@@ -131,6 +132,38 @@ def test_a_server_that_does_not_answer_is_replaced(begin: Begin) -> None:
     first.wait()
 
 
+def test_a_server_that_is_starved_of_a_processor_is_left_alone(monkeypatch: pytest.MonkeyPatch, begin: Begin) -> None:
+    """It wants to run and gets no core for longer than the patience: that is a busy machine, not a dead server."""
+    server = begin(STAYS, patience_s=0.2)
+    first = server.start({})
+    there(first)
+    before = server.pid
+    monkeypatch.setattr(fork_server, "_waits", lambda pid: (False, 0))
+    os.kill(before, signal.SIGSTOP)
+    forked = server.start({})
+    while time.monotonic() < forked.asked_s + 1.0:
+        assert server.look() == 0
+        time.sleep(0.01)
+    assert server.pid == before
+    os.kill(before, signal.SIGCONT)
+    there(forked)
+    for one in (first, forked):
+        one.kill()
+        one.wait()
+
+
+def test_who_has_a_processor_or_wants_one_does_not_wait() -> None:
+    spins = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    while fork_server._waits(spins.pid)[1] == 0 or fork_server._waits(spins.pid)[0]:
+        time.sleep(0.01)
+    os.kill(spins.pid, signal.SIGSTOP)
+    while not fork_server._waits(spins.pid)[0]:
+        time.sleep(0.01)
+    spins.kill()
+    spins.wait()
+    assert fork_server._waits(spins.pid) == (False, 0)  # it is gone
+
+
 def test_modules_that_no_fork_survives_are_refused(
     tmp_path: Path, begin: Begin, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +197,7 @@ def test_when_the_launcher_is_killed_nothing_is_left(tmp_path: Path) -> None:
 import time
 from pathlib import Path
 from windtunnel.process import adopting_orphans
+from windtunnel.survive.live import fork_server
 from windtunnel.survive.live.fork_server import ForkServer
 with adopting_orphans():
     server = ForkServer([{str(stays)!r}], imported=())

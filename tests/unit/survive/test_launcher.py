@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+from windtunnel.resilience.membership import Membership
 from windtunnel.survive.__main__ import main
 from windtunnel.survive.live.launcher import _Process, _Run
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.extras
     ],
 )
 def test_what_a_script_does_after_its_last_step_counts(script: str, status: int, said: str, tmp_path: Path) -> None:
-    run = _Run([], 1, 0, tmp_path, 10.0, 300.0, 60.0 if status != 1 else 0.1, [])
+    run = _Run([], Membership(1, 0), tmp_path, 10.0, 300.0, 60.0 if status != 1 else 0.1, {})
     with subprocess.Popen(["sh", "-c", f"exec 2>&-; {script}"]) as script_process:
         run.processes["p0"] = _Process(script_process, tmp_path / "p0.log")
         run.let_end()

@@ -38,6 +38,20 @@ def run(folder: Path, ends_at: int | None = None, every: int = 10) -> None:
     )  # fmt: skip
 
 
+def test_the_loop_steps_a_scheduler_with_each_step_that_counts(tmp_path: Path) -> None:
+    def rate_after(steps: int) -> float:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        others = {"rate": torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)}
+        train(
+            model, optimizer, lambda *_: model(torch.ones(1, 2)).sum(), steps, others=others, checkpoints=tmp_path
+        )  # fmt: skip
+        return optimizer.param_groups[0]["lr"]
+
+    assert rate_after(3) == 0.5**3
+    assert rate_after(5) == 0.5**5  # goes on from the third
+
+
 def test_a_job_that_ended_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))

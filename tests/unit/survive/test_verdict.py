@@ -145,3 +145,16 @@ def test_a_cut_off_log_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="cut off"):
         read_logs(tmp_path)
     assert verdict([], 0.0).culprits == ()
+
+
+def test_a_log_that_is_being_made_is_not_read_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RankLog.create(tmp_path / "a.log", 0)
+    write = Path.write_text
+
+    def meanwhile(self: Path, text: str) -> int:
+        assert [view.rank for view in read_logs(tmp_path)] == [0]
+        return write(self, text)
+
+    monkeypatch.setattr(Path, "write_text", meanwhile)
+    RankLog.create(tmp_path / "b.log", 1)
+    assert [view.rank for view in read_logs(tmp_path)] == [0, 1]

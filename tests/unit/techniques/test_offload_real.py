@@ -13,6 +13,7 @@ from torch import nn  # noqa: E402
 
 from windtunnel.errors import SpecError  # noqa: E402
 from windtunnel.techniques import offload  # noqa: E402
+from windtunnel.techniques.offload import windowed  # noqa: E402
 from windtunnel.techniques.offload.windowed import predicted_peak  # noqa: E402
 
 pytestmark = pytest.mark.extras
@@ -126,6 +127,14 @@ def test_accumulation_is_bit_equal() -> None:
     losses, run = windowed_run(10, 2, micro=3)
     assert losses == expected
     assert all(torch.equal(parameters[name], held) for name, held in run.whole_parameters().items())
+    run.close()
+
+
+def test_what_is_kept_of_events_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windowed, "KEPT", 20)
+    _, run = windowed_run(6, 2)
+    run.wait()
+    assert len(run.events) == 20
     run.close()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
@@ -16,10 +16,13 @@ from windtunnel.model import load_model
 from windtunnel.result import Result
 from windtunnel.techniques import gains, predict_with
 from windtunnel.techniques.flat import lower_flat
+from windtunnel.techniques.local_sgd.parameters import LocalPlan
 from windtunnel.techniques.megascale.features import MegaScalePlan, with_feature
 from windtunnel.techniques.named import TECHNIQUES, asked, told
+from windtunnel.techniques.offload.parameters import OffloadPlan
 from windtunnel.techniques.offload.window import LayerTimes, by_formula, timeline
 from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing, estimate, place
+from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
 from windtunnel.training import read_plan
 
 DENSE = {"global_batch": 64, "micro_batch": 4, "seq_len": 1024, "zero_stage": 0, "overlap_grad_reduce": False}
@@ -76,7 +79,6 @@ def test_fewer_chunks_take_less_time_and_ratio_one_changes_nothing() -> None:
 def test_coarse_chunks_break_even_where_the_formula_says() -> None:
     """The exchange alone, choosing included: below the ratio it is shorter, above it longer."""
     from windtunnel.techniques.flat import lower_flat
-    from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
     from windtunnel.techniques.sparse_gradients.price import break_even_ratio, sparse
 
     step = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(DENSE))
@@ -88,6 +90,24 @@ def test_coarse_chunks_break_even_where_the_formula_says() -> None:
         assert (sum(t.work_ns for t in made if t.role in ("reduce", "choose")) > whole) == longer
     single = break_even_ratio(step, SparsePlan(chunk=1))
     assert single < 2.0 / 16  # N ranks: an all-gather of indices and values pays below about 2 / (N (1 + 4 / w))
+
+
+def test_of_a_reduction_by_group_chunks_are_chosen_once() -> None:
+    """Inside nodes, across them and back inside: the same chunks."""
+    from windtunnel.techniques.collective_partitioning.price import by_group
+    from windtunnel.techniques.flat import lower_flat
+    from windtunnel.techniques.sparse_gradients.price import sparse
+
+    step = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(DENSE))
+    parted = by_group(step.one, step.pricer)
+    reduces = sum(task.role == "reduce" for task in step.one)
+    assert sum(task.role == "reduce" for task in parted) == 3 * reduces
+    made = sparse(parted, step.pricer, SparsePlan(ratio=0.05))
+    assert sum(task.role == "choose" for task in made) == sum(task.name == "chunk norms" for task in made) == reduces
+    packed = [task for task in made if task.name.endswith("chosen chunks")]
+    assert sum(task.bytes_total for task in packed) == pytest.approx(
+        0.05 * sum(task.bytes_total for task in parted if task.role == "reduce")
+    )
 
 
 def test_rarer_averages_take_less_time() -> None:
@@ -147,11 +167,34 @@ def test_order_does_not_matter_and_illegal_pairs_are_one_message() -> None:
         ("megascale:features=all+x", UnknownNameError),
         ("lina", LayoutError),  # no experts
         ("offload:window=1000", SpecError),
+        ("megascale:window=16", SpecError),  # of a feature that is not asked for
+        ("megascale:batch_factor=2,features=tp_overlap", SpecError),
+        ("local_sgd:round_rate=3", SpecError),  # an exponential decay to negative learning rates
     ],
 )
 def test_mistakes_are_one_message(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         dense(text)
+
+
+def test_micro_operations_beyond_number_are_one_message() -> None:
+    with pytest.raises(SpecError, match="pieces of gather parameters"):
+        mixture("lina:packing=1,micro_op=1kB")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        partial(SparsePlan, rule="top-k"),
+        partial(SparsePlan, ratio=0.0),
+        partial(LocalPlan, rounds="cosine"),
+        partial(LocalPlan, steps="inverse", step_rate=-1.0),
+        partial(OffloadPlan, optimizer="Fused"),
+    ],
+)
+def test_a_plan_made_in_python_has_the_same_limits(plan: Callable[[], object]) -> None:
+    with pytest.raises(SpecError):
+        plan()
 
 
 def test_names_aliases_and_values_are_read() -> None:
@@ -249,6 +292,18 @@ def test_offload_with_nothing_is_refused(part: str) -> None:
 
 
 def test_a_sliding_window_widens_none() -> None:
-    model, _ = with_feature(load_model("gemma-3-4b"), read_plan(DENSE), "sliding_window", MegaScalePlan(window=900))
+    model, _ = with_feature(
+        load_model("gemma-3-4b"), read_plan(DENSE), "sliding_window", MegaScalePlan("sliding_window", window=900)
+    )
     narrow = [layer.attention.window for layer in load_model("gemma-3-4b").layers]
     assert [layer.attention.window for layer in model.layers] == [min(one or 900, 900) for one in narrow]
+
+
+def test_replicas_of_shards_are_reduced_after_the_shards_though_nothing_overlaps() -> None:
+    """Of a hybrid sharding the all-reduce across replicas takes what the reduce-scatter has made."""
+    plan = {"global_batch": 64, "seq_len": 1024, "zero_stage": 1, "shard_group": 8, "overlap_grad_reduce": False}
+    tasks = lower_flat(load_model("gpt2-xl"), parse_cluster("a100-80gb:16"), read_plan(plan)).one
+    replicas = [task for task in tasks if task.name == "reduce replicas"]
+    assert replicas
+    for task in replicas:
+        assert [tasks[one].name for one in task.after] == ["reduce gradients"]

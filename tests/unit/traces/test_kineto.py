@@ -268,3 +268,56 @@ def test_no_damaged_event_gives_a_traceback(tmp_path: Path, data: st.DataObject)
         assert found.slowdown > 0
         json.dumps(found.to_dict(), allow_nan=False)
     assert str(tmp_path) in message
+
+
+def test_times_in_quotes_are_times_on_a_host_too(tmp_path: Path) -> None:
+    def read(quoted: bool) -> Trace:
+        def item(name: str, cat: str, start_us: float, taken_us: float) -> dict[str, Any]:
+            times = (str(start_us), str(taken_us)) if quoted else (start_us, taken_us)
+            return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "ts": times[0], "dur": times[1]}
+
+        events = [
+            item("ProfilerStep#7", "user_annotation", 5.0, 40.0),
+            item("aten::mm", "cpu_op", 10.0, 10.0),
+            item("ProfilerStep#8", "user_annotation", 50.0, 40.0),
+            item("aten::mm", "cpu_op", 60.0, 12.5),
+        ]
+        path = tmp_path / f"{quoted}.json"
+        path.write_text(json.dumps({"traceEvents": events}))
+        return read_trace([path])
+
+    plain, quoted = read(False), read(True)
+    assert quoted.duration_ns.tolist() == plain.duration_ns.tolist()
+    assert len(set(plain.peers.tolist())) < plain.graph.n_ops  # the two products are peers, one in each step
+    assert quoted.peers.tolist() == plain.peers.tolist()
+
+
+def test_a_step_whose_number_is_none_is_no_step(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "ts": start, "dur": 10.0}
+        for name, cat, start in (("ProfilerStep#²", "user_annotation", 0.0), ("aten::mm", "cpu_op", 1.0))
+    ]
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_trace([path]).duration_ns.max() == 10_000
+
+
+def test_a_sync_record_of_no_call_is_not_taken_for_one_of_every_such_call(tmp_path: Path) -> None:
+    def item(name: str, cat: str, start_us: float, taken_us: float, **args: Any) -> dict[str, Any]:
+        times = {"ts": start_us, "dur": taken_us}
+        return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": 1, "args": args, **times}
+
+    def waits(*records: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
+        events = [
+            item("cudaLaunchKernel", "cuda_runtime", 0.0, 2.0, correlation=1),
+            item("gemm", "kernel", 4.0, 50.0, stream=20, device=0, correlation=1),
+            item("cudaLaunchKernel", "cuda_runtime", 3.0, 2.0, correlation=2),
+            item("gemm", "kernel", 6.0, 30.0, stream=7, device=0, correlation=2),
+            item("cudaStreamSynchronize", "cuda_runtime", 6.0, 31.0),
+        ]
+        path = tmp_path / f"{len(records)}.json"
+        path.write_text(json.dumps({"traceEvents": [*events, *records]}))
+        trace = read_trace([path])
+        return trace.graph.dep_ptr.tolist(), trace.graph.dep_idx.tolist(), trace.duration_ns.tolist()
+
+    assert waits() == waits(item("Stream Synchronize", "cuda_sync", 6.0, 0.0, stream=20))

@@ -98,6 +98,7 @@ def test_a_file_is_a_list_of_words(tmp_path):
         ("- gpu=5:1.15\n- gpu=64:1.2\n", "entry 2"),
         ("- gpu: 5\n", "entry 1"),
         ("- 17\n", "entry 1"),
+        ("- 2026-13-45\n", "is no YAML"),
         ("slow:\n- gpu=5:1.15\n", "'slow'"),
         ("", "no list"),
         ("[]", "no list"),

@@ -16,9 +16,10 @@ from windtunnel.result import StageMemory
 from windtunnel.training import predict
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.memory import peak
 from windtunnel.training.memory.allocations import Passes, Resident, two_steps
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
-from windtunnel.training.memory.peak import memory_of
+from windtunnel.training.memory.peak import memory_of, peak_bytes
 from windtunnel.training.plan import Framework, Plan
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind, Schedule, schedule
@@ -191,6 +192,22 @@ def test_the_replay_reaches_the_same_allocated_peak() -> None:
     replayed = replay_allocator(events[:, 0], events[:, 1]).peak_allocated_bytes
     # The allocator rounds requests up, and counts a rest of up to 1 MiB as part of a block.
     assert walked <= replayed <= 1.02 * walked
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan", "nanotron", "pytorch"])
+def test_whether_a_plan_fits_takes_no_allocator_where_its_tensors_alone_do_not(
+    framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = layout_of(dense(), framework=framework, micro_batch=2)
+    job = layout, pieces_of(layout), schedule(layout.schedule, 1, layout.micro_batches, 1)
+    exact = peak_bytes(*job)
+    assert peak_bytes(*job, exact) == exact, "what fits is told to the byte"
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("an allocator was replayed")
+
+    monkeypatch.setattr(peak, "replay_allocator", refused)
+    assert exact // 2 < peak_bytes(*job, exact // 2) <= exact
 
 
 def test_a_bigger_job_does_not_reserve_less() -> None:

@@ -14,15 +14,16 @@ from windtunnel.model import load_model
 from windtunnel.training import read_plan
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.pass_lowering import Phase, Segment, build_segment
+from windtunnel.training.lowering.pass_lowering import Segment, build_segment
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import Kind
 
 MODEL = load_model("llama-3-8b").with_changes(layers=2)
 MOE = load_model("mixtral-8x7b").with_changes(layers=2)
 
 
 def pass_of(
-    phase: Phase = Phase.FORWARD, model: Any = MODEL, gpus: int = 8, launch: bool = False, **plan: Any
+    phase: Kind = Kind.FORWARD, model: Any = MODEL, gpus: int = 8, launch: bool = False, **plan: Any
 ) -> Segment:
     """The pass of all layers. Without `launch` the host is infinitely fast."""
     cluster = parse_cluster(f"h100-sxm:{gpus}")
@@ -52,7 +53,7 @@ def test_a_forward_pass_runs_the_ops_in_order() -> None:
 
 
 def test_a_backward_pass_runs_them_in_reverse_with_two_gemms_each() -> None:
-    found = labels(pass_of(Phase.BACKWARD))
+    found = labels(pass_of(Kind.BACKWARD))
     assert found[:3] == ["loss backward", "head backward input", "head backward weight"]
     assert (
         found.index("mlp_down backward input")
@@ -63,30 +64,30 @@ def test_a_backward_pass_runs_them_in_reverse_with_two_gemms_each() -> None:
 
 
 def test_nodes_of_autograd_are_launched_faster_than_modules_but_recomputation_runs_modules_again() -> None:
-    def host_s(phase: Phase, framework: str, **plan: Any) -> dict[str, float]:
+    def host_s(phase: Kind, framework: str, **plan: Any) -> dict[str, float]:
         segment = pass_of(phase, launch=True, framework=framework, zero_stage=0, **plan)
         graph = segment.graph
         names = [graph.labels[graph.label[op]] for op in range(graph.n_ops) if graph.kind[op] == OpKind.HOST]
         times = (segment.end_ns - segment.start_ns)[graph.kind == OpKind.HOST] / 1e9
         return dict(zip(names, times.tolist(), strict=True))
 
-    forward = host_s(Phase.FORWARD, "megatron-deepspeed")
-    backward = host_s(Phase.BACKWARD, "megatron-deepspeed", recompute="full")
+    forward = host_s(Kind.FORWARD, "megatron-deepspeed")
+    backward = host_s(Kind.BACKWARD, "megatron-deepspeed", recompute="full")
     assert backward["qkv backward input"] < forward["qkv"]
     assert backward["recompute qkv"] == forward["qkv"]
-    forward, backward = host_s(Phase.FORWARD, "torchtitan"), host_s(Phase.BACKWARD, "torchtitan")
+    forward, backward = host_s(Kind.FORWARD, "torchtitan"), host_s(Kind.BACKWARD, "torchtitan")
     assert backward["qkv backward input"] == forward["qkv"]
 
 
 def test_halves_of_a_split_backward_hold_the_same_kernels() -> None:
-    whole, halves = pass_of(Phase.BACKWARD), [pass_of(Phase.BACKWARD_INPUT), pass_of(Phase.BACKWARD_WEIGHT)]
+    whole, halves = pass_of(Kind.BACKWARD), [pass_of(Kind.BACKWARD_INPUT), pass_of(Kind.BACKWARD_WEIGHT)]
     assert sorted(labels(whole)) == sorted(labels(halves[0]) + labels(halves[1]))
     assert all("weight" in label for label in labels(halves[1]))
     assert sum(half.duration_ns for half in halves) == whole.duration_ns
 
 
 def test_alone_a_pass_is_as_long_as_its_kernels() -> None:
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (Kind.FORWARD, Kind.BACKWARD):
         segment = pass_of(phase, gpus=1)
         kernels = segment.graph.kind == 0
         assert segment.duration_ns == int((segment.end_ns - segment.start_ns)[kernels].sum())
@@ -102,7 +103,7 @@ def test_a_slow_host_is_felt_and_a_graph_helps() -> None:
 
 
 def test_tensor_parallel_traffic_hides_when_overlapped() -> None:
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (Kind.FORWARD, Kind.BACKWARD):
         serial, chunked = (pass_of(phase, tp=8, overlap_tp=on) for on in (False, True))
         assert 0 < exposed(chunked, "tp") < exposed(serial, "tp")
         assert chunked.duration_ns < serial.duration_ns
@@ -111,7 +112,7 @@ def test_tensor_parallel_traffic_hides_when_overlapped() -> None:
 
 def test_recomputation_runs_forward_kernels_again() -> None:
     def again(**plan: Any) -> set[str]:
-        found = labels(pass_of(Phase.BACKWARD, **plan))
+        found = labels(pass_of(Kind.BACKWARD, **plan))
         return {label.removeprefix("recompute ") for label in found if label.startswith("recompute ")}
 
     assert again() == set()
@@ -125,12 +126,12 @@ def test_recomputation_runs_forward_kernels_again() -> None:
 
 
 def test_full_recomputation_of_n_layers_recomputes_n() -> None:
-    found = labels(pass_of(Phase.BACKWARD, recompute="full:1"))
+    found = labels(pass_of(Kind.BACKWARD, recompute="full:1"))
     assert found.count("recompute qkv") == 1
 
 
 def test_sharded_parameters_are_gathered_ahead_and_gradients_reduced_behind() -> None:
-    forward, backward = (pass_of(phase, framework="fsdp") for phase in (Phase.FORWARD, Phase.BACKWARD))
+    forward, backward = (pass_of(phase, framework="fsdp") for phase in (Kind.FORWARD, Kind.BACKWARD))
     assert labels(forward, kind=1) == ["gather parameters"] * 3  # embedding with head, two layers
     assert labels(backward, kind=1).count("gather parameters") == 2, "embedding and head are there"
     assert labels(backward, kind=1).count("reduce gradients") == 3
@@ -140,7 +141,7 @@ def test_sharded_parameters_are_gathered_ahead_and_gradients_reduced_behind() ->
 
 
 def test_hybrid_sharding_gathers_in_its_group_and_sums_the_copies() -> None:
-    backward = pass_of(Phase.BACKWARD, framework="fsdp", shard_group=4, gpus=16, global_batch=16)
+    backward = pass_of(Kind.BACKWARD, framework="fsdp", shard_group=4, gpus=16, global_batch=16)
     assert backward.traffic_bytes["all_reduce replica (scale-out)"] == pytest.approx(2 * MODEL.parameters / 4)
     assert backward.traffic_bytes["reduce_scatter dp (scale-up)"] == pytest.approx(2 * MODEL.parameters)
 
@@ -161,7 +162,7 @@ def test_experts_wait_for_their_tokens() -> None:
 
 
 def test_offloaded_activations_travel_to_the_host_and_back() -> None:
-    forward, backward = (pass_of(phase, offload_activations=1) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    forward, backward = (pass_of(phase, offload_activations=1) for phase in (Kind.FORWARD, Kind.BACKWARD))
     assert labels(forward, kind=2) == ["offload activations"]
     assert labels(backward, kind=2) == ["fetch activations"]
     moved = [float(segment.graph.bytes[segment.graph.kind == 2].sum()) for segment in (forward, backward)]
@@ -177,20 +178,20 @@ def test_low_precision_adds_casts_and_shortens_gemms() -> None:
 
 
 def test_the_band_of_a_pass_surrounds_it() -> None:
-    for phase in Phase:
+    for phase in Kind:
         segment = pass_of(phase)
         assert 0 < segment.p5 <= 1 <= segment.p95
 
 
 def test_nothing_to_do_takes_no_time() -> None:
     layout = resolve(MODEL, parse_cluster("h100-sxm:8"), read_plan({"global_batch": 8, "seq_len": 512}))
-    empty = build_segment(Pricer(layout), (), Phase.FORWARD)
+    empty = build_segment(Pricer(layout), (), Kind.FORWARD)
     assert (empty.duration_ns, empty.breakdown_ns, empty.flops) == (0, {}, 0.0)
 
 
 def test_the_root_stays_from_the_forward_to_the_end_of_the_backward() -> None:
     """Embedding, final norm and head are one unit: gathered first of all, reduced last of all."""
-    forward, backward = (pass_of(phase, framework="torchtitan") for phase in (Phase.FORWARD, Phase.BACKWARD))
+    forward, backward = (pass_of(phase, framework="torchtitan") for phase in (Kind.FORWARD, Kind.BACKWARD))
     root = 2 * MODEL.vocab_size * MODEL.hidden_size + MODEL.norm_parameters
     moved = sizes(forward, "gather parameters")
     assert moved[0] == pytest.approx(2 * root)
@@ -216,7 +217,7 @@ def sizes(segment: Segment, label: str) -> list[float]:
 
 
 def test_dtensor_keeps_what_it_gathered_and_megatron_gathers_again() -> None:
-    for phase in (Phase.BACKWARD, Phase.BACKWARD_WEIGHT):
+    for phase in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
         again = {
             framework: sum("regather" in label for label in labels(pass_of(phase, tp=4, framework=framework), kind=1))
             for framework in ("megatron", "nanotron", "torchtitan")
@@ -232,20 +233,20 @@ def test_a_loss_over_vocabulary_shards_is_shared_three_times() -> None:
         assert sum(sizes(segment, label)[0] for label in shared) == 3 * 4 * 4096
     assert not [label for label in labels(pass_of(), kind=1) if label.startswith("loss")]
     for plan in ({}, {"recompute": "full"}):
-        again = labels(pass_of(Phase.BACKWARD, tp=4, framework="torchtitan", **plan), kind=1)
+        again = labels(pass_of(Kind.BACKWARD, tp=4, framework="torchtitan", **plan), kind=1)
         assert not [label for label in again if "loss" in label]
 
 
 def test_gradients_of_norms_are_summed_where_tokens_are_split() -> None:
-    split = pass_of(Phase.BACKWARD, tp=4, framework="torchtitan")
+    split = pass_of(Kind.BACKWARD, tp=4, framework="torchtitan")
     assert sizes(split, "sum norms") == [2 * MODEL.hidden_size] * 5
-    whole = pass_of(Phase.BACKWARD, tp=4, framework="torchtitan", sequence_parallel=False)
+    whole = pass_of(Kind.BACKWARD, tp=4, framework="torchtitan", sequence_parallel=False)
     assert not sizes(whole, "sum norms")
-    assert not sizes(pass_of(Phase.BACKWARD, tp=4), "sum norms"), "Megatron does it at the end of the step"
+    assert not sizes(pass_of(Kind.BACKWARD, tp=4), "sum norms"), "Megatron does it at the end of the step"
 
 
 def test_dtensor_copies_what_it_cuts_or_joins_along_the_second_dimension() -> None:
-    def copies(phase: Phase = Phase.FORWARD, **plan: Any) -> list[str]:
+    def copies(phase: Kind = Kind.FORWARD, **plan: Any) -> list[str]:
         found = labels(pass_of(phase, **{"framework": "torchtitan", "tp": 8, **plan}))
         return sorted(label for label in found if label.endswith(" copy"))
 
@@ -254,7 +255,7 @@ def test_dtensor_copies_what_it_cuts_or_joins_along_the_second_dimension() -> No
     assert one == [f"{name} reduce_scatter copy" for name in scattered], "one sequence is gathered into its place"
     gathered = [f"{name} all_gather copy" for name in ("head", *["mlp_up"] * 2, *["qkv"] * 2)]
     assert two == sorted(one + gathered)
-    assert len(copies(Phase.BACKWARD)) == len(gathered)
+    assert len(copies(Kind.BACKWARD)) == len(gathered)
     assert not copies(micro_batch=2, overlap_tp=True)
     assert not copies(micro_batch=2, framework="megatron", overlap_tp=False)
     assert not copies(tp=1)

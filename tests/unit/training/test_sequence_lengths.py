@@ -15,9 +15,9 @@ from windtunnel.training import read_plan
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import pieces_of
-from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import schedule
+from windtunnel.training.schedules import Kind, schedule
 from windtunnel.training.workload.imbalance import mean_document, packed
 from windtunnel.training.workload.sequence_lengths import (
     Lengths,
@@ -164,7 +164,7 @@ def test_passes_at_shares_that_were_built_are_exact(plan) -> None:
     step, pieces, pricer = lowered(layout)
     variants = attention_variants(step, pieces, pricer)
     assert variants(np.ones(1))[:, 0].tolist() == [segment.duration_ns for segment in step.segments]
-    quarter = build_segment(pricer.with_documents(2048), pieces[0].blocks, Phase.FORWARD).duration_ns
+    quarter = build_segment(pricer.with_documents(2048), pieces[0].blocks, Kind.FORWARD).duration_ns
     assert variants(np.array([[0.25]]))[step.segment_of[0, 0], 0, 0] == quarter
     found = variants(np.linspace(0, 1, 101))
     assert (np.diff(found, axis=1) >= 0).all()
@@ -175,7 +175,7 @@ def test_between_them_they_are_close() -> None:
     step, pieces, pricer = lowered(layout_of(seq_len=32768))
     variants = attention_variants(step, pieces, pricer)
     for share in (0.04, 0.3, 0.7):
-        exact = build_segment(pricer.with_documents(round(share * 32768)), pieces[0].blocks, Phase.FORWARD).duration_ns
+        exact = build_segment(pricer.with_documents(round(share * 32768)), pieces[0].blocks, Kind.FORWARD).duration_ns
         assert variants(np.array(share))[step.segment_of[0, 0]] == pytest.approx(exact, rel=0.05)
 
 

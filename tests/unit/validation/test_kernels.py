@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from windtunnel.cost.measured.tables import package_data
+from windtunnel.cost.measured.cache import package_data
 
 SCRIPT = Path(__file__).parents[3] / "validation" / "kernels.py"
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm", "gb300", "l40s")

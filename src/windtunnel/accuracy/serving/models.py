@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,7 @@ LINEAR_WINDOW = 128
 def model_named(name: str, family: str = "") -> Model:
     """The model, by its own name, without suffixes, by family, or from its config. Raises UserError."""
     plain = name.rpartition("/")[2].lower()
-    tried = [plain]
-    while True:
-        shorter = SUFFIX.sub("", tried[-1])
-        if shorter == tried[-1]:
-            break
-        tried.append(shorter)
+    tried = _shortened(plain)
     for one in (name, *tried, *(LIKE[t] for t in tried if t in LIKE)):
         try:
             return load_model(one)
@@ -62,21 +58,21 @@ def _config_of(names: list[str]) -> Mapping[str, Any] | None:
     folder = Path(next(iter(spec.submodule_search_locations))) / "model_configs"
     files = {path.name.rpartition("--")[2].removesuffix("_config.json").lower(): path for path in folder.glob("*.json")}
     files = {key: path for key, path in files.items() if not key.endswith("hf_quant")}
-    plain = {_bare(key): path for key, path in sorted(files.items(), reverse=True)}
+    plain = {_shortened(key)[-1]: path for key, path in sorted(files.items(), reverse=True)}
     for name in names:
-        path = files.get(name) or plain.get(_bare(name))
+        path = files.get(name) or plain.get(_shortened(name)[-1])
         if path is not None:
             found = json.loads(path.read_text(encoding="utf-8"))
             return found if isinstance(found, dict) else None
     return None
 
 
-def _bare(name: str) -> str:
-    while True:
-        shorter = SUFFIX.sub("", name)
-        if shorter == name:
-            return name
-        name = shorter
+def _shortened(name: str) -> list[str]:
+    """A name, and what is left of it as one ending after the other is taken off."""
+    found = [name]
+    while (shorter := SUFFIX.sub("", found[-1])) != found[-1]:
+        found.append(shorter)
+    return found
 
 
 def model_of(config: Mapping[str, Any], name: str) -> Model:
@@ -135,10 +131,10 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
             kind = "full_attention" if (index + 1) % every == 0 else "linear_attention"
         one = attention
         if "linear" in kind or "mamba" in kind:
-            one = _with_window(attention, LINEAR_WINDOW)
+            one = replace(attention, window=LINEAR_WINDOW)
             notes = ["linear-attention layers count as a window of 128 tokens"]
         elif "sliding" in kind and get("sliding_window"):
-            one = _with_window(attention, int(get("sliding_window")))
+            one = replace(attention, window=int(get("sliding_window")))
         stack.append(Layer(attention=one, feed_forward=dense if index < first_dense else routed))
     return Model(
         name=name,
@@ -148,9 +144,3 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
         layers=tuple(stack),
         notes=tuple(notes),
     )
-
-
-def _with_window(attention: Attention, window: int) -> Attention:
-    from dataclasses import replace
-
-    return replace(attention, window=window)

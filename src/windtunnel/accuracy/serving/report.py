@@ -6,7 +6,7 @@ import csv
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,6 @@ class Score:
     naive_tpot_mean: float | None  # of a formula without scheduling, `naive.py`, on the rows that it can answer
     naive_tokens_mean: float | None
     naive_rows: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """By name."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +78,9 @@ class ServingReport:
             "table": self.source,
             "rows": len(self.rows),
             "repeats_left_out": sum(1 for row in self.rows if row.text("duplicate_of")),
-            "overall": self.overall().to_dict(),
-            "levels": [score.to_dict() for score in self.by_level()],
-            "groups": [score.to_dict() for score in self.scores()],
+            "overall": asdict(self.overall()),
+            "levels": [asdict(score) for score in self.by_level()],
+            "groups": [asdict(score) for score in self.scores()],
             "refused": [{"id": one.id, "reason": one.reason} for one in self.predictions if one.status == "refused"],
         }
 

@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from windtunnel.capture.replacements import Replacements
+
 MARKER = b"windtunnel: saved during a capture, number "
 NOTE = "checkpoints are not written: what the script saves is kept in memory, and gone with the capture"
 
@@ -35,15 +37,11 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
 
     saved: dict[int, Any] = {}
     numbers = itertools.count()
-    kept: list[tuple[Any, str, Any]] = []
+    replaced = Replacements()
     load = torch.load
 
     def copied(thing: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), thing)
-
-    def put(module: Any, name: str, new: Any) -> None:
-        kept.append((module, name, getattr(module, name)))
-        setattr(module, name, new)
 
     def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
         number = next(numbers)
@@ -100,16 +98,13 @@ def checkpoints_kept(note: Callable[[str], None]) -> Iterator[None]:
         safetensors = importlib.import_module("safetensors.torch")
         load_tensors = safetensors.load_file
         for name, new in (("save_file", save_file), ("save_model", save_model), ("load_file", load_file)):
-            put(safetensors, name, new)
+            replaced.set(safetensors, name, new)
     for module in (torch, torch.serialization):
-        put(module, "save", save)
-        put(module, "load", loaded)
+        replaced.set(module, "save", save)
+        replaced.set(module, "load", loaded)
     for module in (dcp, sys.modules[dcp.save.__module__], sys.modules[dcp.load.__module__]):
         for name, new in (("save", save_all), ("async_save", save_soon), ("load", load_all)):
             if hasattr(module, name):
-                put(module, name, new)
-    try:
+                replaced.set(module, name, new)
+    with replaced:
         yield
-    finally:
-        for module, name, value in reversed(kept):
-            setattr(module, name, value)

@@ -22,6 +22,10 @@ What was given for the line of the script that reads (`by_line`) wins over all o
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,22 +61,20 @@ class Answers:
         return self.integer
 
 
-_NOT_THE_SCRIPT = (
-    "/torch/",
-    "/windtunnel/",
-    "/numpy/",
-    "<frozen",
-    "<string>",
-    "/contextlib.py",
-    "/functools.py",
-    "/runpy.py",
-)
+@functools.cache
+def _not_the_script() -> tuple[str, ...]:
+    import numpy
+    import torch
+
+    packages = (os.path.dirname(str(module.__file__)) + os.sep for module in (torch, numpy))
+    ours = os.path.abspath(__file__).partition(f"{os.sep}capture{os.sep}")[0] + os.sep
+    return (ours, *packages, "<frozen", "<string>", *(str(one.__file__) for one in (contextlib, functools, runpy)))
 
 
+@functools.cache
 def is_script(path: str) -> bool:
     """Whether a file belongs to what the user runs: not to PyTorch, not to us, not to Python."""
-    path = path.replace("\\", "/")
-    return not any(part in path for part in _NOT_THE_SCRIPT) or "/windtunnel/tests/" in path
+    return not path.startswith(_not_the_script())
 
 
 def line_of_script(skip: int = 1) -> str:

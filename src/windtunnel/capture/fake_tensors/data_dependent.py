@@ -167,10 +167,8 @@ class Reader:
 
     def _sync(self, inputs: list[Any]) -> None:
         recorder = self._recorder
-        writer = recorder.ledger.writer
-        after = {writer[n] for t in inputs if (n := recorder.ledger.known(t)) is not None and n in writer}
         if inputs and inputs[0].device.type == recorder.device:
-            recorder.rows.note("sync", "sync", after)
+            recorder.rows.sync(recorder.rows.writers(inputs))
 
     def _true(self, mask: Any) -> int:
         known = self.values.value(mask)

@@ -6,7 +6,7 @@ with fake_tensors("cuda", gpus=8, local_rank=3):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def fake_tensors(
-    device: Literal["cuda", "cpu"] = "cuda", *, gpu: PretendedGpu | None = None, gpus: int = 8, local_rank: int = 0
+    device: Literal["cuda", "cpu"] = "cuda",
+    *,
+    gpu: PretendedGpu | None = None,
+    gpus: int = 8,
+    local_rank: int = 0,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Any]:
     """Every tensor made inside is fake; "cuda" pretends `gpus` GPUs as well, of which `local_rank` is the current one.
 
-    `torch.compile` runs as eager code inside: its graphs would be compiled for shapes, not for a device.
+    `note` is told of kernels that are taken for others. `torch.compile` runs as eager code inside: its graphs would be
+    compiled for shapes, not for a device.
     Yields PyTorch's fake-tensor mode.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -38,18 +44,14 @@ def fake_tensors(
             cuda = stack.enter_context(pretend_cuda(gpu, count=gpus, device=local_rank))
             cuda.watch_device(lambda _: FakeTensorMode.cache_clear())
         for prepared in (
-            *(
-                compat.eager_compile,
-                compat.uncompiled_internals,
-                compat.numpy_of_fakes,
-                compat.swappable_fakes,
-                compat.multi_tensor_optimizers,
-            ),
-            *(compat.collectives_as_in_a_run, gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes),
+            *(compat.eager_compile, compat.uncompiled_internals, compat.numpy_of_fakes, compat.swappable_fakes),
+            *(compat.multi_tensor_optimizers, compat.collectives_as_in_a_run),
+            *(gaps.data_that_moves, gaps.lists_of_fakes, gaps.tensors_of_fakes),
             *(gaps.copies_of_fakes, gaps.texts_of_fakes, gaps.one_cpu, gaps.addresses_looked_at, gaps.random_dtensors),
-            *(flex_attention_in_one_op, triton_kernels_in_one_op),
         ):
             stack.enter_context(prepared())
+        stack.enter_context(flex_attention_in_one_op(note))
+        stack.enter_context(triton_kernels_in_one_op(note))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         stack.enter_context(mode)
         yield mode

@@ -13,7 +13,7 @@ Shares: an index out of E (from `topk`, `argmax`, `sort` over E entries) hits a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,34 +32,26 @@ _FILLS = frozenset(("fill_", "zero_"))
 _CHOICES = frozenset(("topk", "argmax", "argmin", "max", "min", "sort", "argsort"))
 _CARRIES = frozenset(
     (
-        *(
-            "clone",
-            "_to_copy",
-            "gather",
-            "index",
-            "index_select",
-            "cat",
-            "stack",
-            "sort",
-            "repeat",
-            "flip",
-            "copy_",
-            "argsort",
-        ),
-        *(
-            "all_to_all_single",
-            "wait_tensor",
-            "all_gather_into_tensor",
-            "contiguous",
-            "roll",
-            "transpose",
-            "repeat_interleave",
-        ),
+        *("clone", "_to_copy", "gather", "index", "index_select", "cat", "stack", "sort", "repeat", "flip", "copy_"),
+        *("argsort", "all_to_all_single", "wait_tensor", "all_gather_into_tensor", "contiguous", "roll", "transpose"),
+        "repeat_interleave",
     )
 )
 _RANDOM = frozenset(
     ("bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "multinomial", "randperm", "rand", "randn", "randint")
 )
+
+
+class _Ran(NamedTuple):
+    """An op that has run on fake tensors."""
+
+    func: Any
+    short: str
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    inputs: list[Any]
+    outputs: list[Any]
+    written: list[Any]
 
 
 class KnownValues:
@@ -154,9 +146,9 @@ class KnownValues:
         values, constant_of = self.values, self._constant_of
         known = sum([n in values or constant_of(t) is not None for n, t in zip(numbers, inputs, strict=True)])
         if known or written:
-            self._follow(func, short, args, kwargs, inputs, outputs, written, known)
+            self._follow(_Ran(func, short, args, kwargs, inputs, outputs, written), known)
         if self.choices or self.shares or short in _CHOICES or short in _SCATTERS:
-            self._carry_choices(short, args, kwargs, inputs, outputs, written)
+            self._carry_choices(_Ran(func, short, args, kwargs, inputs, outputs, written))
 
     def _made(self, func: Any, short: str, args: Sequence[Any], kwargs: dict[str, Any], made: Any) -> None:
         """From Python numbers: known where it is small; where it is large, that all elements are the same may be."""
@@ -177,18 +169,9 @@ class KnownValues:
         elif _fills(made):
             self.fills[self._number_of(made)] = fill
 
-    def _follow(
-        self,
-        func: Any,
-        short: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        inputs: list[Any],
-        outputs: list[Any],
-        written: list[Any],
-        known: int,
-    ) -> None:
+    def _follow(self, ran: _Ran, known: int) -> None:
         """An op of which `known` inputs are known, or that writes what may be known."""
+        func, short, args, kwargs, inputs, outputs, written = ran
         if short in _FILLS and written and _fills(written[0]):
             self._fill(args, written[0])
         elif short == "copy_" and _fills(inputs[0]) and inputs[0].numel() <= LIMIT:
@@ -312,15 +295,8 @@ class KnownValues:
                 value = _split(round(total), tensor.numel(), tensor.dtype).view(tuple(tensor.shape))
             self.hold(tensor, value, assumed=True)
 
-    def _carry_choices(
-        self,
-        short: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        inputs: list[Any],
-        outputs: list[Any],
-        written: list[Any],
-    ) -> None:
+    def _carry_choices(self, ran: _Ran) -> None:
+        _, short, args, kwargs, inputs, outputs, written = ran
         if short in _CHOICES and not _is_index(inputs[0]):
             dim = next((a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), -1)
             dim = -1 if short == "topk" and len(args) < 3 else (args[2] if short == "topk" else dim)

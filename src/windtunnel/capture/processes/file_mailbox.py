@@ -1,9 +1,9 @@
 """Control messages between ranks that are played at the same time: a folder of small files.
 
-Pipelines exchange shapes and metadata as pickled objects; these must be real. A letter is a file that appears under its
-key's name by one rename, and stays: a rank that starts later finds what was sent before. Who waits says so in a file of
-its own, `waiting/<rank>.json`, which is how the launcher learns which ranks must be played too, and that ranks wait for
-each other in a circle.
+Pipelines exchange shapes and metadata as pickled objects; these must be real. A message is a file that appears under
+its key's name by one rename, and stays: a rank that starts later finds what was sent before. Who waits says so in a
+file of its own, `waiting/<rank>.json`, which is how the launcher learns which ranks must be played too, and that ranks
+wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-LETTERS, WAITING = "letters", "waiting"
+MESSAGES, WAITING = "messages", "waiting"
 STORE = "store/"  # what keys of the job's key-value store begin with
 _PAIR = re.compile(r"(\d+)>(\d+)")  # "group/3>7/tag 0/12": sender and receiver in every key
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.02
 
 
-class LetterBox:
-    """The mailbox of one rank. Satisfies `mailbox.Mailbox`."""
+class FileMailbox:
+    """The mailbox of one rank. Satisfies `protocol.Mailbox`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank
-        for name in (LETTERS, WAITING):
+        for name in (MESSAGES, WAITING):
             (folder / name).mkdir(exist_ok=True)
         self._waiting = folder / WAITING / f"{rank}.json"
 
     def put(self, key: str, data: bytes) -> None:
-        """Leave a letter for whoever asks for `key`."""
-        place = self._place(key)
-        write_whole(place, data)
+        """Leave a message for whoever asks for `key`."""
+        write_whole(self._place(key), data)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """The letter under `key`, once it is there. Raises TimeoutError."""
+        """The message under `key`, once it is there. Raises TimeoutError."""
         place = self._place(key)
         until = time.monotonic() + timeout_s
         pause = _FIRST_LOOK_S
@@ -49,7 +48,7 @@ class LetterBox:
                 if time.monotonic() > until:
                     raise TimeoutError(f"no message {key} within {timeout_s:.0f} s")
                 if not said and pause > 4 * _FIRST_LOOK_S:
-                    write_whole(self._waiting, json.dumps({"key": key, "letter": place.name}).encode())
+                    write_whole(self._waiting, json.dumps({"key": key, "message": place.name}).encode())
                     said = True
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_LOOK_S)
@@ -59,7 +58,7 @@ class LetterBox:
 
     def _place(self, key: str) -> Path:
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-        return self.folder / LETTERS / f"{sender_of(key)}-{name}"
+        return self.folder / MESSAGES / f"{sender_of(key)}-{name}"
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -70,10 +69,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def waits(folder: Path, rank: int) -> str | None:
-    """The key that a rank waits for; None when it does not wait or its letter is there."""
+    """The key that a rank waits for; None when it does not wait or its message is there."""
     with suppress(FileNotFoundError, ValueError):
         said = json.loads((folder / WAITING / f"{rank}.json").read_bytes())
-        if not (folder / LETTERS / said["letter"]).exists():
+        if not (folder / MESSAGES / said["message"]).exists():
             return str(said["key"])
     return None
 
@@ -84,9 +83,9 @@ def sender_of(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def writer_of(letter: Path) -> int | None:
-    """The global rank that left a letter."""
-    rank = letter.name.partition("-")[0]
+def writer_of(message: Path) -> int | None:
+    """The global rank that left a message."""
+    rank = message.name.partition("-")[0]
     return int(rank) if rank.isdigit() else None
 
 

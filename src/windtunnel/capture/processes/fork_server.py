@@ -21,13 +21,14 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from windtunnel.process import adopt_orphans, die_with_parent
+from windtunnel.process import adopt_orphans, children_of, die_with_parent
 
 
 def main() -> None:
@@ -42,6 +43,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what modules print on import is no answer
     ranks: dict[int, int] = {}
+    status = 0
     try:
         folder = Path(settings["folder"])
         folder.mkdir(mode=0o700)
@@ -54,12 +56,15 @@ def main() -> None:
         _serve(ranks, player, folder, answers)
     except (SystemExit, BrokenPipeError):
         pass
+    except BaseException:
+        traceback.print_exc()
+        status = 1
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_below(ranks)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
+        os._exit(status)
 
 
 def _load(settings: dict[str, Any]) -> Callable[[dict[str, Any]], int]:
@@ -144,7 +149,7 @@ def _become(
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(status)  # no clean-up of what the zygote holds, and no handlers that a script left
+        os._exit(status)  # no clean-up of what the fork server holds, and no handlers that a script left
 
 
 def _ended() -> Iterator[tuple[int, int]]:
@@ -173,32 +178,6 @@ def kill_below(ranks: dict[int, int], patience_s: float = 5.0) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes whose parent this is, as far as /proc tells (orphans below a subreaper become its children)."""
-    return [child for child, parent, _ in processes() if parent == pid]
-
-
-def processes() -> Iterator[tuple[int, int, int]]:
-    """(pid, parent, session) of every process that /proc shows; nothing where there is no /proc."""
-    if not os.path.isdir("/proc/self"):
-        return
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError, ValueError, IndexError):
-                after_name = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
-                if after_name[0] != "Z":
-                    yield int(name), int(after_name[1]), int(after_name[3])
-
-
-def state_of(pid: int) -> tuple[str, float]:
-    """("R" running or wanting to, "S" asleep, ...; "" unknown) and the seconds it has been on a core."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return "", 0.0
 
 
 def _kill_group(pid: int) -> None:

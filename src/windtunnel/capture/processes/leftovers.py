@@ -13,8 +13,11 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+
+from windtunnel.process import processes
 
 FOLDER_VARIABLE = "WINDTUNNEL_RUN_FOLDER"  # in the environment of everything that is started
 CAPTURE_PREFIX, RUN_PREFIX = "windtunnel-capture-", "windtunnel-run-"
@@ -34,17 +37,23 @@ def sweep() -> None:
         for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             owner = folder.name.removeprefix(prefix).partition("-")[0]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-                _kill_all(folder)
+                end_all(folder)
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kill_all(folder: Path) -> None:
-    """Until none is left: one may start another while it is looked for."""
+def end_all(folder: Path, leaders: Collection[int] = ()) -> None:
+    """Kill what carries this folder and the sessions that `leaders` led, until none is left: one may start another."""
     until = time.monotonic() + _PATIENCE_S
-    while (left := _started_in(folder)) and time.monotonic() < until:
+    while True:
+        left = {*_started_in(folder), *(pid for pid, _, session in processes() if session in leaders)} - {os.getpid()}
+        for leader in leaders:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader, signal.SIGKILL)
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        if not left or time.monotonic() > until:
+            return
         time.sleep(0.01)
 
 

@@ -17,17 +17,17 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from windtunnel.capture.arguments import Launch
-from windtunnel.capture.processes.file_mailbox import LetterBox, write_whole
+from windtunnel.capture.processes.file_mailbox import FileMailbox, write_whole
 from windtunnel.capture.processes.write_overlay import writes_aside
+from windtunnel.capture.replacements import Replacements
 from windtunnel.errors import UserError, WindtunnelError
 from windtunnel.programs.program import RankProgram
 from windtunnel.programs.program_file import runs_of, write_program
@@ -55,13 +55,14 @@ def play(task: Mapping[str, Any]) -> int:
     except BaseException as error:  # whatever a script can do
         outcome = {"status": "error", **_told(error)}
     outcome["seconds"] = time.monotonic() - begun
-    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = _used()
+    outcome["cpu_seconds"], outcome["peak_rss_bytes"] = used()
     write_whole(folder / f"outcome_{rank}.json", json.dumps(outcome).encode())
     return 0 if outcome["status"] == "ok" else 1
 
 
 def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[str, Any]]:
     import torch
+    from torch.multiprocessing import reductions
 
     from windtunnel.capture.fake_tensors.checkpoints import checkpoints_kept
     from windtunnel.capture.fake_tensors.fake import fake_tensors
@@ -85,7 +86,7 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
     local_world = min(launch.local_world_size, launch.world_size)
     local = rank % local_world
     devices = ("cpu", "cuda") if device == "cuda" else ("cpu",)
-    box = LetterBox(folder, rank)
+    box = FileMailbox(folder, rank)
     said: dict[str, None] = {}
 
     def say_once(text: str) -> None:
@@ -93,9 +94,9 @@ def _played(task: Mapping[str, Any], folder: Path) -> tuple[RankProgram, dict[st
 
     try:
         with (
-            fake_tensors(device, gpus=local_world, local_rank=local),
+            fake_tensors(device, gpus=local_world, local_rank=local, note=say_once),
             compat.real_device_meshes(),
-            _real_where_it_matters(compat),
+            Replacements((reductions, "rebuild_tensor", compat.outside(reductions.rebuild_tensor))),  # shared memory
             compat.ddp_outside_modes(),
             World(
                 rank,
@@ -196,36 +197,6 @@ def _meshes(compat: Any) -> dict[str, Any]:
                 found.setdefault(((names, sizes), tuple(int(at) for at in place)))
     ordered = sorted(found)
     return {"meshes": tuple(mesh for mesh, _ in ordered), "coordinates": tuple(place for _, place in ordered)}
-
-
-@contextmanager
-def _real_where_it_matters(compat: Any) -> Iterator[None]:
-    """What must hold its numbers, and so happen outside the modes.
-
-    `init_device_mesh` numbers all ranks in a tensor before it makes the mesh; what data-loader workers made arrives in
-    shared memory.
-    """
-    import torch.distributed as dist
-    from torch.distributed import device_mesh
-    from torch.multiprocessing import reductions
-
-    def outside(made: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(made)
-        def real(*args: Any, **kwargs: Any) -> Any:
-            with compat.outside_modes():
-                return made(*args, **kwargs)
-
-        return real
-
-    patches = compat.Replacements()
-    mesh = outside(device_mesh.init_device_mesh)
-    for module in (device_mesh, dist):
-        patches.set(module, "init_device_mesh", mesh)
-    patches.set(reductions, "rebuild_tensor", outside(reductions.rebuild_tensor))
-    try:
-        yield
-    finally:
-        patches.undo()
 
 
 _left: list[Any] = []  # contexts that forks of a rank stay in
@@ -338,7 +309,7 @@ def _foreign_folders() -> tuple[str, ...]:
     return (*installed, _OURS)
 
 
-def _used() -> tuple[float, int]:
+def used() -> tuple[float, int]:
     """Seconds on a core, and the most memory at once, of this process."""
     import resource
 

@@ -31,10 +31,11 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.capture.processes import file_mailbox, fork_server
-from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, folder_of_this_process
+from windtunnel.capture.processes.leftovers import CAPTURE_PREFIX, FOLDER_VARIABLE, end_all, folder_of_this_process
 from windtunnel.errors import UserError
+from windtunnel.process import interrupts_later, state_of
 
-START_S = 120.0  # for importing PyTorch, on a slow disk
+START_S = 120.0  # for importing PyTorch, on a slow disk; not counting what it waits for a core
 STUCK_S = 2.0  # all ranks wait for each other for so long: they always will
 _LOOK_S = 0.02
 _END_S = 10.0
@@ -68,14 +69,14 @@ class _Running:
         if passed < 1.0:
             return self.spent_s
         self.looked = now
-        state, cpu_s = fork_server.state_of(self.pid)
+        state, cpu_s = state_of(self.pid)
         self.spent_s += cpu_s - self.cpu_s if state in ("R", "T") else passed
         self.cpu_s = cpu_s
         return self.spent_s
 
 
 class Workers:
-    """A zygote and the ranks it forked. A context: leaving it ends every process and removes every file."""
+    """A fork server and the ranks it forked. A context: leaving it ends every process and removes every file."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Workers:
                 env=environment,
             )
             self._say({**self.settings, "folder": str(place)})
-            until = time.monotonic() + START_S
+            loading = _Running(self._process.pid)
             while self.folder is None:
                 for answer in self._answers(0.2):
                     if "failed" in answer:
@@ -123,7 +124,7 @@ class Workers:
                             " install windtunnel[torch], or run windtunnel in the script's environment"
                         )
                     self.folder = Path(answer["ready"])
-                if self.folder is None and time.monotonic() > until:
+                if self.folder is None and loading.spent(time.monotonic()) > START_S:
                     raise ScriptError(f"importing PyTorch takes more than {START_S:.0f} s here; try again")
         except BaseException:
             self.close()
@@ -154,7 +155,7 @@ class Workers:
                 needed += self._call_up(rank, key, queue)
             self._let_run(wanted if helpers_end else self._running, waiting)
             while self._busy(waiting) < self.cores:
-                ahead = None if queue or not helpers_end else self._next_in_line(waiting, task)
+                ahead = None if queue or not helpers_end else self._next_in_line(task)
                 if ahead is None and not queue:
                     break
                 rank = queue.popleft() if ahead is None else ahead
@@ -176,26 +177,20 @@ class Workers:
         process, self._process = self._process, None
         if process is None:
             return
-        before = _ignore_interrupts()
-        try:
+        assert self._place is not None
+        with interrupts_later():
             with suppress(OSError):
                 assert process.stdin is not None
                 process.stdin.close()
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            try:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                _kill_session(process.pid)
-                process.wait()
-            _kill_session(process.pid)
+            end_all(self._place, [process.pid])
+            process.wait()
             if process.stdout is not None:
                 process.stdout.close()
             self._errors.close()
-            if self._place is not None:
-                shutil.rmtree(self._place, ignore_errors=True)
-        finally:
-            _heed_interrupts(before)
+            shutil.rmtree(self._place, ignore_errors=True)
 
     def _end_helpers(self) -> None:
         """Kill what still runs, and hear that it ended."""
@@ -242,7 +237,7 @@ class Workers:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(one.pid, signal.SIGSTOP if stop else signal.SIGCONT)
 
-    def _next_in_line(self, waiting: Mapping[int, str], task: Mapping[str, Any]) -> int | None:
+    def _next_in_line(self, task: Mapping[str, Any]) -> int | None:
         """Whom a helper that was called up is likely to wait for: as far from it as it is from who called it up."""
         world = task.get("launch", {}).get("world_size", 0)
         if sum(one.ahead for one in self._running.values()) >= self.cores:
@@ -271,7 +266,7 @@ class Workers:
                 self._steps.setdefault(sender, sender - rank)
             return 0
         if sender in self.outcomes:
-            # It ended, so its letters are all there; is this one among them?
+            # It ended, so its messages are all there; is this one among them?
             if self._wait_of(rank) == key:
                 self._fail_waiting(rank, f"{file_mailbox.thing_of(key)} that rank {sender} ended without sending")
             return 0
@@ -347,7 +342,7 @@ class Workers:
             return "\n".join(text.splitlines()[-lines:])
         return ""
 
-    # The zygote
+    # The fork server
 
     def _say(self, line: Mapping[str, Any]) -> None:
         assert self._process is not None
@@ -372,7 +367,8 @@ class Workers:
 
     def _lost(self) -> None:
         assert self._process is not None
-        _kill_session(self._process.pid)
+        assert self._place is not None
+        end_all(self._place, [self._process.pid])
         status = self._process.wait()
         self._errors.seek(0)
         text = self._errors.read().decode(errors="replace").strip()
@@ -386,25 +382,3 @@ def _death(status: int) -> str:
         memory = "; the machine may be out of memory: play fewer ranks at a time (--jobs 1)" if status == -9 else ""
         return f"was ended by {name}{memory}"
     return f"ended with status {status} and no word"
-
-
-def _kill_session(session: int) -> None:
-    """Kill what is left of the session that the zygote led."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(session, signal.SIGKILL)
-    for pid, _, of in fork_server.processes():
-        if of == session:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _ignore_interrupts() -> object:
-    try:
-        return signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: no interrupt comes here
-        return None
-
-
-def _heed_interrupts(before: Any) -> None:
-    if before is not None:
-        signal.signal(signal.SIGINT, before)

@@ -8,6 +8,7 @@ removed is gone, for the script alone.
     read   PATH   scratch/PATH if the script wrote it, else PATH, unless the script removed it
     write  PATH   scratch/PATH; what is at PATH is copied there first where the mode keeps it (a, r+)
 
+Links are followed here, the script's own among them, so that a file has one name and no link leads out of `scratch`.
 Devices and pipes are as they are. Programs that the script starts, and libraries that write from C or Rust, are not
 followed.
 """
@@ -15,27 +16,39 @@ followed.
 from __future__ import annotations
 
 import builtins
+import bz2
 import errno
 import io
 import multiprocessing
 import os
 import shutil
 import stat
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from windtunnel.capture.replacements import Replacements
+
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev", "/proc", "/sys")
+_MOST_LINKS = 40  # of one path, as Linux allows
 # As they were before anything was replaced.
 _open: Any = io.open
 _stat: Any = os.stat
 _lstat: Any = os.lstat
 _mkdir: Any = os.mkdir
-_listdir: Callable[[Any], list[str]] = os.listdir
+_readlink: Callable[[str], str] = os.readlink
+_symlink: Any = os.symlink
+_listdir: Callable[[Any], list[Any]] = os.listdir
 _replace: Callable[..., None] = os.replace
+
+
+def _error(number: int, path: object) -> OSError:
+    """Of the class that Python raises for this number."""
+    return OSError(number, os.strerror(number), str(path))
 
 
 class _Entry:
@@ -48,8 +61,7 @@ class _Entry:
         return self.path
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        status: os.stat_result = _stat(self._real, follow_symlinks=follow_symlinks)
-        return status
+        return os.stat(self.path) if follow_symlinks else _lstat(self._real)
 
     def inode(self) -> int:
         return self.stat(follow_symlinks=False).st_ino
@@ -93,32 +105,54 @@ class _Entries:
 
 
 class _Overlay:
-    """Paths as the script means them, and where they really lie."""
+    """Paths as the script means them, and where they really lie. `follow`: the last part too, if it is a link."""
 
     def __init__(self, scratch: Path, ours: tuple[str, ...], lenient: bool) -> None:
         self.root, self.lenient = str(scratch), lenient
+        self.temporary = self.root + os.sep + ".temporary"
         self.as_they_are = (*_SYSTEM, *ours, self.root)
         self.removed: set[str] = set()  # real paths that the script removed
+        self.moved = False  # the script made, moved or removed a name, perhaps a link's
 
     def follows(self, path: object) -> bool:
         """Whether this is a path of the file system that is looked after here."""
-        if not isinstance(path, (str, os.PathLike)):  # a descriptor, or bytes
+        if not isinstance(path, (str, bytes, os.PathLike)):  # a descriptor
             return False
-        whole = self._whole(path)
+        whole = os.path.abspath(os.fsdecode(path))
         return not any(whole == one or whole.startswith(one + os.sep) for one in self.as_they_are)
 
-    def _whole(self, path: str | os.PathLike[str]) -> str:
-        # The folder's links are followed, so that a file has one name; the last part's are not.
-        head, tail = os.path.split(os.path.abspath(os.fspath(path)))
-        return os.path.join(head, tail)
+    def whole(self, path: Any, follow: bool = True) -> str:
+        """The one name of a file, links on the way to it followed."""
+        todo = os.path.abspath(os.fsdecode(path)).split(os.sep)[:0:-1]
+        found, links = "", 0
+        while todo:
+            part = f"{found}{os.sep}{todo.pop()}"
+            target = self._target(part) if todo or follow else None
+            if target is None:
+                found = part
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise _error(errno.ELOOP, path)
+            todo += os.path.normpath(os.path.join(found or os.sep, target)).split(os.sep)[:0:-1]
+            found = ""
+        return found or os.sep
 
-    def aside(self, path: str | os.PathLike[str]) -> str:
-        """Where the script's own version of a path lies."""
-        return self.root + self._whole(path)
+    def _target(self, whole: str) -> str | None:
+        """Where a link leads; None for all else."""
+        if self.moved:
+            with suppress(OSError):
+                return _readlink(self.root + whole)
+            if self._is_there(self.root + whole) or self.is_removed(whole):
+                return None
+        with suppress(OSError):
+            return _readlink(whole)
+        return None
 
-    def is_aside(self, path: str | os.PathLike[str]) -> bool:
+    @staticmethod
+    def _is_there(place: str) -> bool:
         try:
-            _lstat(self.aside(path))
+            _lstat(place)
         except OSError:
             return False
         return True
@@ -126,86 +160,101 @@ class _Overlay:
     def is_removed(self, whole: str) -> bool:
         return any(whole == one or whole.startswith(one + os.sep) for one in self.removed)
 
-    def to_read(self, path: Any) -> Any:
-        """Where to read a path. FileNotFoundError for what the script removed."""
+    def _place(self, whole: str, path: object) -> str:
+        """Where it is read. FileNotFoundError for what the script removed."""
+        if self._is_there(self.root + whole):
+            return self.root + whole
+        if self.removed and self.is_removed(whole):
+            raise _error(errno.ENOENT, path)
+        return whole
+
+    def to_read(self, path: Any, follow: bool = True) -> Any:
+        """Where to read a path."""
         if not self.follows(path):
             return path
-        if self.is_aside(path):
-            return self.aside(path)
-        if self.removed and self.is_removed(self._whole(path)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return path
+        whole = self.whole(path, follow)
+        return self._place(whole, path) if self.follows(whole) else whole
 
-    def exists(self, path: Any) -> bool:
+    def exists(self, path: Any, follow: bool = True) -> bool:
         try:
-            _lstat(self.to_read(path))
+            _lstat(self.to_read(path, follow))
         except OSError:
             return False
         return True
 
-    def to_write(self, path: Any, *, keep: bool = False) -> Any:
+    def is_folder(self, path: Any) -> bool:
+        """Whether the script finds a folder there."""
+        try:
+            return stat.S_ISDIR(_stat(self.to_read(path)).st_mode)
+        except OSError:
+            return False
+
+    def to_write(self, path: Any, *, keep: bool = False, follow: bool = True) -> Any:
         """Where to write a path; `keep`: with what is there now."""
         if not self.follows(path):
             return path
-        target = self.aside(path)
-        parent = os.path.dirname(self._whole(path))
-        if self.exists(parent) and not stat.S_ISDIR(_stat(self.to_read(parent)).st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        if not self.exists(parent) and not self.lenient:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._folders(os.path.dirname(target))
-        if keep and not self.is_aside(path) and self.exists(path):
-            with _open(self._whole(path), "rb") as source, _open(target, "wb") as copy:
-                shutil.copyfileobj(source, copy)
+        whole = self.whole(path, follow)
+        if not self.follows(whole):
+            return whole
+        target, parent = self.root + whole, os.path.dirname(whole)
+        if self.exists(parent):
+            if not self.is_folder(parent):
+                raise _error(errno.ENOTDIR, path)
+        elif not self.lenient:
+            raise _error(errno.ENOENT, path)
+        self.make_folders(os.path.dirname(target))
+        if keep and not self._is_there(target) and self.exists(whole, False):
+            if stat.S_ISLNK(_lstat(whole).st_mode):
+                _symlink(_readlink(whole), target)
+            else:
+                with _open(whole, "rb") as source, _open(target, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
         return target
 
     def file_to_write(self, path: Any, *, keep: bool) -> Any:
         """`to_write` of what must be no folder."""
-        if self.exists(path) and self._is_folder(self.to_read(path)):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if self.follows(path) and self.is_folder(path):
+            raise _error(errno.EISDIR, path)
         return self.to_write(path, keep=keep)
 
-    def _folders(self, folder: str) -> None:
+    def make_folders(self, folder: str) -> None:
+        """In `scratch`, with those that it lies in."""
         missing = []
-        while not self._is_folder(folder):
+        while not self._is_there(folder):
             missing.append(folder)
             folder = os.path.dirname(folder)
         for one in reversed(missing):
             _mkdir(one)
 
-    def _is_folder(self, folder: str) -> bool:
-        try:
-            return stat.S_ISDIR(_stat(folder).st_mode)
-        except OSError:
-            return False
-
     def names(self, path: Any) -> list[str]:
         """What a folder holds, as the script sees it."""
-        whole, found, known = self._whole(path), set(), False
-        if not self.is_removed(whole) and self._is_folder(whole):
-            found, known = set(_listdir(whole)), True
-        if self._is_folder(self.aside(path)):
-            found, known = found | set(_listdir(self.aside(path))), True
-        if not known:
-            return _listdir(self.to_read(path))  # raises what it should
-        gone = {name for name in found if os.path.join(whole, name) in self.removed}
-        return sorted(name for name in found if name not in gone or self.is_aside(os.path.join(whole, name)))
+        whole = self.whole(path)
+        here = self.to_read(whole)
+        found = set(_listdir(here))  # raises what it should
+        if here != whole and not self.is_removed(whole):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                found |= set(_listdir(whole))
+        held = (name for name in found if self._is_there(self.root + os.path.join(whole, name)))
+        return sorted({*held, *(name for name in found if os.path.join(whole, name) not in self.removed)})
+
+    def gone(self, whole: str) -> None:
+        """What really is there is no more, for the script."""
+        if self._is_there(whole):
+            self.removed.add(whole)
 
     def forget(self, path: Any, take: Callable[[str], None], folder: bool) -> None:
         """Remove a file or an empty folder, for the script."""
-        here = self.to_read(path)
+        self.moved = True
+        whole = self.whole(path, False)
+        here = self._place(whole, path)
         is_folder = stat.S_ISDIR(_lstat(here).st_mode)
-        if is_folder and not folder:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if folder and not is_folder:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        if is_folder != folder:
+            raise _error(errno.ENOTDIR if folder else errno.EISDIR, path)
         if folder and self.names(path):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
-        if self.is_aside(path):
+            raise _error(errno.ENOTEMPTY, path)
+        if here != whole:
             take(here)
-        with suppress(OSError):
-            _lstat(self._whole(path))
-            self.removed.add(self._whole(path))
+        self.gone(whole)
 
 
 def short_place_for_sockets(folder: str) -> Callable[[], None]:
@@ -236,145 +285,163 @@ def writes_aside(scratch: Path, *ours: Path, lenient: bool = False) -> Iterator[
     """
     scratch.mkdir(parents=True, exist_ok=True)
     over = _Overlay(scratch.resolve(), tuple(str(path.resolve()) for path in ours), lenient)
-    kept: list[tuple[Any, str, Any]] = []
+    before, folder = os.environ.get("TMPDIR"), os.getcwd()
+    os.environ["TMPDIR"] = over.temporary
+    over.make_folders(over.temporary)
+    with Replacements() as replaced:
+        _replace_functions(replaced, over)
+        undo_sockets = short_place_for_sockets(over.temporary)
+        try:
+            yield
+        finally:
+            undo_sockets()
+    if os.getcwd().startswith(over.root + os.sep):
+        os.chdir(folder)
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
 
-    def put(module: Any, name: str, new: Any) -> None:
-        kept.append((module, name, getattr(module, name)))
-        setattr(module, name, new)
 
-    real_os_open = os.open
+def _replace_functions(replaced: Replacements, over: _Overlay) -> None:
+    real = {name: getattr(os, name) for name in dir(os)}
 
     def opened(file: Any, mode: str = "r", *more: Any, **keywords: Any) -> Any:
-        if over.follows(file):
+        if keywords.get("opener") is None and over.follows(file):  # an opener asks os.open
             writes = any(letter in mode for letter in "wax+")
-            if "x" in mode and over.exists(file):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
+            if "x" in mode and over.exists(file, False):
+                raise _error(errno.EEXIST, file)
             file = over.file_to_write(file, keep="a" in mode or "r" in mode) if writes else over.to_read(file)
         return _open(file, mode, *more, **keywords)
 
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is None and over.follows(path):
             if flags & _WRITES:
-                if flags & os.O_EXCL and over.exists(path):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+                if flags & os.O_EXCL and over.exists(path, False):
+                    raise _error(errno.EEXIST, path)
                 if not flags & os.O_CREAT and not over.exists(path):
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+                    raise _error(errno.ENOENT, path)
                 path = over.file_to_write(path, keep=not flags & os.O_TRUNC)
             else:
                 path = over.to_read(path)
-        return real_os_open(path, flags, mode, dir_fd=dir_fd)
-
-    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        if dir_fd is None and over.follows(path):
-            if over.exists(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-            path = over.to_write(path)
-        _mkdir(path, mode) if dir_fd is None else _mkdir(path, mode, dir_fd=dir_fd)
+        descriptor: int = real["open"](path, flags, mode, dir_fd=dir_fd)
+        return descriptor
 
     def moved(source: Any, target: Any, **keywords: Any) -> None:
         if not over.follows(source) and not over.follows(target):
             return _replace(source, target, **keywords)
-        if over.follows(source) and not over.is_aside(source):
-            here = over.to_read(source)
-            if over._is_folder(here):
-                shutil.copytree(here, over.to_write(source))
-            else:
-                over.to_write(source, keep=True)
-        _replace(over.to_read(source), over.to_write(target))
-        with suppress(OSError):
-            _lstat(over._whole(source))
-            over.removed.add(over._whole(source))
+        over.moved = True
+        if over.follows(source):
+            whole = over.whole(source, False)
+            if over.to_read(source, False) == whole:
+                if stat.S_ISDIR(_lstat(whole).st_mode):
+                    shutil.copytree(whole, over.to_write(source, follow=False), symlinks=True)
+                else:
+                    over.to_write(source, keep=True, follow=False)
+        _replace(over.to_read(source, False), over.to_write(target, follow=False))
+        if over.follows(source):
+            over.gone(whole)
         return None
 
-    def removing(name: str) -> Callable[..., None]:
-        take = getattr(os, name)
+    def making(name: str) -> Callable[..., None]:
+        def make(path: Any, *more: Any, dir_fd: int | None = None, **keywords: Any) -> None:
+            if dir_fd is not None:
+                return real[name](path, *more, dir_fd=dir_fd, **keywords)  # type: ignore[no-any-return]
+            if over.follows(path) and over.exists(path, False):
+                raise _error(errno.EEXIST, path)
+            return real[name](over.to_write(path, follow=False), *more, **keywords)  # type: ignore[no-any-return]
 
+        return make
+
+    def removing(name: str) -> Callable[..., None]:
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
             if dir_fd is None and over.follows(path):
-                over.forget(path, take, name == "rmdir")
+                over.forget(path, real[name], name == "rmdir")
             else:
-                take(path) if dir_fd is None else take(path, dir_fd=dir_fd)
+                real[name](path) if dir_fd is None else real[name](path, dir_fd=dir_fd)
 
         return remove
 
     def reading(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
-
         def read(path: Any, *more: Any, **keywords: Any) -> Any:
-            return real(over.to_read(path) if keywords.get("dir_fd") is None else path, *more, **keywords)
+            if keywords.get("dir_fd") is None:
+                path = over.to_read(path, name not in ("lstat", "readlink") and keywords.get("follow_symlinks", True))
+            return real[name](path, *more, **keywords)
 
         return read
 
     def writing(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
-
         def write(path: Any, *more: Any, **keywords: Any) -> Any:
             if keywords.get("dir_fd") is None and over.follows(path):
-                if not over.exists(path):
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-                folder = over._is_folder(over.to_read(path))
-                path = over.to_write(path, keep=not folder)
-                if folder:
-                    over._folders(path)
-            return real(path, *more, **keywords)
+                follow = name != "lchown" and keywords.get("follow_symlinks", True)
+                if not over.exists(path, follow):
+                    raise _error(errno.ENOENT, path)
+                folder = over.is_folder(path)
+                path = over.to_write(path, keep=not folder, follow=follow)
+                if folder and follow:
+                    over.make_folders(path)
+            return real[name](path, *more, **keywords)
 
         return write
 
-    def linking(name: str) -> Callable[..., None]:
-        real = getattr(os, name)
+    def symlink(source: Any, target: Any, *more: Any, **keywords: Any) -> None:
+        over.moved = True
+        making("symlink_at")(target, source, *more, **keywords)
 
-        def link(source: Any, target: Any, **keywords: Any) -> None:
-            real(source if name == "symlink" else over.to_read(source), over.to_write(target), **keywords)
-
-        return link
+    def link(source: Any, target: Any, **keywords: Any) -> None:
+        if over.follows(source) and not over.exists(source, False):
+            raise _error(errno.ENOENT, source)
+        if over.follows(target) and over.exists(target, False):
+            raise _error(errno.EEXIST, target)
+        if over.is_folder(source):
+            raise _error(errno.EPERM, source)
+        one = over.to_write(source, keep=True, follow=False)  # what is written under either name is not the user's
+        real["link"](one, over.to_write(target, follow=False), **keywords)
 
     def access(path: Any, mode: int, **keywords: Any) -> bool:
         try:
-            return real_access(over.to_read(path), mode, **keywords)
-        except FileNotFoundError:
+            return bool(real["access"](over.to_read(path), mode, **keywords))
+        except OSError:
             return False
 
+    def chdir(path: Any) -> None:
+        if over.follows(path) and over.exists(path) and not over.is_folder(path):
+            raise _error(errno.ENOTDIR, path)
+        real["chdir"](over.to_read(path))
+
+    def getcwd() -> str:
+        folder: str = real["getcwd"]()
+        aside = folder.startswith(over.root + os.sep) and not folder.startswith(over.temporary)
+        return folder.removeprefix(over.root) if aside else folder
+
     def listdir(path: Any = ".") -> list[Any]:
-        return over.names(path) if over.follows(path) else _listdir(path)
+        if not over.follows(path):
+            return _listdir(path)
+        return [os.fsencode(name) for name in over.names(path)] if isinstance(path, bytes) else over.names(path)
 
     def scandir(path: Any = ".") -> Any:
-        if not over.follows(path):
-            return real_scandir(path)
-        base = os.fspath(path)
-        whole = [os.path.join(base, name) for name in over.names(path)]
-        return _Entries([_Entry(one, over.to_read(one)) for one in whole])
+        if not over.follows(path) or isinstance(path, bytes):
+            return real["scandir"](path)
+        whole = [os.path.join(os.fspath(path), name) for name in over.names(path)]
+        return _Entries([_Entry(one, over.to_read(one, False)) for one in whole])
 
-    real_access, real_scandir = os.access, os.scandir
+    real["symlink_at"] = lambda target, source, *more, **keywords: _symlink(source, target, *more, **keywords)
     for module in (builtins, io):
-        put(module, "open", opened)
-    put(os, "open", os_open)
-    put(os, "mkdir", mkdir)
-    for name in ("rename", "replace"):
-        put(os, name, moved)
-    for name in ("remove", "unlink", "rmdir"):
-        put(os, name, removing(name))
-    for name in ("stat", "lstat", "readlink", "statvfs"):
-        put(os, name, reading(name))
-    for name in ("chmod", "chown", "utime", "truncate"):
-        put(os, name, writing(name))
-    for name in ("link", "symlink"):
-        put(os, name, linking(name))
-    put(os, "access", access)
-    put(os, "listdir", listdir)
-    put(os, "scandir", scandir)
-    put(shutil, "_use_fd_functions", False)  # else whole trees are removed by descriptor, past all of this
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(over.root) + os.sep + "tmp"
-    over._folders(os.environ["TMPDIR"])
-    put(tempfile, "tempdir", None)
-    undo_sockets = short_place_for_sockets(os.environ["TMPDIR"])
-    try:
-        yield
-    finally:
-        undo_sockets()
-        for module, name, value in reversed(kept):
-            setattr(module, name, value)
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
+        replaced.set(module, "open", opened)
+    replaced.set(bz2, "_builtin_open", opened)  # they have taken their own reference
+    replaced.set(tarfile, "bltn_open", opened)
+    whole_functions = (os_open, symlink, link, access, chdir, getcwd, listdir, scandir)
+    for function in whole_functions:
+        replaced.set(os, function.__name__.removeprefix("os_"), function)
+    for made, names in {
+        moved: ("rename", "replace"),
+        making: ("mkdir", "mkfifo", "mknod"),
+        removing: ("remove", "unlink", "rmdir"),
+        reading: ("stat", "lstat", "readlink", "statvfs", "getxattr", "listxattr"),
+        writing: ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr"),
+    }.items():
+        for name in names:
+            if name in real:
+                replaced.set(os, name, moved if made is moved else made(name))  # type: ignore[operator]
+    replaced.set(shutil, "_use_fd_functions", False)  # else whole trees are removed by descriptor, past all of this
+    replaced.set(tempfile, "tempdir", None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from windtunnel.capture.fake_tensors.dispatch_cache import FastFakes
+from windtunnel.capture.fake_tensors.dispatch_cache import Entry, FastFakes
 from windtunnel.capture.recorder.call_tensors import leaf_tensors, tensors_of
 from windtunnel.capture.recorder.exchanges import Exchanges
 from windtunnel.capture.recorder.op_table import OpFacts, facts_of
@@ -79,18 +79,18 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             return out
         entry = fakes.entry
         if entry is None or entry.note is None or facts.silent:
-            return self._ran(func, facts, args, kwargs, out)
+            return self._ran(func, facts, args, kwargs, out, entry)
         outputs = leaf_tensors(out) if not facts.returns_written else []
         seen = self._rows.write_again(facts, entry.note, inputs, outputs)
         if seen is None:
-            return self._ran(func, facts, args, kwargs, out)
+            return self._ran(func, facts, args, kwargs, out, entry)
         numbers, positions = seen
         written = [inputs[i] for i in positions] if positions else []
         self._reader.values.after(func, facts.short, args, kwargs, inputs, outputs, written, numbers)
         return out
 
-    def _ran(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, out: Any) -> Any:
-        """Write down an op that has run."""
+    def _ran(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, out: Any, entry: Entry | None = None) -> Any:
+        """Write down an op that has run; `entry`: what is kept of this very call."""
         if facts.view:
             return out
         inputs, outputs = tensors_of(args, kwargs), leaf_tensors(out)
@@ -106,7 +106,6 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             if fakes is not None:
                 values.after(func, facts.short, args, kwargs, inputs, outputs, [])
             return out
-        entry = fakes.entry if fakes is not None and not facts.special else None
         numbers, positions = self._rows.write(facts, args, kwargs, inputs, outputs, out, entry)
         if fakes is not None:
             written = [inputs[i] for i in positions]

@@ -111,7 +111,6 @@ class Whereabouts:
     def _root(self, module: Any) -> None:
         if module not in self.roots:
             self.roots.add(module)
-            self._names.update({child: _cleaned(name, child) for name, child in module.named_modules()})
             outer = type(module).__name__ in _OUTER
             for name, child in module.named_modules():
                 self._names[child] = _cleaned(name.removeprefix("module.") if outer else name, child)

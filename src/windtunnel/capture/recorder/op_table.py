@@ -17,25 +17,11 @@ SILENT = frozenset(
     (
         *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
         *("is_pinned", "is_same_size", "set_", "resize_", "resize_as_", "sym_size", "sym_stride", "sym_numel"),
-        *(
-            "sym_storage_offset",
-            "lift",
-            "lift_fresh",
-            "_unsafe_view",
-            "record_stream",
-            "_has_compatible_shallow_copy_type",
-        ),
+        *("sym_storage_offset", "lift", "lift_fresh", "_unsafe_view", "record_stream"),
+        *("_has_compatible_shallow_copy_type", "size", "stride", "storage_offset", "is_strides_like_format"),
         *("is_non_overlapping_and_dense", "_version", "is_contiguous", "_backward", "requires_grad_", "retain_grad"),
         *("_assert_async", "_assert_tensor_metadata", "_functional_assert_async", "_fused_sdp_choice", "dim", "numel"),
-        *(
-            "size",
-            "stride",
-            "storage_offset",
-            "is_strides_like_format",
-            "rename_",
-            "swap_tensors",
-            "_nested_tensor_size",
-        ),
+        *("rename_", "swap_tensors", "_nested_tensor_size"),
     )
 )
 """Allocate, look or rename, and start no kernel."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,26 +43,22 @@ def _plain(values: Iterable[Any]) -> Iterator[Any]:
             yield value if isinstance(value, _TOLD) else type(value).__name__
 
 
+@dataclass(slots=True, eq=False)
 class Note:
     """What of a row follows from the op, its scalars, and the shapes of its tensors: kept with a repeated call."""
 
-    __slots__ = (
-        *("flops", "given", "kind", "made", "made_sizes", "numbers", "positions", "read", "scalars", "sizes", "specs"),
-        "wrote",
-    )
-
+    kind: str
     specs: tuple[TensorSpec, ...]  # of what it takes
     given: tuple[TensorSpec, ...]  # of what it gives
     sizes: list[int]  # bytes of what it takes, where its storages hold so much
     made: tuple[int, ...]  # which outputs are new
     made_sizes: list[int]
     positions: list[int]  # of those that it writes in place
-    kind: str
-    numbers: int  # equal where it is told the same besides tensors
     flops: float
     read: float
     wrote: float
     scalars: tuple[object, ...]
+    numbers: int  # equal where it is told the same besides tensors
 
 
 class Rows:
@@ -142,11 +139,11 @@ class Rows:
             facts.scalars(args, kwargs) if facts.scalars is not None else (),
         )
         if entry is not None and len(taken) == len(numbers):
-            note = entry.note = Note()
-            _, note.kind, note.specs, note.given, note.flops, _, _, note.scalars = row
-            note.sizes, note.made, note.made_sizes, note.positions = sizes, tuple(new), new_bytes, positions
-            note.read, note.wrote = traffic(facts.short, sizes, new_bytes, positions)
-            note.numbers = told(args, kwargs)
+            _, kind, taken_specs, given_specs, flops, _, _, scalars = row
+            entry.note = Note(
+                *(kind, taken_specs, given_specs, sizes, tuple(new), new_bytes, positions, flops),
+                *(*traffic(facts.short, sizes, new_bytes, positions), scalars, told(args, kwargs)),
+            )
         besides = told(args, kwargs) if self.where.compiles else 0
         self._issue(*row, inputs, numbers, fitting, positions, made, new_bytes, besides)
         return numbers, positions

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel.capture.replacements import Replacements
+
 
 def reading_breaks() -> bool:
     """Whether Python's reading of a tensor ends a graph: the compiler's settings may make the value part of it."""
@@ -75,12 +77,7 @@ def _around_made(
 
         return run
 
-    made_by.__call__ = called
-
-    def undo() -> None:
-        made_by.__call__ = old
-
-    return undo
+    return Replacements((made_by, "__call__", called)).undo
 
 
 def on_graph_break(happens: Callable[[], None]) -> Callable[[], None]:
@@ -93,12 +90,7 @@ def on_graph_break(happens: Callable[[], None]) -> Callable[[], None]:
         happens()
         old(*args, **kwargs)
 
-    torch._dynamo.graph_break = graph_break
-
-    def undo() -> None:
-        torch._dynamo.graph_break = old
-
-    return undo
+    return Replacements((torch._dynamo, "graph_break", graph_break)).undo
 
 
 def micro_pipelined_groups() -> list[str]:

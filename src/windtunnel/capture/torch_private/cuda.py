@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from windtunnel.capture.torch_private.distributed import Replacements
+from windtunnel.capture.replacements import Replacements
 
 if TYPE_CHECKING:
     from windtunnel.capture.fake_tensors.pretended_gpu import PretendedCuda
@@ -31,11 +31,15 @@ def replace_torch_cuda(
     _random(patches)
     _graphs(patches, refuse)
     _tensors(patches)
-    _accelerator(patches, state, classes)
+    _accelerator(patches, state)
     _fake_tensors(patches)
     _autograd(stack, state)
     _attention(stack, state)
     _one_kernel_on_a_gpu(stack)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What a driver would have to do."""
 
 
 def _both(patches: Replacements, modules: tuple[Any, ...], name: str, value: Any) -> None:
@@ -93,9 +97,6 @@ def _devices(patches: Replacements, state: PretendedCuda) -> None:
             yield
         finally:
             state.set_device(before)
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
 
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -181,7 +182,7 @@ def _streams(patches: Replacements, state: PretendedCuda, classes: tuple[type, t
     patches.set(torch, "Event", event_class)
 
 
-def _accelerator(patches: Replacements, state: PretendedCuda, classes: tuple[type, type, type]) -> None:
+def _accelerator(patches: Replacements, state: PretendedCuda) -> None:
     accelerator, cuda = torch.accelerator, torch.cuda
 
     def set_index(device: Any) -> None:
@@ -200,7 +201,7 @@ def _accelerator(patches: Replacements, state: PretendedCuda, classes: tuple[typ
         "synchronize": lambda device=None: state.synchronise("device"),
         "device_index": lambda device: cuda.device(device),
         "get_device_capability": lambda device=None: {"supported_dtypes": set()},
-        "empty_cache": lambda: None,
+        "empty_cache": nothing,
         **{
             name: getattr(cuda, name)
             for name in (
@@ -238,20 +239,11 @@ def _memory(patches: Replacements, state: PretendedCuda) -> None:
                 }
         return found
 
-    def reset(device: Any = None) -> None:
-        state.reset_peak()
-
-    def now(device: Any = None) -> int:
-        return state.allocated_bytes()
-
-    def peak(device: Any = None) -> int:
-        return state.peak_bytes()
+    now, peak = lambda device=None: state.allocated_bytes(), lambda device=None: state.peak_bytes()
+    reset = lambda device=None: state.reset_peak()  # noqa: E731
 
     def info(device: Any = None) -> tuple[int, int]:
         return max(0, state.gpu.memory_bytes - state.allocated_bytes()), state.gpu.memory_bytes
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
 
     for name, value in {
         "memory_allocated": now,
@@ -290,9 +282,6 @@ def _random(patches: Replacements) -> None:
 
         with _disable_current_modes():  # read back as integers by DTensor: must hold data
             return torch.zeros(16, dtype=torch.uint8)
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
 
     for name, value in {
         "manual_seed": nothing,

@@ -10,9 +10,10 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError, UntriedTorchError
 
 TRIED = ("2.13",)
@@ -31,26 +32,6 @@ def require_tried_torch() -> None:
     if os.environ.get(ANY_TORCH) != "1":
         raise UntriedTorchError(f"{problem}; install one of these, or set {ANY_TORCH}=1 to try this one")
     warnings.warn(problem, stacklevel=2)
-
-
-class Replacements:
-    """Attributes that are replaced for a while; `undo` puts back what was there, last first."""
-
-    def __init__(self) -> None:
-        self._undo = ExitStack()
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """`owner.name = value` until `undo`; `owner` is a module or a class, one of pybind11 too."""
-        own = vars(owner)
-        if name in own:
-            self._undo.callback(setattr, owner, name, own[name])
-        else:
-            self._undo.callback(delattr, owner, name)
-        setattr(owner, name, value)
-
-    def undo(self) -> None:
-        """Put everything back."""
-        self._undo.close()
 
 
 # Names, and why each is needed
@@ -245,24 +226,21 @@ def real_device_meshes(value_of: Callable[[Any], Any] = known_value) -> Iterator
     from torch.distributed import device_mesh
 
     mesh = device_mesh.DeviceMesh
-    patches = Replacements()
-    for name in _MESH_METHODS:
-        method = vars(mesh).get(name)
-        if callable(method):
-            patches.set(mesh, name, _outside(method))
-    for name in _MESH_FUNCTIONS:
-        function = vars(mesh).get(name)
-        if isinstance(function, staticmethod):
-            patches.set(mesh, name, staticmethod(_outside(function.__func__)))
-    patches.set(mesh, "mesh", property(_outside(vars(mesh)["mesh"].fget)))
-    patches.set(mesh, "__init__", _with_real_ranks(mesh.__init__, value_of))
-    init = _outside(device_mesh.init_device_mesh)
-    patches.set(device_mesh, "init_device_mesh", init)
-    patches.set(dist, "init_device_mesh", init)
-    try:
+    with Replacements() as patches:
+        for name in _MESH_METHODS:
+            method = vars(mesh).get(name)
+            if callable(method):
+                patches.set(mesh, name, outside(method))
+        for name in _MESH_FUNCTIONS:
+            function = vars(mesh).get(name)
+            if isinstance(function, staticmethod):
+                patches.set(mesh, name, staticmethod(outside(function.__func__)))
+        patches.set(mesh, "mesh", property(outside(vars(mesh)["mesh"].fget)))
+        patches.set(mesh, "__init__", _with_real_ranks(mesh.__init__, value_of))
+        init = outside(device_mesh.init_device_mesh)
+        patches.set(device_mesh, "init_device_mesh", init)
+        patches.set(dist, "init_device_mesh", init)
         yield
-    finally:
-        patches.undo()
 
 
 def _with_real_ranks(make: Callable[..., Any], value_of: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -300,20 +278,17 @@ def ddp_outside_modes() -> Iterator[None]:
     import torch.distributed as dist
     import torch.nn.parallel.distributed as ddp
 
-    def same_on_all_ranks(*_: Any, **__: Any) -> None:
-        return None
-
-    patches = Replacements()
-    patches.set(dist, "_verify_params_across_processes", same_on_all_ranks)
-    patches.set(ddp, "_verify_param_shape_across_processes", same_on_all_ranks)
-    patches.set(dist.Reducer, "_rebuild_buckets", _outside(dist.Reducer._rebuild_buckets))
-    try:
+    with Replacements(
+        (dist, "_verify_params_across_processes", lambda *_, **__: None),
+        (ddp, "_verify_param_shape_across_processes", lambda *_, **__: None),
+        (dist.Reducer, "_rebuild_buckets", outside(dist.Reducer._rebuild_buckets)),
+    ):
         yield
-    finally:
-        patches.undo()
 
 
-def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that no dispatch mode sees."""
+
     @functools.wraps(function)
     def real(*args: Any, **kwargs: Any) -> Any:
         with outside_modes():

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.capture.torch_private.distributed import Replacements
+from windtunnel.capture.replacements import Replacements
 
 
 def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], None]) -> None:

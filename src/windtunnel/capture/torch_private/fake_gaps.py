@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from windtunnel.capture.torch_private.distributed import Replacements, outside_modes, set_known_value
+from windtunnel.capture.replacements import Replacements
+from windtunnel.capture.torch_private.distributed import outside_modes, set_known_value
 
 FEW = 4096  # elements that are read one by one: each may have a value that is known
 
@@ -41,12 +42,8 @@ def data_that_moves() -> Iterator[None]:
         if isinstance(new, FakeTensor):
             self.fake_device = new.fake_device
 
-    patches = Replacements()
-    patches.set(FakeTensor, "data", property(data.__get__, assign))
-    try:
+    with Replacements((FakeTensor, "data", property(data.__get__, assign))):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -67,12 +64,8 @@ def lists_of_fakes() -> Iterator[None]:
             made = [made] * size if not isinstance(made, list) else [list(made) for _ in range(size)]
         return made
 
-    patches = Replacements()
-    patches.set(FakeTensor, "tolist", tolist)
-    try:
+    with Replacements((FakeTensor, "tolist", tolist)):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -87,12 +80,8 @@ def texts_of_fakes() -> Iterator[None]:
             return str(self.detach().item().__format__(spec))
         return str(otherwise(self, spec))
 
-    patches = Replacements()
-    patches.set(FakeTensor, "__format__", formatted)
-    try:
+    with Replacements((FakeTensor, "__format__", formatted)):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -106,12 +95,8 @@ def one_cpu() -> Iterator[None]:
     def normalised(device: Any) -> Any:
         return torch.device("cpu") if device.type == "cpu" else otherwise(device)
 
-    patches = Replacements()
-    patches.set(FakeTensor, "_normalize_fake_device", staticmethod(normalised))
-    try:
+    with Replacements((FakeTensor, "_normalize_fake_device", staticmethod(normalised))):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -140,12 +125,13 @@ def tensors_of_fakes() -> Iterator[None]:
             kwargs["device"] = torch.device("cuda", torch.cuda.current_device())
         return make(data, *args, **kwargs)
 
-    patches = Replacements()
-    patches.set(torch, "tensor", tensor)
+    builtins = torch.jit._builtins._get_builtin_table()  # private: by identity, what TorchScript takes for which op
+    builtins[id(tensor)] = "aten::tensor"
     try:
-        yield
+        with Replacements((torch, "tensor", tensor)):
+            yield
     finally:
-        patches.undo()
+        del builtins[id(tensor)]
 
 
 @contextmanager
@@ -176,12 +162,8 @@ def copies_of_fakes() -> Iterator[None]:
             made.grad = deepcopy(self.grad, memo)
         return made
 
-    patches = Replacements()
-    patches.set(FakeTensor, "__deepcopy__", deepcopy)
-    try:
+    with Replacements((FakeTensor, "__deepcopy__", deepcopy)):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -214,14 +196,12 @@ def addresses_looked_at() -> Iterator[None]:
     def same_storage(one: Any, other: Any) -> bool:
         return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
-    patches = Replacements()
-    patches.set(dist.Reducer, "__init__", reducer)
-    patches.set(_flat_param, "_same_storage", same_storage)
-    patches.set(FakeTensor, "data_ptr", address)
-    try:
+    with Replacements(
+        (dist.Reducer, "__init__", reducer),
+        (_flat_param, "_same_storage", same_storage),
+        (FakeTensor, "data_ptr", address),
+    ):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -237,11 +217,9 @@ def random_dtensors() -> Iterator[None]:
     def state(self: Any) -> Any:
         return torch.zeros(16, dtype=torch.uint8, device=self._device)
 
-    patches = Replacements()
-    patches.set(_random.OffsetBasedRNGTracker, "_distribute_region", region)
-    patches.set(_random.OffsetBasedRNGTracker, "_get_device_state", state)
-    patches.set(_random.OffsetBasedRNGTracker, "_set_device_state", lambda self, given: None)
-    try:
+    with Replacements(
+        (_random.OffsetBasedRNGTracker, "_distribute_region", region),
+        (_random.OffsetBasedRNGTracker, "_get_device_state", state),
+        (_random.OffsetBasedRNGTracker, "_set_device_state", lambda self, given: None),
+    ):
         yield
-    finally:
-        patches.undo()

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from windtunnel.capture.torch_private.distributed import Replacements, fake_tensor_class
+from windtunnel.capture.replacements import Replacements
+from windtunnel.capture.torch_private.distributed import fake_tensor_class
 
 
 @contextmanager
@@ -36,12 +37,8 @@ def uncompiled_internals() -> Iterator[None]:
         met.append(fn)
         return fn
 
-    patches = Replacements()
-    patches.set(torch._dynamo, "disable", disable)
-    try:
+    with Replacements((torch._dynamo, "disable", disable)):
         yield
-    finally:
-        patches.undo()
         for fn in met:
             vars(fn).pop("__dynamo_disable", None)
 
@@ -70,13 +67,8 @@ def numpy_of_fakes() -> Iterator[None]:
             return old_array(self, dtype)
         return numpy(self) if dtype is None else numpy(self).astype(dtype)
 
-    torch.Tensor.numpy = numpy
-    torch.Tensor.__array__ = array
-    try:
+    with Replacements((torch.Tensor, "numpy", numpy), (torch.Tensor, "__array__", array)):
         yield
-    finally:
-        torch.Tensor.numpy = old
-        torch.Tensor.__array__ = old_array
 
 
 @contextmanager
@@ -103,11 +95,8 @@ def swappable_fakes() -> Iterator[None]:
             return
         old(one, other)
 
-    torch.utils.swap_tensors = swap_tensors
-    try:
+    with Replacements((torch.utils, "swap_tensors", swap_tensors)):
         yield
-    finally:
-        torch.utils.swap_tensors = old
 
 
 @contextmanager
@@ -116,14 +105,11 @@ def multi_tensor_optimizers() -> Iterator[None]:
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    patches = Replacements()
-    for module in (optimizer, _foreach_utils):
-        known = module._foreach_supported_types
-        patches.set(module, "_foreach_supported_types", [*known, fake_tensor_class()])
-    try:
+    with Replacements() as patches:
+        for module in (optimizer, _foreach_utils):
+            known = module._foreach_supported_types
+            patches.set(module, "_foreach_supported_types", [*known, fake_tensor_class()])
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -139,14 +125,11 @@ def collectives_as_in_a_run() -> Iterator[None]:
     def no() -> bool:
         return False
 
-    patches = Replacements()
-    for module in list(sys.modules.values()):
-        if (
-            getattr(module, "__name__", "").startswith("torch.distributed")
-            and vars(module).get("_are_we_tracing") is tells
-        ):
-            patches.set(module, "_are_we_tracing", no)
-    try:
+    with Replacements() as patches:
+        for module in list(sys.modules.values()):
+            if (
+                getattr(module, "__name__", "").startswith("torch.distributed")
+                and vars(module).get("_are_we_tracing") is tells
+            ):
+                patches.set(module, "_are_we_tracing", no)
         yield
-    finally:
-        patches.undo()

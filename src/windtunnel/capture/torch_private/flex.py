@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from windtunnel.capture.torch_private.distributed import Replacements
+from windtunnel.capture.replacements import Replacements
 
 
 @contextmanager
-def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """`flex_attention` is one fused op of the dispatcher each way until exit; `note` is told of it, once."""
+def flex_attention_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
+    """`flex_attention` is one fused op of the dispatcher each way until exit; `note` is told of it."""
     import torch
     from torch.nn.attention import flex_attention as flex
     from torch.nn.functional import pad
@@ -32,8 +32,7 @@ def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Itera
         query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, *_: Any, **__: Any
     ) -> Any:
         causal = getattr(block_mask[-1], "__name__", "") != "noop_mask"
-        if note is not None:
-            note("flex_attention: recorded as fused attention, every mask as a causal one")
+        note("flex_attention: recorded as fused attention, every mask as a causal one")
         heads, width = query.shape[1], value.shape[-1]
         if query.dtype in (torch.float16, torch.bfloat16):
             more = query.shape[-1] - width  # the fused op takes one width for all
@@ -63,15 +62,13 @@ def flex_attention_in_one_op(note: Callable[[str], None] | None = None) -> Itera
         made = [torch.empty(shape, dtype=torch.int8, device=mask.device) for _ in range(2)]
         return made[0], made[1] if separate_full_blocks else None
 
-    patches = Replacements()
-    patches.set(flex, "flex_attention_hop", kernel)
-    patches.set(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    patches.set(flex, "create_mask", mask)
-    patches.set(flex, "_convert_mask_to_block_mask", blocks)
-    try:
+    with Replacements(
+        (flex, "flex_attention_hop", kernel),
+        (flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
+        (flex, "create_mask", mask),
+        (flex, "_convert_mask_to_block_mask", blocks),
+    ):
         yield
-    finally:
-        patches.undo()
 
 
 @contextmanager
@@ -84,9 +81,5 @@ def compiler_rules_kept() -> Iterator[None]:
 
     rules = torch._dynamo.trace_rules
     rules.get_torch_obj_rule_map()
-    patches = Replacements()
-    patches.set(rules, "clear_lru_cache", lambda: None)
-    try:
+    with Replacements((rules, "clear_lru_cache", lambda: None)):
         yield
-    finally:
-        patches.undo()

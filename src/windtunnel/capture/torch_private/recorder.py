@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from windtunnel.capture.replacements import Replacements
+
 
 def sequence_number() -> int:
     """How many autograd nodes this thread has made: tells which forward op a backward node comes from."""
@@ -53,14 +55,7 @@ def on_recompute(begins: Callable[[], None], ends: Callable[[], None]) -> Callab
         ctx.run_function = around(ctx.run_function)
         return old_backward(ctx, *grads)
 
-    frame.__init__ = init
-    reentrant.backward = staticmethod(backward)
-
-    def undo() -> None:
-        frame.__init__ = old_init
-        reentrant.backward = staticmethod(old_backward)
-
-    return undo
+    return Replacements((frame, "__init__", init), (reentrant, "backward", staticmethod(backward))).undo
 
 
 def on_sharding_hooks(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
@@ -68,8 +63,6 @@ def on_sharding_hooks(begins: Callable[[], None], ends: Callable[[], None]) -> C
     if not torch.distributed.is_available():
         return lambda: None
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
-    patched = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
 
     def around(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -82,14 +75,8 @@ def on_sharding_hooks(begins: Callable[[], None], ends: Callable[[], None]) -> C
 
         return run
 
-    for name, method in patched.items():
-        setattr(FSDPParamGroup, name, around(method))
-
-    def undo() -> None:
-        for name, method in patched.items():
-            setattr(FSDPParamGroup, name, method)
-
-    return undo
+    names = ("unshard", "wait_for_unshard", "post_backward")
+    return Replacements(*((FSDPParamGroup, name, around(getattr(FSDPParamGroup, name))) for name in names)).undo
 
 
 def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
@@ -101,12 +88,7 @@ def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
         seen(storage, int(size))
         return answer
 
-    torch.UntypedStorage.resize_ = resize_
-
-    def undo() -> None:
-        torch.UntypedStorage.resize_ = old
-
-    return undo
+    return Replacements((torch.UntypedStorage, "resize_", resize_)).undo
 
 
 def desugars_first(tensor_type: type) -> bool:
@@ -136,13 +118,7 @@ def around_sharding_propagation(context: Any) -> Callable[[], None]:
         return lambda: None
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    before = ShardingPropagator._fake_mode_lock
-    ShardingPropagator._fake_mode_lock = context
-
-    def undo() -> None:
-        ShardingPropagator._fake_mode_lock = before
-
-    return undo
+    return Replacements((ShardingPropagator, "_fake_mode_lock", context)).undo
 
 
 def no_dispatch_rules() -> Callable[[], None]:
@@ -194,8 +170,7 @@ def around_reducer_integers(context: Any) -> Callable[[], None]:
     from torch._C import _distributed_c10d as native
     from torch.nn.parallel import distributed as ddp
 
-    before = dist.Reducer._rebuild_buckets, ddp._verify_param_shape_across_processes
-    lay_out = getattr(before[0], "__wrapped__", before[0])
+    lay_out = getattr(dist.Reducer._rebuild_buckets, "__wrapped__", dist.Reducer._rebuild_buckets)
 
     def rebuild(reducer: Any) -> Any:
         with context:
@@ -205,13 +180,8 @@ def around_reducer_integers(context: Any) -> Callable[[], None]:
         with context:
             return native._verify_params_across_processes(group, tensors, logger)
 
-    dist.Reducer._rebuild_buckets = rebuild
-    ddp._verify_param_shape_across_processes = verify
-
-    def undo() -> None:
-        dist.Reducer._rebuild_buckets, ddp._verify_param_shape_across_processes = before
-
-    return undo
+    verified = (ddp, "_verify_param_shape_across_processes", verify)
+    return Replacements((dist.Reducer, "_rebuild_buckets", rebuild), verified).undo
 
 
 # ---- fake tensors, made as the fake-tensor mode makes them

@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from windtunnel.capture.torch_private.distributed import Replacements
+from windtunnel.capture.replacements import Replacements
 
 _OP = "triton_kernel"
 
 
 @contextmanager
-def triton_kernels_in_one_op(note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Launches on fake tensors become `windtunnel.triton_kernel` until exit; nothing where Triton is not installed."""
+def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
+    """Launches on fake tensors become `windtunnel.triton_kernel` until exit, and `note` is told of each."""
     if sys.platform != "linux" or find_spec("triton") is None:
         yield
         return
@@ -47,8 +47,7 @@ def triton_kernels_in_one_op(note: Callable[[str], None] | None = None) -> Itera
                 return False
             with torch.no_grad():
                 launch(named(self), tensors)
-            if note is not None:
-                note(f"the Triton kernel {named(self)} was not run: priced by the bytes of its tensors")
+            note(f"the Triton kernel {named(self)} was not run: priced by the bytes of its tensors")
             return True
 
         def run_of_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:

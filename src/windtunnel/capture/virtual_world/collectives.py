@@ -110,38 +110,51 @@ class Answers:
         source = world.deliver(exchange, group)
         return compat.boxed_work(world.work((call,), due, outputs, group, source))
 
+    def _one_each(self, group: Any, what: str, lists: Iterable[Sequence[Any]]) -> list[Any]:
+        """The tensors of these lists, one after another. Refuses what the real library refuses: not one a member."""
+        size = self._world.group_of(group).size
+        for tensors in lists:
+            if len(tensors) != size:
+                raise WorldError(f"{what} among {size} ranks was given a list of {len(tensors)} tensors: give {size}")
+        return [tensor for tensors in lists for tensor in tensors]
+
+    def _check_whole(self, group: Any, what: str, whole: Any, part: Any) -> None:
+        size = self._world.group_of(group).size
+        if whole.numel() != size * part.numel():
+            raise WorldError(
+                f"{what} among {size} ranks was given a whole of {whole.numel()} elements and a part of"
+                f" {part.numel()}: the whole must be {size} parts"
+            )
+
     # ---------------------------------------------------------------------------------------------------- collectives
 
-    def allreduce_(
-        self, tensors: Any, group: Any, op: Any, _sparse: Any, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def allreduce_(self, tensors: Any, group: Any, op: Any, _sparse: Any, is_async: bool = True, *_: Any) -> Any:
         """One tensor."""
         work = self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
         return tensors, work
 
-    def allreduce_coalesced_(self, tensors: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def allreduce_coalesced_(self, tensors: Any, group: Any, op: Any, is_async: bool = True, *_: Any) -> Any:
         """Several tensors as one call."""
         return self._do(group, "all_reduce", bytes_of(tensors), tensors, tensors, op=op, is_async=is_async)
 
-    def broadcast_(
-        self, tensors: Any, group: Any, root: int, _root_tensor: int, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def broadcast_(self, tensors: Any, group: Any, root: int, _root_tensor: int, is_async: bool = True, *_: Any) -> Any:
         """From the root."""
         work = self._do(group, "broadcast", bytes_of(tensors), tensors, tensors, position=root, is_async=is_async)
         return tensors, work
 
     def reduce_(
-        self, tensors: Any, group: Any, op: Any, root: int, _root_tensor: int, is_async: bool = True, _timeout: int = -1
+        self, tensors: Any, group: Any, op: Any, root: int, _root_tensor: int, is_async: bool = True, *_: Any
     ) -> Any:
         """To the root."""
         return self._do(group, "reduce", bytes_of(tensors), tensors, tensors, op=op, position=root, is_async=is_async)
 
-    def allgather_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def allgather_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
         """One tensor for each member."""
-        flat = [tensor for parts in outputs for tensor in parts]
+        flat = self._one_each(group, "all-gather", outputs)
         return outputs, self._do(group, "all_gather", bytes_of(flat), inputs, flat, is_async=is_async)
 
-    def _allgather_base_(self, output: Any, own: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def _allgather_base_(self, output: Any, own: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
+        self._check_whole(group, "all-gather", output, own)
         return output, self._do(group, "all_gather", bytes_of((output,)), (own,), (output,), is_async=is_async)
 
     def allgather_coalesced_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True) -> Any:
@@ -154,43 +167,39 @@ class Answers:
         """Several, each into one tensor."""
         return self._do(group, "all_gather", bytes_of(outputs), inputs, outputs, is_async=is_async)
 
-    def reduce_scatter_(
-        self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def reduce_scatter_(self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, *_: Any) -> Any:
         """A tensor for each member."""
-        flat = [tensor for parts in inputs for tensor in parts]
+        flat = self._one_each(group, "reduce-scatter", inputs)
         return outputs, self._do(group, "reduce_scatter", bytes_of(flat), flat, outputs, op=op, is_async=is_async)
 
     def _reduce_scatter_base_(
-        self, output: Any, whole: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
+        self, output: Any, whole: Any, group: Any, op: Any, is_async: bool = True, *_: Any
     ) -> Any:
+        self._check_whole(group, "reduce-scatter", whole, output)
         work = self._do(group, "reduce_scatter", bytes_of((whole,)), (whole,), (output,), op=op, is_async=is_async)
         return output, work
 
     def reduce_scatter_tensor_coalesced_(
-        self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, _timeout: int = -1
+        self, outputs: Any, inputs: Any, group: Any, op: Any, is_async: bool = True, *_: Any
     ) -> Any:
         """Several, each from one tensor."""
         return self._do(group, "reduce_scatter", bytes_of(inputs), inputs, outputs, op=op, is_async=is_async)
 
-    def gather_(
-        self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def gather_(self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, *_: Any) -> Any:
         """To the root."""
-        flat = [tensor for parts in outputs for tensor in parts]
+        flat = self._one_each(group, "gather", outputs)
         total = bytes_of(flat) or bytes_of(inputs) * self._world.group_of(group).size
         return self._do(group, "gather", total, inputs, flat, position=root, is_async=is_async)
 
-    def scatter_(
-        self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, _timeout: int = -1
-    ) -> Any:
+    def scatter_(self, outputs: Any, inputs: Any, group: Any, root: int, is_async: bool = True, *_: Any) -> Any:
         """From the root."""
-        flat = [tensor for parts in inputs for tensor in parts]
+        flat = self._one_each(group, "scatter", inputs)
         total = bytes_of(flat) or bytes_of(outputs) * self._world.group_of(group).size
         return outputs, self._do(group, "scatter", total, flat, outputs, position=root, is_async=is_async)
 
-    def alltoall_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def alltoall_(self, outputs: Any, inputs: Any, group: Any, is_async: bool = True, *_: Any) -> Any:
         """A tensor to and from each member."""
+        self._one_each(group, "all-to-all", (inputs, outputs))
         sent = tuple(bytes_of((tensor,)) for tensor in inputs)
         received = tuple(bytes_of((tensor,)) for tensor in outputs)
         uneven = _uneven(sent, received)
@@ -205,7 +214,7 @@ class Answers:
         receive_rows: Sequence[int],
         send_rows: Sequence[int],
         is_async: bool = True,
-        _timeout: int = -1,
+        *_: Any,
     ) -> Any:
         """One tensor, in even or uneven splits."""
         return self._do(
@@ -216,11 +225,11 @@ class Answers:
             **uneven_rows(own, output, send_rows, receive_rows, self._world.group_of(group).size),
         )
 
-    def barrier(self, tensor: Any, group: Any, _devices: Any, is_async: bool = True, _timeout: int = -1) -> Any:
+    def barrier(self, _tensor: Any, group: Any, _devices: Any, is_async: bool = True, *_: Any) -> Any:
         """No data."""
         return self._do(group, "barrier", 0, (), (), is_async=is_async)
 
-    def monitored_barrier_(self, tensor: Any, group: Any, _devices: Any, _timeout: int, _wait_all: bool) -> None:
+    def monitored_barrier_(self, _tensor: Any, group: Any, *_: Any) -> None:
         """No data, and blocks."""
         call = self.ask(self._world.group_of(group), "barrier", 0, (), is_async=False)
         self._world.wait_for(call, self._world.begin(call))
@@ -245,6 +254,9 @@ def uneven_rows(
 ) -> dict[str, Any]:
     """Bytes to and from each member where the splits of an all-to-all differ; nothing where they do not."""
     if not send_rows and not receive_rows:
+        for tensor in (own, output):
+            if tensor.shape[0] % size:
+                raise WorldError(f"an all-to-all of {tensor.shape[0]} rows among {size} ranks: give splits, or pad")
         return {}
     _check_splits("input", send_rows, own, size)
     _check_splits("output", receive_rows, output, size)

@@ -18,7 +18,6 @@ from windtunnel.capture.virtual_world.protocol import AnsweringWorld
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError
 from windtunnel.programs.communication import MESSAGES
 
-NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _KINDS = {
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -37,10 +36,6 @@ class Functional:
         self._world, self._answers = world, answers
         # by storage: an output, and the work that fills it
         self._unwaited: dict[int, tuple[weakref.ref[Any], Any]] = {}
-
-    def knows(self, namespace: str, name: str) -> bool:
-        """Whether this op is a communication, or the wait for one."""
-        return namespace in NAMESPACES or (namespace, name) == ("_dtensor", "shard_dim_alltoall")
 
     def answer(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Outputs of the right shape, and a work for `wait_tensor`; with data, torch's own."""

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.messages import Messages
 from windtunnel.capture.virtual_world.protocol import AnsweringWorld
@@ -22,7 +23,7 @@ from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationEr
 NCCL_TIMEOUT = timedelta(minutes=10)  # torch's default for nccl; a build without it has none
 
 
-def replace_public(patches: compat.Replacements, name: str, make: Callable[[Any], Any]) -> None:
+def replace_public(patches: Replacements, name: str, make: Callable[[Any], Any]) -> None:
     """Replace a public function wherever torch itself has imported it; `make` is given the original."""
     original = getattr(compat.c10d(), name)
     new = functools.wraps(original)(make(original))
@@ -31,7 +32,7 @@ def replace_public(patches: compat.Replacements, name: str, make: Callable[[Any]
             patches.set(module, name, new)
 
 
-def install(world: AnsweringWorld, patches: compat.Replacements, messages: Messages) -> None:
+def install(world: AnsweringWorld, patches: Replacements, messages: Messages) -> None:
     """Replace what finds peers and what makes groups."""
     import torch.distributed as dist
 
@@ -152,7 +153,7 @@ def _split_group(world: AnsweringWorld, original: Any) -> Any:
     return split_group
 
 
-def _pretend_nccl(world: AnsweringWorld, patches: compat.Replacements, c10d: Any, dist: Any) -> None:
+def _pretend_nccl(world: AnsweringWorld, patches: Replacements, c10d: Any, dist: Any) -> None:
     """A CPU build lacks `ProcessGroupNCCL`, whose options scripts fill in before they ask for nccl."""
     if c10d.default_pg_nccl_timeout is None:
         patches.set(c10d, "default_pg_nccl_timeout", NCCL_TIMEOUT)
@@ -193,7 +194,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def wrap_group_methods(world: AnsweringWorld, patches: compat.Replacements) -> None:
+def wrap_group_methods(world: AnsweringWorld, patches: Replacements) -> None:
     """Methods of torch's `ProcessGroup` that C++ would answer on the backend, or with a GPU that may not be there."""
     cls, fake = compat.c10d().ProcessGroup, compat.fake_backend()
     barrier, options_class = cls.barrier, compat.c10d().BarrierOptions
@@ -228,7 +229,7 @@ def wrap_group_methods(world: AnsweringWorld, patches: compat.Replacements) -> N
     patches.set(fake, "_set_default_timeout", _nothing)
 
 
-def watch_meshes(world: AnsweringWorld, patches: compat.Replacements) -> None:
+def watch_meshes(world: AnsweringWorld, patches: Replacements) -> None:
     """Note the script's meshes; give a rank its own part of what it holds whole, as a scatter's root would send it."""
     mesh_class = compat.device_mesh_class()
     make = mesh_class.__init__

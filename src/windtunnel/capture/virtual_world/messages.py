@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
-from windtunnel.capture.virtual_world.mailbox import Mailbox
-from windtunnel.capture.virtual_world.protocol import AnsweringWorld
+from windtunnel.capture.virtual_world.protocol import AnsweringWorld, Mailbox
 from windtunnel.capture.virtual_world.refusals import NoPeerError, WorldError
 
 if TYPE_CHECKING:
@@ -33,13 +32,11 @@ class Messages:
         self,
         world: AnsweringWorld,
         mailbox: Mailbox | None,
-        reachable: Collection[int] | None,
         timeout_s: float,
         beside: Collection[int] = (),
     ) -> None:
         self._world, self._mailbox, self._timeout_s = world, mailbox, timeout_s
-        self._reachable = None if reachable is None else frozenset(reachable)
-        self._run = self._reachable if self._reachable is not None else frozenset(beside)
+        self._run = frozenset(beside)
         self._numbers: dict[str, int] = {}
         # what was sent and not yet received, or the other way round
         self._to_self: dict[tuple[str, int], deque[Any]] = {}
@@ -47,12 +44,8 @@ class Messages:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a mailbox."""
+        """Whether there is a mailbox, and so a message from or to another rank can arrive."""
         return self._mailbox is not None
-
-    def reaches(self, rank: int) -> bool:
-        """Whether a message from or to that rank can arrive."""
-        return self._mailbox is not None and (self._reachable is None or rank in self._reachable)
 
     def named_among(self, ranks: Sequence[int]) -> list[int]:
         """Those of the ranks that are known to run, without this one."""
@@ -78,8 +71,6 @@ class Messages:
         """Wait for a message; `what` is for the user to read."""
         if self._mailbox is None:
             raise NoPeerError(what, sender, "no other rank runs")
-        if not self.reaches(sender):
-            raise NoPeerError(what, sender, "that rank does not run")
         try:
             return self._mailbox.get(key, self._timeout_s)
         except TimeoutError as error:
@@ -95,7 +86,7 @@ class Messages:
         if call.peer == self._world.rank:
             return self._deliver_to_self(exchange)
         if call.kind == "send":
-            if call.is_control and self.reaches(call.peer):
+            if call.is_control and self.is_open:
                 self.put(
                     self.key(group, self._world.rank, call.peer, f"tag {call.tag}"), self._encoded(exchange.inputs)
                 )

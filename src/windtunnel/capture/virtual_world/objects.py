@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.collectives import Answers
 from windtunnel.capture.virtual_world.groups import Group
@@ -23,7 +24,7 @@ from windtunnel.programs.rank_classes.proxies import proxies_among
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
 
-def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: compat.Replacements) -> None:
+def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: Replacements) -> None:
     """Replace torch's object collectives while the world is open."""
     calls = ObjectCalls(world, answers, messages)
     for name in (
@@ -81,7 +82,7 @@ class ObjectCalls:
         device: Any = None,
         group_src: int | None = None,
     ) -> None:
-        """One member's objects, on every member: they stay what they are here, where there is something to stay."""
+        """One member's objects, on every member: they stay what they are here unless they are placeholders."""
         ours = self._group(group, "broadcast_object_list")
         if ours is None:
             return
@@ -93,8 +94,8 @@ class ObjectCalls:
         if root == ours.position:
             if ours.size > 1:
                 self._messages.put(key, data)
-        elif any(entry is None for entry in object_list) or self._messages.named_among((sender,)):
-            if self._messages.reaches(sender):
+        elif any(map(_is_placeholder, object_list)) or self._messages.named_among((sender,)):
+            if self._messages.is_open:
                 object_list[:] = loads(self._messages.get(key, "broadcast_object_list", sender))
             else:
                 self._note(f"broadcast_object_list: the objects of rank {sender} are not known, None stayed None")
@@ -120,12 +121,12 @@ class ObjectCalls:
                 raise ValueError("source rank must provide non-None scatter_object_input_list")
             parts = [dumps(part) for part in inputs]
             self._call(ours, "scatter", sum(map(len, parts)), root)
-            if ours.size > 1:  # one letter, as nobody knows yet who will ask for it
+            if ours.size > 1:  # one message, as nobody knows yet who will ask for it
                 messages.put(messages.key(ours, sender, sender, "scatter"), pickle.dumps(parts))
             scatter_object_output_list[0] = loads(parts[root])
             return
         self._call(ours, "scatter", 0, root)
-        if messages.reaches(sender):
+        if messages.is_open:
             key = messages.key(ours, sender, sender, "scatter")
             theirs = pickle.loads(messages.get(key, "scatter_object_list", sender))
             scatter_object_output_list[0] = loads(theirs[ours.position])
@@ -149,7 +150,7 @@ class ObjectCalls:
         data = dumps(object_list)
         self._call(ours, "send", len(data), receiver)
         messages, to = self._messages, ours.members[receiver]
-        if messages.reaches(to):
+        if messages.is_open:
             messages.put(messages.key(ours, self._world.rank, to, "objects"), data)
 
     def recv_object_list(
@@ -234,6 +235,10 @@ class ObjectCalls:
     def _note(self, text: str) -> None:
         if text not in self._world.notes:
             self._world.notes.append(text)
+
+
+def _is_placeholder(entry: Any) -> bool:
+    return entry is None or (isinstance(entry, (str, bytes, int, float, list, tuple, dict, set)) and not entry)
 
 
 class _Pickler(pickle.Pickler):

@@ -74,15 +74,6 @@ def recorded(tape: Callable[[Exchange], bool], otherwise: Fill = like_me) -> Fil
     return fill
 
 
-def permute_own(exchange: Exchange) -> None:
-    """all_to_all only: receive what was sent, in its order. Keeps the rows' total, so a router's load looks even."""
-    if len(exchange.outputs) == 1 and len(exchange.inputs) == 1:
-        _tile(exchange.outputs[0], exchange.inputs[0], exchange.noise)
-    else:
-        for output, own in zip(exchange.outputs, exchange.inputs, strict=True):
-            _tile(output, own, exchange.noise)
-
-
 @dataclass(frozen=True)
 class PeerPolicy:
     """Which data peers are given, by kind of communication."""
@@ -107,17 +98,19 @@ PEERS_LIKE_ME = PeerPolicy()
 
 def reduce_equals(tensor: Any, op: str, count: int, factor: Any = None) -> None:
     """In place, the reduction of `count` tensors that all equal this one."""
+    import torch
+
     if op == "sum":
         _times(tensor, count)
     elif op == "premul_sum":
         _times(tensor, factor if factor is not None else 1)
         _times(tensor, count)
-    elif op == "product":
+    elif op == "product" and tensor.dtype != torch.bool:
         tensor.pow_(count)
     elif op == "bxor":
         if count % 2 == 0:
             tensor.zero_()
-    elif op not in ("avg", "min", "max", "band", "bor"):
+    elif op not in ("avg", "min", "max", "band", "bor", "product"):
         raise AssertionError(f"reduction {op!r}")
 
 
@@ -153,7 +146,7 @@ def _gather(exchange: Exchange) -> None:
             _repeat(parts[0], own, exchange.size, exchange.call.position)
         else:
             for part in parts:
-                _tile(part, own, exchange.noise)
+                tile(part, own, exchange.noise)
 
 
 def _repeat(whole: Any, own: Any, count: int, position: int) -> None:
@@ -181,7 +174,7 @@ def _reduce_scatter(exchange: Exchange) -> None:
 
 def _scatter(exchange: Exchange) -> None:
     if exchange.inputs:
-        _tile(exchange.outputs[0], exchange.inputs[exchange.call.position], exchange.noise)
+        tile(exchange.outputs[0], exchange.inputs[exchange.call.position], exchange.noise)
     else:
         exchange.noise(exchange.outputs[0])  # only the root knows
 
@@ -191,7 +184,7 @@ def _all_to_all(exchange: Exchange) -> None:
     if len(exchange.outputs) != 1 or len(exchange.inputs) != 1 or size == 1:  # a tensor for each peer
         for output in exchange.outputs:
             own = exchange.inputs[position]
-            _tile(output, own if own.numel() else _first_with_rows(exchange.inputs, own), exchange.noise)
+            tile(output, own if own.numel() else _first_with_rows(exchange.inputs, own), exchange.noise)
         return
     output, whole = exchange.outputs[0], exchange.inputs[0]
     if not exchange.send_rows and not exchange.receive_rows:
@@ -206,7 +199,7 @@ def _all_to_all(exchange: Exchange) -> None:
         return
     start = 0
     for rows in received:
-        _tile(output.narrow(0, start, rows), own, exchange.noise)
+        tile(output.narrow(0, start, rows), own, exchange.noise)
         start += rows
 
 
@@ -218,7 +211,7 @@ def _first_with_rows(tensors: tuple[Any, ...], otherwise: Any) -> Any:
     return next((tensor for tensor in tensors if tensor.numel()), otherwise)
 
 
-def _tile(output: Any, own: Any, noise: Callable[[Any], None]) -> None:
+def tile(output: Any, own: Any, noise: Callable[[Any], None]) -> None:
     """`own` again and again until `output` is full."""
     if not output.numel() or output.data_ptr() == own.data_ptr():
         return

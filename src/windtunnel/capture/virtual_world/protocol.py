@@ -1,4 +1,4 @@
-"""A virtual world as the modules see it that answer for its peers."""
+"""A virtual world as the modules see it that answer for its peers, and the mailbox that it may have."""
 
 # ruff: noqa: D102  # described in `world.py`
 
@@ -9,8 +9,22 @@ from typing import Any, Protocol
 
 from windtunnel.capture.virtual_world.groups import Group
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
-from windtunnel.capture.virtual_world.work import Works
+from windtunnel.capture.virtual_world.work import Due, Works
 from windtunnel.programs.communication import Communication
+
+
+class Mailbox(Protocol):
+    """Control messages between the ranks of a world that do run, with their real data.
+
+    A message's key names the group, sender, receiver, tag and its number, so this is a dictionary with waiting: nothing
+    is taken out, several may read the same message (a broadcast).
+    """
+
+    def put(self, key: str, data: bytes) -> None:
+        """Leave a message."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait for a message; `TimeoutError` if it does not come."""
 
 
 class AnsweringWorld(Protocol):
@@ -34,10 +48,10 @@ class AnsweringWorld(Protocol):
     def group_of(self, boxed: Any) -> Group: ...
     def note_mesh(self, names: tuple[str, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> None: ...
     def backend_name_of(self, backend: Any) -> str: ...
-    def begin(self, call: Communication) -> float | None: ...
-    def wait_for(self, call: Communication, due: float | None) -> None: ...
+    def begin(self, call: Communication) -> Due: ...
+    def wait_for(self, call: Communication, due: Due) -> None: ...
     def work(
-        self, calls: tuple[Communication, ...], due: float | None, outputs: Sequence[Any], group: Group, source: int
+        self, calls: tuple[Communication, ...], due: Due, outputs: Sequence[Any], group: Group, source: int
     ) -> Any: ...
     def deliver(self, exchange: Exchange, group: Group) -> int: ...
     def carry_known(self, exchange: Exchange, *, fresh: bool = False) -> None: ...

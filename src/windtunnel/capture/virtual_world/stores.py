@@ -36,14 +36,14 @@ class LocalStore(dist.Store):  # type: ignore[misc]
         """Store a value."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         if self._rank == SETTER and self._messages is not None and key not in self._values:
-            self._messages.put(_letter(key), data)
+            self._messages.put(_message_key(key), data)
         self._values[key] = data
 
     def get(self, key: str) -> bytes:
         """Look a value up."""
         mail = self._messages if self._rank != SETTER else None
-        if key not in self._values and mail is not None and mail.reaches(SETTER):
-            self._values[key] = mail.get(_letter(key), f"{key!r} of the key-value store", SETTER)
+        if key not in self._values and mail is not None and mail.is_open:
+            self._values[key] = mail.get(_message_key(key), f"{key!r} of the key-value store", SETTER)
         if key not in self._values:
             raise UnsupportedCommunicationError(
                 f"reading {key!r} from the job's key-value store, which another rank would have set,",
@@ -81,6 +81,8 @@ class LocalStore(dist.Store):  # type: ignore[misc]
         """How many keys there are."""
         return len(self._values)
 
+    getNumKeys = num_keys  # noqa: N815 - what C++ asks a store for that it was given
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Kept, and never reached."""
         self._timeout = timeout
@@ -95,6 +97,6 @@ def tcp_store(rank: int, messages: Messages) -> Any:
     return make
 
 
-def _letter(key: str) -> str:
+def _message_key(key: str) -> str:
     """Of the first value of a key: whoever reads it, sooner or later, finds the same."""
     return f"store/{SETTER}>{SETTER}/{key}"

@@ -10,13 +10,14 @@ tensors: memory would be held that the real library gives back.
 from __future__ import annotations
 
 import contextlib
-import heapq
+import math
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,30 +31,66 @@ KEPT_WORKS = 65_536  # works that nobody waits for are dropped, oldest first
 KEPT_WAITED = 4_096  # the same, of those that were waited for
 
 
-def wait_until(due: float | None) -> None:
-    """Return at `due` on `time.perf_counter`'s clock, some tens of microseconds late at most."""
-    if due is None:
-        return
-    while (left := due - time.perf_counter()) > 0:
+class Completion(Protocol):
+    """When a call is done, where that is found out while the script goes on."""
+
+    def known(self) -> float | None:
+        """The time, on `time.perf_counter`'s clock; None: not known yet."""
+
+    def left(self) -> float:
+        """Seconds until then, asked by a thread that waits; while that is not known, seconds until it asks again."""
+
+
+Due = float | Completion | None  # a time on `time.perf_counter`'s clock; None: at once
+
+
+def wait_until(due: Due) -> None:
+    """Return at `due`, some tens of microseconds late at most."""
+    while (left := _left(due)) > 0:
         if left > SPIN_S:
             time.sleep(left - SPIN_S)
+
+
+def _left(due: Due) -> float:
+    if due is None:
+        return 0.0
+    return due - time.perf_counter() if isinstance(due, float) else due.left()
+
+
+def _is_over(due: Due) -> bool:
+    if due is None or isinstance(due, float):
+        return due is None or time.perf_counter() >= due
+    at = due.known()
+    return at is not None and time.perf_counter() >= at
+
+
+@dataclass(frozen=True)
+class _AllOf:
+    """Done when all are. Satisfies `Completion`."""
+
+    dues: tuple[Due, ...]
+
+    def known(self) -> float | None:
+        times = [due if isinstance(due, float) else due.known() for due in self.dues if due is not None]
+        return None if None in times else max(times, default=-math.inf)  # type: ignore[type-var]
+
+    def left(self) -> float:
+        return max(map(_left, self.dues))
 
 
 class Timer:
     """One thread that completes futures when they are due; it starts with the first and ends with `stop`."""
 
     def __init__(self) -> None:
-        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
+        self._jobs: list[tuple[Due, Callable[[], None]]] = []
         self._stopped = False
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def at(self, due: float, job: Callable[[], None]) -> None:
+    def at(self, due: Due, job: Callable[[], None]) -> None:
         """Call `job` at `due`, on the timer's thread."""
         with self._wake:
-            self._count += 1
-            heapq.heappush(self._jobs, (due, self._count, job))
+            self._jobs.append((due, job))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="windtunnel-timer", daemon=True)
                 self._thread.start()
@@ -74,15 +111,14 @@ class Timer:
                     self._wake.wait()
                 if not self._jobs:
                     return
-                due = self._jobs[0][0]
-                left = due - time.perf_counter()
+                # Times become known, and change, while jobs wait: none is first for good.
+                left, number = min((_left(due), number) for number, (due, _) in enumerate(self._jobs))
                 if left > TIMER_SPIN_S and not self._stopped:
                     self._wake.wait(left - TIMER_SPIN_S)
                     continue
-                job = heapq.heappop(self._jobs)[2]
-            if not self._stopped:
-                while time.perf_counter() < due:
-                    pass
+                due, job = self._jobs.pop(number)
+            while not self._stopped and _left(due) > 0:
+                pass
             job()
             del job  # else this thread holds the last bucket until the next one is due
 
@@ -93,7 +129,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
     def __init__(
         self,
         calls: tuple[Communication, ...],
-        due: float | None,
+        due: Due,
         outputs: Iterable[Any],
         works: Works,
         source: int = -1,
@@ -129,7 +165,7 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Whether it is done by now."""
-        return self.due is None or time.perf_counter() >= self.due
+        return _is_over(self.due)
 
     def is_success(self) -> bool:
         """Virtual peers do not fail."""
@@ -154,13 +190,11 @@ class VirtualWork(dist.Work):  # type: ignore[misc]
         devices = sorted({tensor.device for tensor in outputs if tensor.device.type == "cuda"}, key=str)
         real = bool(devices) and not any(isinstance(tensor, compat.fake_tensor_class()) for tensor in outputs)
         future = torch.futures.Future(devices=devices) if real else torch.futures.Future()
-        due = self.due
         self._works.settle(self)
-        if self.ending is None and (due is None or time.perf_counter() >= due):
+        if self.ending is None and _is_over(self.due):
             future.set_result(outputs)
         else:
-            at = due if due is not None else time.perf_counter()
-            self._works.timer.at(at, _completion(future, outputs, self.ending, self._works))
+            self._works.timer.at(self.due, _completion(future, outputs, self.ending, self._works))
         return future
 
 
@@ -218,7 +252,7 @@ class Works:
         """One work that is done when all are."""
         for work in works:
             self.settle(work)
-        due = max((work.due for work in works if work.due is not None), default=None)
+        due = _AllOf(tuple(work.due for work in works)) if works else None
         calls = tuple(call for work in works for call in work.calls)
         endings = [work.ending for work in works if work.ending is not None]
 

@@ -14,15 +14,19 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world import messages as mail
 from windtunnel.capture.virtual_world import peer_data
 from windtunnel.capture.virtual_world.groups import Group, make_process_group
-from windtunnel.capture.virtual_world.mailbox import Mailbox
+from windtunnel.capture.virtual_world.protocol import Mailbox
 from windtunnel.capture.virtual_world.refusals import WorldError
 from windtunnel.programs.communication import Communication
+
+if TYPE_CHECKING:
+    from windtunnel.capture.virtual_world.work import Due
 
 KNOWN_ELEMENTS = 4096  # of a tensor that is followed through collectives: counts of tokens, not tokens
 
@@ -30,8 +34,8 @@ KNOWN_ELEMENTS = 4096  # of a tensor that is followed through collectives: count
 class Listener(Protocol):
     """Who wants to know of every call, and decides how long it takes."""
 
-    def begin(self, call: Communication) -> float | None:
-        """A call is made now; when does it complete, on `time.perf_counter`'s clock? None: at once."""
+    def begin(self, call: Communication) -> Due:
+        """A call is made now; when does it complete? None: at once."""
 
     def waited(self, call: Communication) -> None:
         """The host has waited for it, and goes on."""
@@ -59,7 +63,6 @@ class World:
         peers: peer_data.PeerPolicy = peer_data.PEERS_LIKE_ME,
         listener: Listener | None = None,
         mailbox: Mailbox | None = None,
-        reachable: Collection[int] | None = None,
         mailbox_timeout_s: float = 120.0,
         devices: Sequence[str] = ("cpu", "cuda"),
         around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
@@ -68,10 +71,9 @@ class World:
     ) -> None:
         """Set up rank `rank` of `world_size`.
 
-        `reachable` names the ranks that the mailbox reaches: with it, what they gather and scatter as objects is real
-        too, and a message from any other rank is refused at once. Without it each control message waits for its sender.
-        `around` wraps the kernel of every op of `c10d`, to watch the calls. `beside` names ranks that are sure to run
-        with the same mailbox, whoever else it reaches; `real_peers` exchanges tensors with them.
+        Control messages that come through the mailbox are waited for. `beside` names ranks that are sure to run: what
+        they gather and scatter as objects is real too, and `real_peers` exchanges tensors with them. `around` wraps the
+        kernel of every op of `c10d`, to watch the calls.
         """
         if not 0 <= rank < world_size:
             raise WorldError(f"rank {rank} is not of a world of {world_size}: ranks go from 0 to {world_size - 1}")
@@ -79,7 +81,7 @@ class World:
         self.local_world_size = local_world_size
         self.peers = peers
         self.listener = listener
-        self.messages = mail.Messages(self, mailbox, reachable, mailbox_timeout_s, beside)
+        self.messages = mail.Messages(self, mailbox, mailbox_timeout_s, beside)
         self.real_peers = real_peers
         self.devices = tuple(devices)
         self.fake = False  # tensors hold no data: shapes only, no copying
@@ -96,7 +98,7 @@ class World:
         self._asked: dict[int, tuple[Any, str]] = {}  # by id of the backend object, held so that the id stays its own
         self._generators: dict[Any, Any] = {}
         self._thread = threading.local()
-        self._patches = compat.Replacements()
+        self._patches = Replacements()
         self._library: Any = None
         self._around = around or (lambda kernel: kernel)
 
@@ -164,18 +166,17 @@ class World:
 
     def check_rank(self, rank: int, what: str) -> None:
         """Refuse another rank than this world's; -1 leaves it open."""
-        if rank not in (-1, self.rank):
-            raise WorldError(
-                f"init_process_group was given {what} {rank}, but this process is rank {self.rank} of {self.size}; "
-                "let the script take its rank from the environment (RANK)"
-            )
+        self._check(what, rank, self.rank, "its rank from the environment (RANK)")
 
     def check_size(self, size: int) -> None:
         """Refuse another size than this world's; -1 leaves it open."""
-        if size not in (-1, self.size):
+        self._check("world_size", size, self.size, "it from the environment (WORLD_SIZE)")
+
+    def _check(self, what: str, given: int, own: int, remedy: str) -> None:
+        if given not in (-1, own):
             raise WorldError(
-                f"init_process_group was given world_size {size}, but this process is rank {self.rank} of {self.size}; "
-                "let the script take it from the environment (WORLD_SIZE)"
+                f"init_process_group was given {what} {given}, but this process is rank {self.rank} of {self.size}; "
+                f"let the script take {remedy}"
             )
 
     def make_group(
@@ -223,7 +224,7 @@ class World:
 
     # --------------------------------------------------------------------------------------------------------- calls
 
-    def begin(self, call: Communication) -> float | None:
+    def begin(self, call: Communication) -> Due:
         """A call is made: note it, and ask when it completes."""
         if self.calls is not None:
             self.calls.append(call)
@@ -233,7 +234,7 @@ class World:
         if self.listener is not None:
             self.listener.waited(call)
 
-    def wait_for(self, call: Communication, due: float | None) -> None:
+    def wait_for(self, call: Communication, due: Due) -> None:
         """Block until a call of this thread is done that has no `Work`."""
         from windtunnel.capture.virtual_world import work
 
@@ -241,7 +242,7 @@ class World:
         self._waited(call)
 
     def work(
-        self, calls: tuple[Communication, ...], due: float | None, outputs: Sequence[Any], group: Group, source: int
+        self, calls: tuple[Communication, ...], due: Due, outputs: Sequence[Any], group: Group, source: int
     ) -> Any:
         """What the caller is handed."""
         from windtunnel.capture.virtual_world import work
@@ -346,11 +347,6 @@ class World:
         self._thread.factor = factor
 
     # -------------------------------------------------------------------------------------------------- for recorders
-
-    def is_communication(self, func: Any) -> bool:
-        """Whether `answer` answers this op."""
-        name = func._schema.name.split("::")[1]
-        return (func.namespace == "c10d" and name in self._kernels) or self._functional.knows(func.namespace, name)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Answer an op of `c10d` or `_c10d_functional` that a dispatch mode was given, on any tensors."""

@@ -142,6 +142,15 @@ def latency_and_bandwidth(
     return _priced(kind, float(bytes_total), group, cluster, None).split
 
 
+def nic_share(kind: str, bytes_total: float, group: Group, cluster: Cluster) -> float:
+    """Share of a GPU's NIC that a collective takes while alone: 0 inside a node, less than 1 while small."""
+    if tier(group) != "scale_out" or not bytes_total:
+        return 0.0
+    _, _, latency_s, bandwidth_s = latency_and_bandwidth(kind, bytes_total, group, cluster)
+    whole = latency_s + bandwidth_s
+    return bandwidth_s / whole if whole > 0.0 else 0.0
+
+
 class _Priced(NamedTuple):
     price: Price
     split: tuple[str, str, float, float]

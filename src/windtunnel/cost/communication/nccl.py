@@ -22,11 +22,9 @@ constants here are fitted to measurements: calibration/collectives.yaml, docs/ph
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from importlib.resources import files
 from typing import Any, NamedTuple
 
-from windtunnel.input_file import own_yaml
+from windtunnel.cost.calibration import read_calibration
 
 NVLS_TREE_FROM_BYTES = 4 << 20  # from here NCCL runs it across SHARP domains, even where a tree would be quicker,
 NVLS_TREE_WIDTH = 4.0  # and from so many times that always
@@ -105,12 +103,9 @@ class Cost(NamedTuple):
     seconds: float
 
 
-@lru_cache(maxsize=1)
 def calibration() -> dict[str, Any]:
     """The fitted constants, as in calibration/collectives.yaml."""
-    text = files("windtunnel.cost").joinpath("calibration/collectives.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = own_yaml(text)
-    return loaded
+    return read_calibration("collectives.yaml")
 
 
 def fabric_of(constants: dict[str, Any], links: Links) -> Fabric:

@@ -8,27 +8,20 @@ input of a reduce-scatter), so 2 x it is bytes for `half`; the `int8` rows, wher
 What is kept: the newest NCCL release, `half`, the median of repeated rows, and of these the largest sequence that never
 falls with size: a spike at one size (17 us between two of 7 us) is the machine's, not the collective's.
 
-Cache: `$XDG_CACHE_HOME/windtunnel/nccl-<system>-<package version>-<format>.npz`, written beside and renamed, rebuilt
-when it cannot be read. Without aiconfigurator-core (it has Linux x86-64 wheels only) there are no tables: `load` gives
-an empty dict.
+Without the package there are no tables: `load` gives an empty dict.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import tempfile
-import zipfile
 from functools import lru_cache
-from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-FORMAT = 1
-PACKAGE = "aiconfigurator-core"
+from windtunnel.cost.measured.cache import cached_arrays, package_data, version_order
+
+FORMAT_VERSION = 2
 KIND_OF_OP = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -50,23 +43,18 @@ Curves = dict[tuple[str, int], Curve]  # by (kind, number of GPUs)
 @lru_cache(maxsize=32)
 def load(system: str) -> Curves:
     """The curves of one aiconfigurator system name ("h100_sxm"); empty where there are none."""
-    folder = _tables_folder(system)
-    if folder is None:
+    found = package_data()
+    if found is None or not (folder := found[0] / system / "comm" / "nccl").is_dir():
         return {}
-    cached = cache_folder() / f"nccl-{system}-{metadata.version(PACKAGE)}-{FORMAT}.npz"
-    curves = _read_cache(cached)
-    if curves is None:
-        curves = compact(folder)
-        # a cache that cannot be written (read-only home) costs time, not correctness
-        with contextlib.suppress(OSError):
-            _write_cache(cached, curves)
+    arrays = cached_arrays(
+        f"nccl-{system}-{found[1]}-f{FORMAT_VERSION}.npz",
+        lambda: {f"{kind}/{n_gpus}": np.array([*curve]) for (kind, n_gpus), curve in compact(folder).items()},
+    )
+    curves: Curves = {}
+    for name, (sizes, seconds) in arrays.items():
+        kind, n_gpus = name.rsplit("/", 1)
+        curves[kind, int(n_gpus)] = Curve(tuple(sizes.tolist()), tuple(seconds.tolist()))
     return curves
-
-
-def cache_folder() -> Path:
-    """Where compacted tables live: `$XDG_CACHE_HOME/windtunnel`, by default `~/.cache/windtunnel`."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "windtunnel"
 
 
 def compact(folder: Path) -> Curves:
@@ -74,7 +62,7 @@ def compact(folder: Path) -> Curves:
     import pyarrow.parquet as parquet
 
     best: Curves = {}
-    for path in sorted(folder.glob("*/nccl_perf.parquet"), key=lambda path: _release(path.parent.name)):
+    for path in sorted(folder.glob("*/nccl_perf.parquet"), key=lambda path: version_order(path.parent.name)):
         names = ["op_name", "nccl_dtype", "num_gpus", "message_size", "latency"]
         columns = parquet.read_table(path, columns=names).to_pydict()
         found: dict[tuple[str, int], dict[float, list[float]]] = {}
@@ -93,44 +81,3 @@ def _curve(times_by_bytes: dict[float, list[float]]) -> Curve:
     medians = np.array([float(np.median(times_by_bytes[size])) for size in sizes])
     rising = np.minimum.accumulate(medians[::-1])[::-1]
     return Curve(tuple(sizes), tuple(float(value) for value in rising))
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
-def _tables_folder(system: str) -> Path | None:
-    spec = util.find_spec("aiconfigurator_core")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(root) / "systems" / "data" / system / "comm" / "nccl"
-        if folder.is_dir():
-            return folder
-    return None
-
-
-def _read_cache(path: Path) -> Curves | None:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            curves: Curves = {}
-            for name in stored.files:
-                kind, n_gpus = name.rsplit("/", 1)
-                sizes, seconds = stored[name]
-                if len(sizes) < 2 or not (np.all(np.diff(sizes) > 0) and np.all(np.diff(seconds) >= 0)):
-                    return None
-                curves[kind, int(n_gpus)] = Curve(tuple(map(float, sizes)), tuple(map(float, seconds)))
-            return curves or None
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile):
-        return None
-
-
-def _write_cache(path: Path, curves: Curves) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays = {f"{kind}/{n_gpus}": np.array([*curve]) for (kind, n_gpus), curve in curves.items()}
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise

@@ -30,7 +30,6 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.errors import SpecError
 from windtunnel.hardware.topology import Topology, paths
 
-ALGORITHMS = ("ring", "tree", "hierarchical", "direct")
 ALGORITHMS_OF = {
     "all_reduce": ("ring", "tree", "hierarchical"),
     "all_gather": ("ring", "hierarchical"),
@@ -71,17 +70,6 @@ class Demand(NamedTuple):
     use_bytes_per_s: Floats  # of each, at speed 1
     seconds: float  # alone
     weight: float  # such that it and another one get equal bytes per second of a link that is the busiest of both
-
-
-class Demands(NamedTuple):
-    """Demands as `engine.flows` takes them. The last capacities are a link of each demand's own: speed <= 1."""
-
-    link_ptr: Ints
-    link_idx: NDArray[np.int32]
-    use: Floats
-    weight: Floats
-    capacity: Floats
-    work_s: Floats  # seconds alone: what `replay_flows` calls bytes
 
 
 def flows_of(
@@ -138,20 +126,6 @@ def demand(flows: Flows, topology: Topology, seconds: float | None = None) -> De
         return Demand(np.zeros(0, np.int32), np.zeros(0), alone, 1.0)
     use = np.minimum(carried[link] / alone, capacity)
     return Demand(link.astype(np.int32), use, alone, max(1.0, alone / busiest))
-
-
-def side_by_side(demands: Sequence[Demand], topology: Topology) -> Demands:
-    """`demands` on one network."""
-    n = len(demands)
-    links = [np.append(one.link, topology.n_links + i) for i, one in enumerate(demands)]
-    return Demands(
-        link_ptr=np.cumsum([0, *(len(one.link) + 1 for one in demands)]),
-        link_idx=np.concatenate(links).astype(np.int32),
-        use=np.concatenate([np.append(one.use_bytes_per_s, 1.0) for one in demands]),
-        weight=np.array([one.weight for one in demands]),
-        capacity=np.append(topology.capacity_bytes_per_s, np.ones(n)),
-        work_s=np.array([one.seconds for one in demands]),
-    )
 
 
 class _Moves(NamedTuple):

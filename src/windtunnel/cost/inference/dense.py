@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from windtunnel.cost.inference.measured import FRAMEWORKS, paths
+from windtunnel.cost.measured.cache import Arrays, cached_arrays, package_data
 from windtunnel.cost.measured.interpolation import Array, LogGrid, as_axis
-from windtunnel.cost.measured.tables import cache_folders, package_data, read_arrays, write_arrays
 
 FORMAT_VERSION = 2
 DTYPES = ("fp8", "fp8_block", "nvfp4")
@@ -28,15 +27,7 @@ def quantised_grids(system: str) -> dict[str, LogGrid]:
     if found is None or not (found[0] / system / "gemm").is_dir():
         return {}
     name = f"serving-gemm-{system}-{found[1]}-f{FORMAT_VERSION}.npz"
-    for folder in cache_folders():
-        stored = read_arrays(folder / name)
-        if stored is not None and "dtypes" in stored:
-            return _grids(stored)
-    arrays = _compacted(system)
-    for folder in cache_folders():
-        if write_arrays(folder / name, arrays):
-            break
-    return _grids(arrays)
+    return _grids(cached_arrays(name, lambda: _compacted(found[0] / system)))
 
 
 def gemm_s(grid: LogGrid, m: float, n: float, k: float) -> float:
@@ -44,23 +35,17 @@ def gemm_s(grid: LogGrid, m: float, n: float, k: float) -> float:
     return math.exp(grid.read((math.log(m), math.log(n), math.log(k))).log_value)
 
 
-def _grids(arrays: dict[str, NDArray[np.generic]]) -> dict[str, LogGrid]:
+def _grids(arrays: Arrays) -> dict[str, LogGrid]:
     names = bytes(arrays["dtypes"].astype(np.uint8)).decode().split()
     axes = tuple(as_axis(arrays[f"axis{place}"]) for place in range(3))
     return {name: LogGrid(axes, arrays[name].astype(np.float32), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)) for name in names}
 
 
-def _compacted(system: str) -> dict[str, NDArray[np.generic]]:
+def _compacted(folder: Path) -> Arrays:
     from windtunnel.cost.measured import compaction
 
-    files = [
-        path for one in FRAMEWORKS for framework, path in paths(system, "gemm", "gemm_perf", one) if framework == one
-    ]
-    per_framework = [compaction.gemm_of(path) for path in files]
-    shapes = [shape for times in per_framework for shape, _ in times.values()]
-    m, n, k = (compaction.common_sizes(np.concatenate([shape[:, i] for shape in shapes]), i) for i in range(3))
-    axes = (m, n, k)
-    arrays: dict[str, NDArray[np.generic]] = {f"axis{i}": np.log(axis) for i, axis in enumerate(axes)}
+    per_framework, axes = compaction.timed_gemms(folder)
+    arrays: Arrays = {f"axis{place}": logs for place, logs in enumerate(compaction.logs_of(axes))}
     names = []
     for dtype in DTYPES:
         cubes: list[Array] = [
@@ -68,7 +53,7 @@ def _compacted(system: str) -> dict[str, NDArray[np.generic]]:
         ]
         if not cubes:
             continue
-        arrays[dtype] = compaction.median_grid(cubes, (np.log(m), np.log(n), np.log(k))).astype(np.float32)
+        arrays[dtype] = compaction.median_grid(cubes, compaction.logs_of(axes)).astype(np.float32)
         names.append(dtype)
     arrays["dtypes"] = np.frombuffer(" ".join(names).encode(), dtype=np.uint8)
     return arrays

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from windtunnel.cost import roofline
 from windtunnel.cost.communication.collectives import collective, group_of
@@ -126,7 +126,7 @@ class InferenceKernels:
         self, hidden: int, inter: int, topk: int, experts: int, tp: int, ep: int, dtype: str, gated: bool = True
     ) -> Curve:
         """Over the tokens of the whole expert group: routing, both products and the sum, on the busiest GPU."""
-        return _experts(self, hidden, inter, topk, experts, tp, ep, dtype, gated)
+        return _experts(self, _Experts(hidden, inter, topk, experts, tp, ep, dtype, gated))
 
     def all_reduce_s(self, bytes_total: float, gpus: int) -> float:
         """Sum over `gpus` neighbours."""
@@ -200,19 +200,23 @@ def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtyp
     return _streamed(gpu, latent * width, flops_per_token=4.0 * heads * latent)
 
 
+class _Experts(NamedTuple):
+    """Routed experts of one layer, and over how many GPUs they lie."""
+
+    hidden: int
+    inter: int
+    topk: int
+    experts: int
+    tp: int
+    ep: int
+    dtype: str
+    gated: bool
+
+
 @lru_cache(maxsize=512)
-def _experts(
-    kernels: InferenceKernels,
-    hidden: int,
-    inter: int,
-    topk: int,
-    experts: int,
-    tp: int,
-    ep: int,
-    dtype: str,
-    gated: bool,
-) -> Curve:
-    name = MOE_NAMES.get(dtype, "bfloat16")
+def _experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
+    name = MOE_NAMES.get(layer.dtype, "bfloat16")
+    hidden, inter, topk, experts, tp, ep = layer[:6]
     shape = {"hidden_size": hidden, "inter_size": inter, "topk": topk, "num_experts": experts}
     for _, path in _tables(kernels.gpu, "moe", "moe_perf", kernels.framework):
         for wanted in (name, "fp8_block" if name == "fp8" else name):
@@ -232,24 +236,12 @@ def _experts(
                 line.nodes, tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
             )
     nodes = tuple(float(2**i) for i in range(0, 15))
-    return Curve(
-        nodes, tuple(_experts_s(kernels, t, hidden, inter, topk, experts, tp, ep, dtype, gated) for t in nodes)
-    )
+    return Curve(nodes, tuple(_experts_s(kernels, tokens, layer) for tokens in nodes))
 
 
-def _experts_s(
-    kernels: InferenceKernels,
-    tokens: float,
-    hidden: int,
-    inter: int,
-    topk: int,
-    experts: int,
-    tp: int,
-    ep: int,
-    dtype: str,
-    gated: bool,
-) -> float:
+def _experts_s(kernels: InferenceKernels, tokens: float, layer: _Experts) -> float:
     """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
+    hidden, inter, topk, experts, tp, ep, dtype, gated = layer
     matrices = 3 if gated else 2
     touched = experts * -math.expm1(tokens * math.log1p(-topk / experts)) if topk < experts else float(experts)
     of_one = matrices * hidden * inter / tp
@@ -308,11 +300,6 @@ def _streamed(gpu: Gpu, bytes_per_token: float, flops_per_token: float = 0.0) ->
     return Surface(
         batches, tuple(Curve(contexts, tuple(launch + b * c * per_token for c in contexts)) for b in batches)
     )
-
-
-def _scaled(table: Surface, scale: float, floor_s: float) -> Surface:
-    curves = tuple(Curve(one.nodes, tuple(max(floor_s, s * scale) for s in one.seconds)) for one in table.curves)
-    return Surface(table.batches, curves)
 
 
 def _windowed(table: Surface, window: int) -> Surface:

@@ -7,7 +7,6 @@ A framework without the table borrows that of another, in the order of `FRAMEWOR
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.measured.tables import package_data
+from windtunnel.cost.measured.cache import package_data, version_order
 
 FRAMEWORKS = ("trtllm", "sglang", "vllm")
 Columns = dict[str, NDArray[Any]]
@@ -34,9 +33,15 @@ def paths(system: str, operation: str, name: str, framework: str, release: str =
         return
     for one in (framework, *(other for other in FRAMEWORKS if other != framework)):
         folder = found[0] / system / operation / one
-        versions = sorted((path.parent for path in folder.glob(f"*/{name}.parquet")), key=lambda at: _order(at.name))
+        versions = sorted(
+            (path.parent for path in folder.glob(f"*/{name}.parquet")), key=lambda at: version_order(at.name)
+        )
         if versions:
-            older = [at for at in versions if release and one == framework and _order(at.name) <= _order(release)]
+            older = [
+                at
+                for at in versions
+                if release and one == framework and version_order(at.name) <= version_order(release)
+            ]
             chosen = older[-1] if older else versions[0 if release and one == framework else -1]
             yield one, chosen / f"{name}.parquet"
 
@@ -66,8 +71,3 @@ def has_column(path: Path, name: str) -> bool:
     import pyarrow.parquet as pq
 
     return name in pq.read_schema(path).names
-
-
-def _order(version: str) -> tuple[int, ...]:
-    """Versions in the order of their numbers: 1.3.0rc20 after 1.3.0rc10."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -26,7 +26,6 @@ the others (half of all (n, k) pairs, or of all head counts).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.measured.cache import version_order
 from windtunnel.cost.measured.interpolation import BAND_EDGES_S, Array, as_axis, filled, monotone, quantile_pair
 
 GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
@@ -47,6 +47,7 @@ SMALLEST_JUDGED = 256  # bands are judged on GEMMs with m, n, k of at least this
 APPEND_EFFICIENCY = 0.9  # of HBM bandwidth, reached by the append of K and V
 
 Columns = dict[str, NDArray[Any]]
+Axes = tuple[Array, Array, Array]  # of m, n, k
 
 
 def compact(system_folder: Path) -> dict[str, NDArray[np.generic]]:
@@ -83,12 +84,9 @@ def _entry(
 # ---------------------------------------------------------------------------------------------------------- GEMM
 
 
-def gemm_cubes(system_folder: Path) -> list[tuple[str, list[Array], tuple[Array, Array, Array]]]:
+def gemm_cubes(system_folder: Path) -> list[tuple[str, list[Array], Axes]]:
     """Per dtype: log seconds over (m, n, k), one cube per framework, NaN where it was not timed; and the log axes."""
-    per_framework = [gemm_of(path) for path in _latest(system_folder / "gemm", "gemm_perf.parquet")]
-    shapes = [shape for times in per_framework for shape, _ in times.values()]
-    m_axis, n_axis, k_axis = (common_sizes(np.concatenate([shape[:, i] for shape in shapes]), i) for i in range(3))
-    axes = (m_axis, n_axis, k_axis)
+    per_framework, axes = timed_gemms(system_folder)
     cubes: dict[str, list[Array]] = {}
     for times in per_framework:
         seconds = {dtype: cube_of(shape, latency, axes) for dtype, (shape, latency) in times.items()}
@@ -98,8 +96,21 @@ def gemm_cubes(system_folder: Path) -> list[tuple[str, list[Array], tuple[Array,
                     continue
                 cube = without_quantisation(cube, seconds["bf16"], dtype)
             cubes.setdefault(dtype, []).append(np.log(cube))
-    logs = (np.log(m_axis), np.log(n_axis), np.log(k_axis))
-    return [(dtype, cubes[dtype], logs) for dtype in GEMM_DTYPES if dtype in cubes]
+    return [(dtype, cubes[dtype], logs_of(axes)) for dtype in GEMM_DTYPES if dtype in cubes]
+
+
+def timed_gemms(system_folder: Path) -> tuple[list[dict[str, tuple[Array, Array]]], Axes]:
+    """What each framework timed (`gemm_of`), and the sizes m, n and k of the grid."""
+    found = [gemm_of(path) for path in _latest(system_folder / "gemm", "gemm_perf.parquet")]
+    shapes = np.concatenate([shape for times in found for shape, _ in times.values()])
+    m, n, k = (common_sizes(shapes[:, axis], axis) for axis in range(3))
+    return found, (m, n, k)
+
+
+def logs_of(axes: Axes) -> Axes:
+    """The axes of a grid in logs."""
+    m, n, k = axes
+    return np.log(m), np.log(n), np.log(k)
 
 
 def gemm_of(path: Path) -> dict[str, tuple[Array, Array]]:
@@ -123,7 +134,7 @@ def common_sizes(values: Array, axis: int) -> Array:
     return np.asarray(sizes[keep], dtype=np.float64)
 
 
-def cube_of(shape: Array, seconds: Array, axes: tuple[Array, Array, Array]) -> Array:
+def cube_of(shape: Array, seconds: Array, axes: Axes) -> Array:
     """Seconds on the grid, NaN where it was not timed."""
     cube = np.full(tuple(len(axis) for axis in axes), np.nan)
     places = [np.searchsorted(axis, shape[:, i]).clip(max=len(axis) - 1) for i, axis in enumerate(axes)]
@@ -142,7 +153,7 @@ def without_quantisation(cube: Array, bf16: Array, dtype: str) -> Array:
     return np.asarray(np.fmax(cube - quantise[:, None, :], LEAST_OF_BF16[dtype] * bf16))
 
 
-def gemm_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> tuple[Array, list[list[tuple[float, float]]]]:
+def gemm_grid(cubes: list[Array], axes: Axes) -> tuple[Array, list[list[tuple[float, float]]]]:
     """The median over frameworks, filled and monotone; and its bands: at nodes, at held-out (n, k)."""
     stack = np.stack(cubes)
     middle = _median(stack)
@@ -160,7 +171,7 @@ def gemm_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> tuple[Arr
     return grid, [_bands(stack - reference, grid, known) for reference in (grid, held_out)]
 
 
-def median_grid(cubes: list[Array], axes: tuple[Array, Array, Array]) -> Array:
+def median_grid(cubes: list[Array], axes: Axes) -> Array:
     """The median over frameworks, filled and monotone, without bands."""
     return monotone(filled(_median(np.stack(cubes)), axes, along=(1, 2)))
 
@@ -172,7 +183,7 @@ def _median(stack: Array) -> Array:
     return middle
 
 
-def gemm_without(middle: Array, axes: tuple[Array, Array, Array], hidden: NDArray[np.bool_]) -> Array:
+def gemm_without(middle: Array, axes: Axes, hidden: NDArray[np.bool_]) -> Array:
     """The monotone grid as it would be had the (n, k) in `hidden` never been timed."""
     partial = middle.copy()
     partial[:, hidden] = np.nan
@@ -296,8 +307,7 @@ def _latest(folder: Path, name: str) -> list[Path]:
     for framework in sorted(path for path in folder.iterdir() if path.is_dir()):
         versions = [path for path in framework.iterdir() if (path / name).is_file()]
         if versions:
-            newest = max(versions, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
-            found.append(newest / name)
+            found.append(max(versions, key=lambda path: version_order(path.name)) / name)
     return found
 
 

@@ -163,11 +163,11 @@ def _along(values: Array, nodes: Array, axis: int) -> Array:
     return np.moveaxis(guess, -1, axis)
 
 
-def quantile_pair(log_errors: Array, outer: float = OUTER) -> tuple[float, float]:
-    """The band of some log errors, `outer` of them beyond either side; (0, 0) of none."""
+def quantile_pair(log_errors: Array) -> tuple[float, float]:
+    """The band of some log errors, a share OUTER of them beyond either side; (0, 0) of none."""
     if log_errors.size == 0:
         return 0.0, 0.0
-    low, high = np.quantile(log_errors, (outer, 1.0 - outer))
+    low, high = np.quantile(log_errors, (OUTER, 1.0 - OUTER))
     return float(low), float(high)
 
 

@@ -1,8 +1,8 @@
 """The joint between a running script and the conductor: what the virtual world asks at each communication.
 
-`begin` answers with a `Due`: a time on `time.perf_counter`'s clock that may not be known yet. It is asked for by
-whoever waits, which also tells when the host began to wait: the first question that the script's own thread asks by
-subtraction. Steps end with the first optimizer that the script was seen to step, by PyTorch's public hooks on all.
+`begin` answers with an `Awaited`: a time on `time.perf_counter`'s clock that may not be known yet. Whoever waits asks
+how long there is left, which also tells when the host began to wait: the first time that the script's own thread asks.
+Steps end with the first optimizer that the script was seen to step, by PyTorch's public hooks on all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from windtunnel.emulate.clock.compute_time import ComputeTime
 from windtunnel.emulate.conductor import Conductor, Ticket
-from windtunnel.emulate.observe import Came, ObservedStep
+from windtunnel.emulate.observe import Came, ObservedStep, identity
 from windtunnel.emulate.several.company import Company
 from windtunnel.errors import UserError
 from windtunnel.programs.communication import Communication
@@ -28,96 +28,57 @@ class HangError(UserError):
     """The real rank waits for what no peer will ever begin."""
 
 
-class Due(float):
-    """When a communication is done, as far as it is known; compares and subtracts as that time."""
+class Awaited:
+    """When a communication of the script is done, as far as it is known. Satisfies `Completion`.
+
+    `asks`: the thread `thread`, the script's, begins to wait for it, and when that is by the rank's time.
+    """
 
     __slots__ = ("asked_at", "asks", "call", "company", "lock", "since", "thread", "ticket")
 
-    ticket: Ticket
-    call: Communication
-    thread: int
-    asks: Callable[[Ticket], float]
-    asked_at: float | None  # when the script's thread first asked how long there is left, by the rank's time
-    since: float | None  # since when it asks without an answer
-    lock: Any  # of the conductor: other threads ask too
-    company: Company | None
-
-    def __new__(
-        cls,
+    def __init__(
+        self,
         ticket: Ticket,
         call: Communication,
         thread: int,
         asks: Callable[[Ticket], float],
         lock: Any = None,
         company: Company | None = None,
-    ) -> Due:
-        """A time that `ticket` is asked for; `asks`: the thread `thread` begins to wait for it, and when that is."""
-        made = super().__new__(cls, float("nan"))
-        made.ticket, made.call, made.thread, made.asks = ticket, call, thread, asks
-        made.asked_at = made.since = None
-        made.lock, made.company = lock if lock is not None else nullcontext(), company
-        return made
+    ) -> None:
+        self.ticket, self.call, self.thread, self.asks, self.company = ticket, call, thread, asks, company
+        self.lock = lock if lock is not None else nullcontext()  # of the conductor: other threads ask too
+        self.asked_at: float | None = None  # when the script's thread first asked how long there is left
+        self.since: float | None = None  # since when it asks without an answer
 
     def known(self) -> float | None:
         """The time, or None."""
         with self.lock:
             return self.ticket.due()
 
-    def __sub__(self, now: float) -> float:
+    def left(self) -> float:
+        """Seconds until then. Raises HangError where the script's own thread would wait for ever."""
         mine = threading.get_ident() == self.thread
         if mine and self.asked_at is None:
             self.asked_at = self.asks(self.ticket)
-            now = time.perf_counter()
+        now = time.perf_counter()
         due = self.known()
         if due is not None:
             if mine and self.since is not None and self.company is not None:
                 self.since = None
                 self.company.waits(False)
             return due - now
-        if mine and self.company is not None:
+        if mine:
             if self.since is None:
                 self.since = now
-                self.company.waits(True)
-            if self.company.is_stuck():
-                raise HangError(_hang(self.call))
-        elif mine:
-            self.since = self.since if self.since is not None else now
-            if now - self.since > PATIENCE_S:
+                if self.company is not None:
+                    self.company.waits(True)
+            stuck = self.company.is_stuck() if self.company is not None else now - self.since > PATIENCE_S
+            if stuck:
                 raise HangError(_hang(self.call))
         return _ASK_AGAIN_S
 
-    def _against(self, other: object) -> tuple[float, float]:
-        due = self.known()
-        theirs = other.known() if isinstance(other, Due) else float(other)  # type: ignore[arg-type]
-        return float("inf") if due is None else due, float("inf") if theirs is None else theirs
 
-    def __lt__(self, other: object) -> bool:
-        mine, theirs = self._against(other)
-        return mine < theirs
-
-    def __le__(self, other: object) -> bool:
-        mine, theirs = self._against(other)
-        return mine <= theirs
-
-    def __gt__(self, other: object) -> bool:
-        mine, theirs = self._against(other)
-        return mine > theirs
-
-    def __ge__(self, other: object) -> bool:
-        mine, theirs = self._against(other)
-        return mine >= theirs
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-class Listening:
+class ScriptClock:
     """A listener of a virtual world. One thread runs the script; others may ask."""
 
     def __init__(
@@ -139,15 +100,13 @@ class Listening:
         self.own = own or ComputeTime()
         self._lock = threading.RLock()
         self._thread = threading.get_ident()
-        self._open: dict[tuple[object, ...], Due] = {}  # what was not waited for
-        self._begun: list[Due] = []  # in this step
+        self._open: dict[tuple[object, ...], Awaited] = {}  # what was not waited for
+        self._begun: list[Awaited] = []  # in this step
         self.steps = 0
-        self.control = 0  # control messages, answered at once
 
-    def begin(self, call: Communication) -> float | None:
+    def begin(self, call: Communication) -> Awaited | None:
         """The script arrives at a communication. When it is done."""
         if call.is_control:
-            self.control += 1
             if self._started is not None:
                 self._started(call, None)
             return None
@@ -156,8 +115,8 @@ class Listening:
             came = Came(own.now(), own.cpu())
             own.reach(came.at + self.conductor.share(came.at))
             ticket = self.conductor.begin(call, own.now(), own.cpu(), came)
-            due = Due(ticket, call, self._thread, self._asks, self._lock, self.conductor.company)
-            self._open[_identity(call)] = due
+            due = Awaited(ticket, call, self._thread, self._asks, self._lock, self.conductor.company)
+            self._open[identity(call)] = due
             self._begun.append(due)
             if len(self._open) > 4096:
                 self._open.pop(next(iter(self._open)))
@@ -173,7 +132,7 @@ class Listening:
 
     def waited(self, call: Communication) -> None:
         """The script has waited for it."""
-        due = self._open.pop(_identity(call), None)
+        due = self._open.pop(identity(call), None)
         if due is None or threading.get_ident() != self._thread:
             return
         with self._lock:
@@ -188,7 +147,7 @@ class Listening:
         with self._lock, self.own.standing():
             wall = time.perf_counter()
             for one in self._begun:
-                due = one.known() if self._open.get(_identity(one.call)) is one else None
+                due = one.known() if self._open.get(identity(one.call)) is one else None
                 if due is not None and due <= wall:
                     self.own.reach(due)
             self.conductor.optimizer(self.own.now(), self.own.cpu())
@@ -239,10 +198,6 @@ def optimizer_hooks(
             handle.remove()
 
     return undo
-
-
-def _identity(call: Communication) -> tuple[object, ...]:
-    return (call.group, call.kind, call.peer, call.tag, call.sequence)
 
 
 def _hang(call: Communication) -> str:

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from windtunnel.capture.virtual_world.peer_data import Exchange, PeerPolicy
-from windtunnel.emulate.observe import ObservedStep, Observer
-from windtunnel.emulate.peers.peers_replay import Watched, resembles
+from windtunnel.emulate.observe import ObservedStep, Observer, identity
+from windtunnel.emulate.peers.host_program import resembles
+from windtunnel.emulate.peers.peers_replay import Watched
 from windtunnel.programs.communication import Communication
 
 BEHIND = 2  # steps after which events are read: they have long passed, so that reading waits for nothing
@@ -76,7 +77,7 @@ class _Step:
     ended: Any = None
 
 
-class Holding:
+class StreamDelay:
     """A listener and a peer policy for a world whose tensors are on a GPU."""
 
     def __init__(
@@ -126,14 +127,14 @@ class Holding:
             if seconds > SHORTEST_S:
                 device.spin(stream, seconds)
             held = _Held(call, arrived, device.record(stream), kept=(*exchange.inputs, *exchange.outputs))
-            self._open[_identity(call)] = held
+            self._open[identity(call)] = held
             if self._step is not None:
                 self._step.held.append(held)
 
     def waited(self, call: Communication) -> None:
         """The current stream waits for it, and the tensors are the script's alone again."""
         with self._lock:
-            held = self._open.pop(_identity(call), None)
+            held = self._open.pop(identity(call), None)
             if held is None:
                 return
             current = self.device.current()
@@ -177,7 +178,7 @@ class Holding:
             if self._past:  # what nobody waited for: futures complete in the order of streams
                 for held in self._past[-1].held:
                     held.kept = ()
-                    self._open.pop(_identity(held.call), None)
+                    self._open.pop(identity(held.call), None)
             if self._step is not None:
                 self._step.ended = event
                 self._past.append(self._step)
@@ -246,7 +247,3 @@ def planned(replayed: Sequence[Watched]) -> list[tuple[Communication, float]]:
 def stream_name(call: Communication) -> str:
     """NCCL's: one stream per group; messages between two ranks have one per pair and direction here."""
     return f"{call.group} {call.kind} {call.peer}" if call.is_message else call.group
-
-
-def _identity(call: Communication) -> tuple[object, ...]:
-    return (call.group, call.kind, call.peer, call.tag, call.sequence)

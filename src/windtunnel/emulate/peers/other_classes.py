@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.measured.fitting import relative_nnls
-from windtunnel.emulate.peers.peers_replay import Event, HostProgram, resembles
+from windtunnel.emulate.peers.host_program import Event, HostProgram, resembles
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.program import Op, RankProgram
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.emulate.peers.peers_replay import Event, HostProgram
+from windtunnel.emulate.peers.host_program import Event, HostProgram
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.programs.communication import Communication
 

@@ -21,45 +21,15 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.emulate.peers.arrivals import Meeting, Ranks, Roster, Span, Times, box_of, idle, pairs, places, roster
+from windtunnel.emulate.peers.host_program import Event, HostProgram
 from windtunnel.errors import UserError
 from windtunnel.programs.communication import Communication
 
 SecondsOf = Callable[[Communication], float]
 Channel = tuple[object, ...]  # what a group's communications, or the messages of one direction, go through in order
 MOST_COHORTS = 256  # more are replayed more slowly than a script runs
-
-
-class Event(NamedTuple):
-    """Something that the host does at a communication."""
-
-    waits: bool  # else it begins
-    call: int  # of the step's calls
-    steps_ago: int = 0  # a wait for something that an earlier step began
-
-
-@dataclass(frozen=True, eq=False)
-class HostProgram:
-    """One step of one class of ranks, through the eyes of `rank`."""
-
-    rank: int
-    calls: tuple[Communication, ...]
-    events: tuple[Event, ...]
-    seconds: NDArray[np.float64]  # [samples, events + 1]: computing before each event and after the last
-
-    def __post_init__(self) -> None:
-        samples, parts = self.seconds.shape
-        assert samples > 0
-        assert parts == len(self.events) + 1
-
-
-def resembles(one: Communication, other: Communication) -> bool:
-    """Whether two calls are the same call of two steps: uneven exchanges may carry other amounts."""
-    if (one.kind, one.group, one.peer, one.tag) != (other.kind, other.group, other.peer, other.tag):
-        return False
-    return one.bytes == other.bytes or one.kind == "all_to_all" or one.is_message
 
 
 class OtherReal(Protocol):

@@ -85,8 +85,8 @@ class TiedShards:
             signs = self._pattern(own, len(rows), first, last, width)
             torch.mul(own[begin:end].view(1, -1, width), signs, out=target)
 
-    def collect(self, rows: Any, total: Any, place: int, runs: Sequence[tuple[int, int]], turn: int) -> int:
-        """Add to the gradient of the part at `place` those of parts tied to it; how many there are now. Of large ones
+    def collect(self, rows: Any, total: Any, runs: Sequence[tuple[int, int]], turn: int) -> int:
+        """Add to the gradient of a part those of parts tied to it; how many there are now. Of large ones
         `MOST` are taken, others in each `turn`.
         """
         n = len(rows)
@@ -101,7 +101,10 @@ class TiedShards:
                     until = min(some + at_once, last)
                     signs = self._pattern(total, n, some, until, width)
                     parts = rows[some:until, begin:end].unflatten(1, (-1, width))
-                    total[begin:end] += (parts * signs).sum(0).view(-1)
+                    if until - some == 1:
+                        total[begin:end].view(1, -1, width).addcmul_(parts, signs)
+                    else:
+                        total[begin:end] += (parts * signs).sum(0).view(-1)
         return 1 + sum(last - first for first, last in runs)
 
     def _either(self, mine: Callable[[Exchange], bool], otherwise: Fill) -> Fill:
@@ -127,37 +130,13 @@ class TiedShards:
         n, place = exchange.size, exchange.call.position
         for own, out in zip(exchange.inputs, exchange.outputs, strict=True):
             rows, total = own.reshape(n, -1), out.view(-1)
-            taken = self._add_all(rows, total, place) if own.nbytes <= WHOLE else self._add_some(rows, total, place)
+            if rows[place].data_ptr() != total.data_ptr():
+                total.copy_(rows[place])
+            self._turn += 1
+            taken = self.collect(rows, total, [(0, place), (place + 1, n)], self._turn)
             total.mul_(1.0 / math.sqrt(taken))
             reduce_equals(out, exchange.call.reduce_op, n, exchange.factor)
         return True
-
-    def _add_all(self, rows: Any, total: Any, place: int) -> int:
-        n = len(rows)
-        if rows[place].data_ptr() != total.data_ptr():
-            total.copy_(rows[place])
-        for begin, end, width in _blocks(total.numel()):
-            at_once = max(1, TEMPORARY // ((end - begin) * total.element_size()))
-            for first in (*range(0, place, at_once), *range(place + 1, n, at_once)):
-                last = min(first + at_once, place if first < place else n)
-                signs = self._pattern(total, n, first, last, width)
-                parts = rows[first:last, begin:end].unflatten(1, (-1, width))
-                total[begin:end] += (parts * signs).sum(0).view(-1)
-        return n
-
-    def _add_some(self, rows: Any, total: Any, place: int) -> int:
-        n = len(rows)
-        taken = min(n, MOST)
-        self._turn += taken - 1
-        if rows[place].data_ptr() != total.data_ptr():
-            total.copy_(rows[place])
-        for step in range(taken - 1):
-            part = (place + 1 + (self._turn + step) % (n - 1)) % n
-            for begin, end, width in _blocks(total.numel()):
-                signs = self._pattern(total, n, part, part + 1, width)
-                of_part = rows[part, begin:end].view(1, -1, width)
-                total[begin:end].view(1, -1, width).addcmul_(of_part, signs)
-        return taken
 
     def _pattern(self, like: Any, n: int, first: int, last: int, width: int) -> Any:
         """Signs of parts `first` to `last`: windows of one random row, each an element further."""

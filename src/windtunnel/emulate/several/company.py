@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.emulate.peers.arrivals import places, roster
+from windtunnel.emulate.peers.host_program import HostProgram
 from windtunnel.emulate.peers.peer_times import document, program_of
-from windtunnel.emulate.peers.peers_replay import HostProgram
 from windtunnel.emulate.several.board import DONE, RUNS, WAITS, Board, tag_of
 from windtunnel.programs.communication import Communication
 

@@ -27,7 +27,7 @@ import torch
 
 from windtunnel.capture.torch_private import distributed as compat
 from windtunnel.capture.virtual_world.groups import Group
-from windtunnel.capture.virtual_world.peer_data import Exchange, reduce_equals
+from windtunnel.capture.virtual_world.peer_data import Exchange, reduce_equals, tile
 from windtunnel.emulate.peers.shards import TiedShards
 from windtunnel.emulate.several.real_groups import Among, RealGroups
 
@@ -115,7 +115,7 @@ class RealData:
                 if mine and part.data_ptr() != own.data_ptr():
                     part.copy_(own)
                 if tied:
-                    taken = self._tied.collect(rows, part, place, proxies.runs[number], call.sequence)
+                    taken = self._tied.collect(rows, part, proxies.runs[number], call.sequence)
                 one = _Reduction(part, exchange, among)
                 works.append(among.reduce(one.given, number, one.op))
                 kept.append((one, taken, output if number == among.me else None))
@@ -155,7 +155,7 @@ class RealData:
                             parts[first:last].copy_(parts[place].view(1, -1))
                         else:
                             for other in range(first, last):
-                                _tile(parts[other], parts[place])
+                                tile(parts[other], parts[place], exchange.noise)
             whole.clear()
 
         return works, after
@@ -172,7 +172,7 @@ class RealData:
         def after() -> None:
             for number, places in enumerate(proxies.like):
                 for place in places if outputs else ():
-                    _tile(outputs[place], outputs[proxies.real[number]])
+                    tile(outputs[place], outputs[proxies.real[number]], exchange.noise)
 
         return [work], after
 
@@ -209,10 +209,7 @@ class RealData:
             for number, place in enumerate(proxies.real):
                 received[place].copy_(came[number].view(received[place].shape))
                 for other in proxies.like[number]:
-                    if came[number].numel():
-                        _tile(received[other], came[number])
-                    else:
-                        exchange.noise(received[other])
+                    tile(received[other], came[number], exchange.noise)
 
         return [work], after
 
@@ -270,12 +267,4 @@ def _parts(exchange: Exchange) -> list[tuple[Any, Any]]:
 
 
 def _split(tensor: Any, rows: Sequence[int], size: int) -> list[Any]:
-    return list(tensor.split(list(rows) or int(tensor.shape[0]) // size))
-
-
-def _tile(output: Any, own: Any) -> None:
-    """`own` again and again until `output` is full."""
-    if not output.numel() or not own.numel():
-        return
-    flat = own.reshape(-1)
-    output.copy_(flat.repeat(-(-output.numel() // flat.numel()))[: output.numel()].view(output.shape))
+    return list(tensor.split(list(rows) or [int(tensor.shape[0]) // size] * size))

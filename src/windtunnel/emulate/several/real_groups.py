@@ -62,39 +62,34 @@ class Among:
 
     def all_reduce(self, tensor: Any, op: str = "sum") -> Any:
         """In place, over the real members; the work."""
-        options = compat.c10d().AllreduceOptions()
-        options.reduceOp = _OPS[op]
+        options = _options("Allreduce", reduceOp=_OPS[op])
         return Lent(lambda lent: self.backend((tensor,)).allreduce([lent], options), tensor)
 
     def reduce(self, tensor: Any, to: int, op: str = "sum") -> Any:
         """To one of them; elsewhere the tensor is used up."""
-        options = compat.c10d().ReduceOptions()
-        options.reduceOp, options.rootRank = _OPS[op], to
+        options = _options("Reduce", reduceOp=_OPS[op], rootRank=to)
         return Lent(lambda lent: self.backend((tensor,)).reduce([lent], options), tensor)
 
     def broadcast(self, tensor: Any, source: int) -> Any:
         """From one of them."""
-        options = compat.c10d().BroadcastOptions()
-        options.rootRank = source
+        options = _options("Broadcast", rootRank=source)
         return Lent(lambda lent: self.backend((tensor,)).broadcast([lent], options), tensor)
 
     def exchange(self, received: Any, sent: Any, receive_rows: list[int], send_rows: list[int]) -> Any:
         """All to all, in rows of two flat tensors."""
-        options = compat.c10d().AllToAllOptions()
+        options = _options("AllToAll")
         ask = self.backend((sent,)).alltoall_base
         return Lent(lambda into, out: ask(into, out, receive_rows, send_rows, options), received, sent)
 
     def gather(self, parts: list[Any], own: Any, to: int) -> Any:
         """Parts of all on one of them."""
-        options = compat.c10d().GatherOptions()
-        options.rootRank = to
+        options = _options("Gather", rootRank=to)
         ask, mine = self.backend((own,)).gather, self.me == to
         return Lent(lambda one, *rest: ask([list(rest)] if mine else [], [one], options), own, *parts)
 
     def scatter(self, own: Any, parts: list[Any], source: int) -> Any:
         """Parts from one of them."""
-        options = compat.c10d().ScatterOptions()
-        options.rootRank = source
+        options = _options("Scatter", rootRank=source)
         ask, mine = self.backend((own,)).scatter, self.me == source
         return Lent(lambda one, *rest: ask([one], [list(rest)] if mine else [], options), own, *parts)
 
@@ -156,12 +151,11 @@ class RealGroups:
         return c10d.ProcessGroupNCCL(dist.PrefixStore(name, self._store), number, count, options)
 
 
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "product": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
+def _options(kind: str, **given: Any) -> Any:
+    options = getattr(compat.c10d(), f"{kind}Options")()
+    for name, value in given.items():
+        setattr(options, name, value)
+    return options
+
+
+_OPS = {name: getattr(dist.ReduceOp, name.upper()) for name in ("sum", "product", "min", "max", "band", "bor", "bxor")}

@@ -205,8 +205,8 @@ class _Asking:
         """A stand-in that is thrown away."""
         return _NOTHING
 
-    def call_and_wait(self, call: Any) -> None:
-        """Nobody waits here."""
+    def wait_for(self, call: Any, due: Any) -> None:
+        """The real library waits."""
 
 
 class _Nothing:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from windtunnel.errors import InputFileError, UserError
+from windtunnel.errors import InputFileError
 from windtunnel.programs.communication import Communication
 
 if TYPE_CHECKING:
@@ -137,14 +137,8 @@ class Tape:
         self._file.close()
 
 
-class TapeError(UserError):
-    """The script does not do what it did when the tape was recorded."""
-
-
-def player(tape: Tape, behind: Callable[[str], None] | None = None) -> Callable[[Exchange], bool]:
-    """Fills an exchange from the tape. `behind(text)` is told of the first communication that the tape does not have;
-    without it that is an error.
-    """
+def player(tape: Tape, behind: Callable[[str], None]) -> Callable[[Exchange], bool]:
+    """Fills an exchange from the tape; `behind(text)` is told of the first communication that it does not have."""
     numbering = Numbering()
     told: list[bool] = []
 
@@ -153,12 +147,9 @@ def player(tape: Tape, behind: Callable[[str], None] | None = None) -> Callable[
             return True
         place = tape.places.get(numbering.key(exchange.call, exchange.outputs))
         if place is None:
-            text = _missing(tape, exchange)
-            if behind is None:
-                raise TapeError(text)
             if not told:
                 told.append(True)
-                behind(text)
+                behind(_missing(tape, exchange))
             return False
         for (_, data), output in zip(tape.data(place), exchange.outputs, strict=True):
             _fill(output, data)

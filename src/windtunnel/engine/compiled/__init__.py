@@ -4,6 +4,9 @@ Numba keeps compiled code beside the source or in the user's cache folder, and r
 neither. Then it is kept under the temporary folder, in a folder that only its owner can write to: whoever can write
 there decides what runs.
 
+What a file of source says is compiled into the functions of others that call it: kept code is used only while none of
+the files beside it that its own imports, near or far, has changed. Numba looks at the function's own file alone.
+
 A file of compiled code ends with its checksum: one that is damaged is compiled again, as if it were not there. Where a
 file cannot be written, what was compiled is used and not kept.
 """
@@ -13,11 +16,13 @@ from __future__ import annotations
 import atexit
 import io
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -106,6 +111,17 @@ def _is_whole(path: str) -> bool:
     return sha256(data[:-32]).digest() == data[-32:]
 
 
+@lru_cache
+def _stamp(path: Path) -> tuple[Any, ...]:
+    """What a source and those beside it that it imports are known by: times of change and sizes."""
+    try:
+        text, known = path.read_text(), path.stat()
+    except OSError:  # no sources: a package of compiled files
+        return ()
+    beside = (path.with_name(f"{name}.py") for name in re.findall(r"^from [\w.]+\.(\w+) import", text, re.MULTILINE))
+    return (known.st_mtime_ns, known.st_size, *(_stamp(other) for other in beside if other.is_file()))
+
+
 def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
     """`numba.njit`, with at most one signature, whose kept files are used only if they are whole."""
 
@@ -114,6 +130,7 @@ def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
         file = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
         if isinstance(file, IndexDataCacheFile):
             file.__class__ = _WholeFiles
+            file._source_stamp = _stamp(Path(function.__code__.co_filename))
         if signature and hasattr(kernel, "compile"):  # it has not where numba is switched off
             with typeinfer.register_dispatcher(kernel):  # it may call itself
                 kernel.compile(signature[0])

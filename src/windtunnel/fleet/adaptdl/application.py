@@ -87,10 +87,18 @@ class Application:
         return pair_s
 
     def _between(self, placement: Placement, local_batch: int) -> tuple[float, float] | None:
-        if "surface" not in self._cache:
-            self._cache["surface"] = _interpolator()(self.points, self.values)
-        step, sync = self._cache["surface"]([min(len(placement), MOST_NODES), sum(placement), local_batch])[0]
+        surface = self.surface()
+        if surface is None:
+            return None
+        step, sync = surface([min(len(placement), MOST_NODES), sum(placement), local_batch])[0]
         return float(step), float(sync)
+
+    def surface(self) -> Any:
+        """Scipy's interpolation of placements that were not measured; None where too few were to interpolate."""
+        if "surface" not in self._cache:
+            spread = len(self.points) > 0 and np.linalg.matrix_rank(self.points - self.points[0]) == 3
+            self._cache["surface"] = _interpolator()(self.points, self.values) if spread else None
+        return self._cache["surface"]
 
     def epoch_end(self, epoch: int) -> float:
         """Progress at which epoch number `epoch` (0, 1, ...) ends: the least over all measured batches."""
@@ -173,6 +181,8 @@ def _linear(rows: Array, local_batch: int) -> tuple[float, float] | None:
         return None
     at = min(max(int(np.searchsorted(batches, local_batch)), 1), len(batches) - 1)
     (x0, *y0), (x1, *y1) = rows[at - 1].tolist(), rows[at].tolist()
+    if x0 == x1:  # measured at one batch only
+        return y1[0], y1[1]
     step, sync = ((high - low) / (x1 - x0) * (local_batch - x0) + low for low, high in zip(y0, y1, strict=True))
     return step, sync
 

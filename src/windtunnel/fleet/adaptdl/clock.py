@@ -28,14 +28,6 @@ class Work(Protocol):
         """Progress per second in this epoch."""
         ...
 
-    def before(self, placement: tuple[int, ...], epoch: int) -> None:
-        """A new placement begins."""
-        ...
-
-    def after(self, placement: tuple[int, ...], epoch: int) -> None:
-        """A stretch at one rate has ended."""
-        ...
-
 
 @dataclass
 class Running:
@@ -85,7 +77,6 @@ class Running:
                 seconds -= whole
                 if self.epoch > app.epochs - 1:
                     self.end_s = now_s
-            self.work.after(self.counts, self.epoch)
         self.gpu_seconds += used * held
 
 
@@ -142,7 +133,6 @@ def _reallocate(job: Running, after: Placement, now_s: float) -> None:
     job.counts = tuple(count for _, count in after)
     if not after:
         return
-    job.work.before(job.counts, job.epoch)
     job.restart_left_s = RESTART_S
     job.restarts += 1
     if job.start_s is None:

@@ -6,26 +6,24 @@ import math
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.fleet.adaptdl.work import ChosenBatch, FixedBatch
+from windtunnel.fleet.adaptdl.work import FixedBatch
 from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.policies.optimus import Optimus
-from windtunnel.fleet.policies.pollux import Pollux
 from windtunnel.fleet.policies.tiresias import Tiresias
 from windtunnel.fleet.site import Site
 from windtunnel.fleet.tables import Tables
 
 
-def policy_of(name: str, seed: int) -> Policy:
-    """The policy of this name."""
-    if name == "tiresias":
-        return Tiresias()
-    return Optimus() if name == "optimus" else Pollux(seed=seed)
+def policy_of(name: str) -> Policy:
+    """The policy of this name; Pollux has a clock of its own, compiled."""
+    return Tiresias() if name == "tiresias" else Optimus()
 
 
 def works(jobs: Jobs, site: Site, policy: str, tables: Tables) -> list[Any]:
     """Each job's model of its own speed. Raises UserError with the line of a job that cannot run."""
     result: list[Any] = []
+    places = {name: at for at, name in enumerate(tables.applications)}
     for index in range(len(jobs)):
         app = tables.applications.get(jobs.model[index])
         if app is None:
@@ -34,7 +32,9 @@ def works(jobs: Jobs, site: Site, policy: str, tables: Tables) -> list[Any]:
                 f"{jobs.where(index)}: application {jobs.model[index]!r} was not measured; measured: {known}"
             )
         if policy == "pollux":
-            result.append(ChosenBatch(app))
+            from windtunnel.fleet.adaptdl.chosen import ChosenBatch
+
+            result.append(ChosenBatch(app, tables.measured, places[app.name]))
             continue
         batch = jobs.batch_size[index]
         if math.isnan(batch):

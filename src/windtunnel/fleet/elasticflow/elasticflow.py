@@ -23,7 +23,7 @@ from windtunnel.fleet.elasticflow.node_sets import gangs
 from windtunnel.fleet.elasticflow.state import EfJob, Event, Events, advance, overhead_s
 
 if TYPE_CHECKING:
-    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs
+    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs
 
 PER_JOB = 16  # entries of a timeline: two for each plan of a job, which is planned at most once a level
 
@@ -32,7 +32,7 @@ class _Room:
     """Arrays in which plans of up to `jobs` jobs are made."""
 
     def __init__(self, jobs: int) -> None:
-        from windtunnel.engine.compiled.elastic_plan_kernels import line, room
+        from windtunnel.engine.compiled.fleet.elastic_plan_kernels import line, room
 
         length = PER_JOB * jobs + 64
         self.jobs = jobs
@@ -54,7 +54,7 @@ class _Cluster:
 
 
 def _known(jobs: Sequence[EfJob]) -> Jobs:
-    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs
+    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs
 
     most = max((len(job.rates) for job in jobs), default=1)
     level, rate = np.zeros((len(jobs), most), np.int64), np.zeros((len(jobs), most))
@@ -134,7 +134,8 @@ def _end(cluster: _Cluster, event: Event) -> None:
 
 def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs, bool]:
     """Sort by deadline and plan in that order; (the jobs in it, whether all are in time). Plans are in `room`."""
-    from windtunnel.engine.compiled.elastic_plan_kernels import Jobs, plan_all
+    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs
+    from windtunnel.engine.compiled.fleet.elastic_spread_kernels import plan_all
 
     jobs.sort(key=lambda job: job.deadline_s)
     if len(jobs) > cluster.room.jobs:
@@ -201,7 +202,7 @@ def _start(cluster: _Cluster, now_s: float) -> None:
 
 def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
     """Give what is free now to those who gain most."""
-    from windtunnel.engine.compiled.elastic_plan_kernels import spread
+    from windtunnel.engine.compiled.fleet.elastic_spread_kernels import spread
 
     jobs, room = cluster.runnable, cluster.room
     held = np.array([job.gpus for job in jobs], np.int64)

@@ -100,10 +100,9 @@ def run(jobs: Sequence[EfJob], nodes: int, gpus_per_node: int, slot_s: float) ->
 def _join(cluster: _Cluster, job: EfJob) -> bool:
     sets = cluster.sets[job.gpus]
     if sets:
-        first = sets.pop(0)
-        sets.append(first)
-        if first.load + 1 < first.capacity:
-            _add(sets, first, job)
+        sets.append(sets.pop(0))
+        if sets[-1].load + 1 < sets[-1].capacity:
+            _add(sets, sets[-1], job)
             return True
     if cluster.nodes_for(job.gpus) <= cluster.free_nodes:
         new = cluster.new_set(job.gpus)
@@ -111,9 +110,8 @@ def _join(cluster: _Cluster, job: EfJob) -> bool:
         _add(sets, new, job)
         return True
     if sets:
-        first = sets.pop(0)
-        sets.append(first)
-        _add(sets, first, job)
+        sets.append(sets.pop(0))
+        _add(sets, sets[-1], job)
         return True
     return False
 

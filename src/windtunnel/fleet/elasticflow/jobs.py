@@ -12,6 +12,8 @@ import yaml
 from windtunnel.errors import UserError
 from windtunnel.fleet.elasticflow.state import EfJob
 from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.site import Site
+from windtunnel.fleet.speeds import Speeds
 from windtunnel.fleet.tables import Tables
 
 LARGEST = 64  # GPUs of one job
@@ -31,17 +33,22 @@ def slot_of(gpu: str) -> float:
     return float(slots.get(gpu, slots["other"]))
 
 
-def ef_jobs(jobs: Jobs, gpu: str, tables: Tables | None, policy: str) -> list[EfJob]:
-    """All jobs. Raises UserError where a job lacks what the policy needs, naming its line."""
+def ef_jobs(jobs: Jobs, site: Site, tables: Tables | None, speeds: Speeds | None, policy: str) -> list[EfJob]:
+    """All jobs, as fast as `tables` say, else `speeds`. Raises UserError where one lacks what the policy needs."""
     plans = policy.startswith(("edf", "elasticflow"))
     result = []
     for index in range(len(jobs)):
         rates: dict[int, float] = {}
         largest = int(jobs.gpus[index])
         if plans:
-            rates = _rates(jobs, index, gpu, tables)
-            largest = _cap(jobs, index, gpu, rates, elastic=policy.startswith("elasticflow"))
-            rates = {gpus: rate for gpus, rate in rates.items() if gpus <= max(largest, min(rates))}
+            _check(jobs, index)
+            if tables is not None:
+                rates = _rates(jobs, index, site.gpu, tables)
+                largest = _cap(jobs, index, site.gpu, rates, elastic=policy.startswith("elasticflow"))
+                rates = {gpus: rate for gpus, rate in rates.items() if gpus <= max(largest, min(rates))}
+            else:
+                rates = predicted_rates(jobs, index, site, speeds, policy)
+                largest = max(rates)
         elif math.isnan(jobs.duration_s[index]):
             raise UserError(
                 f"{jobs.where(index)}: {policy} in this clock needs duration_s: add it, or choose elasticflow"
@@ -67,12 +74,20 @@ def _plain(value: float) -> float:
     return int(value) if math.isfinite(value) and value == int(value) else float(value)
 
 
-def _rates(jobs: Jobs, index: int, gpu: str, tables: Tables | None) -> dict[int, float]:
-    for name in ("deadline_s", "iterations", "batch_size"):
-        if math.isnan(getattr(jobs, name)[index]) and name != "deadline_s":
+def _check(jobs: Jobs, index: int) -> None:
+    for name in ("iterations", "batch_size"):
+        if math.isnan(getattr(jobs, name)[index]):
             raise UserError(f"{jobs.where(index)}: {name} is missing, and this policy plans with it: add the column")
-    if tables is None:
-        raise UserError("this policy plans with measured throughputs: give --tables DIR with ef_throughput.csv")
+
+
+def predicted_rates(jobs: Jobs, index: int, site: Site, speeds: Speeds | None, policy: str) -> dict[int, float]:
+    """Iterations per second by number of GPUs, of a job that no table holds. Raises UserError."""
+    if speeds is None:
+        raise UserError(f"{policy} chooses each job's GPUs by its speeds: give --tables DIR that holds them")
+    return dict(speeds(jobs, index, site.gpu, site.per_node, site.gpus))
+
+
+def _rates(jobs: Jobs, index: int, gpu: str, tables: Tables) -> dict[int, float]:
     key = (gpu.lower(), jobs.model[index], int(jobs.batch_size[index]))
     found = tables.rates.get(key)
     if not found:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from windtunnel.fleet.elasticflow.state import EfJob, Event, Events, overhead_s
+from windtunnel.fleet.elasticflow.state import EfJob, Events, overhead_s
 
 THRESHOLDS_GPU_S = (3250, 7200)
 
@@ -26,14 +26,14 @@ class _Served:
 
 def run(jobs: Sequence[EfJob], cluster_gpus: int, slot_s: float) -> None:
     """Run until all jobs are done; each job's fields hold the outcome."""
-    arrivals = Events(jobs).list
+    arrivals = Events(jobs)
     served: list[_Served] = []
     queues: list[list[_Served]] = [[] for _ in range(len(THRESHOLDS_GPU_S) + 1)]
     end_s = jump_s = math.inf
     ending: list[_Served] = []
     decisions = 0
-    while arrivals or served:
-        start_s = arrivals[0].time_s if arrivals else math.inf
+    while arrivals.list or served:
+        start_s = arrivals.next_start_s()
         now_s = min(start_s, end_s)
         starts: list[EfJob] = []
         ends: list[_Served] = []
@@ -43,7 +43,8 @@ def run(jobs: Sequence[EfJob], cluster_gpus: int, slot_s: float) -> None:
             if end_s == now_s:
                 ends = ending
             if start_s == now_s:
-                starts = arrivals.pop(0).starts
+                starts = arrivals.list[0].starts
+                arrivals.remove(arrivals.list[0])
         assert math.isfinite(now_s), "jobs wait, and nothing will happen"
         for done in ends:
             served.remove(done)
@@ -62,8 +63,8 @@ def run(jobs: Sequence[EfJob], cluster_gpus: int, slot_s: float) -> None:
         end_s, ending = _next_end(served, now_s, slot_s, cluster_gpus, restart)
         jump_s = min((_jump_s(item, now_s) for item in served if item.runs), default=math.inf)
         jump_s = max(jump_s, now_s + slot_s)
-        if arrivals:
-            _merge_arrivals(arrivals, now_s, slot_s)
+        if arrivals.list:
+            arrivals.merge(now_s, slot_s)
 
 
 def _serve(item: _Served, now_s: float, queues: list[list[_Served]]) -> None:
@@ -138,15 +139,3 @@ def _jump_s(item: _Served, now_s: float) -> float:
     if item.queue >= len(THRESHOLDS_GPU_S):
         return math.inf
     return int(math.ceil((THRESHOLDS_GPU_S[item.queue] - item.executed_s) / item.job.gpus) + now_s)
-
-
-def _merge_arrivals(arrivals: list[Event], now_s: float, slot_s: float) -> None:
-    first = arrivals[0]
-    next_s = first.time_s
-    while int(next_s - now_s) <= slot_s and len(arrivals) > 1:
-        first.time_s = now_s + slot_s
-        if arrivals[1].time_s - now_s > slot_s:
-            break
-        next_s = arrivals[1].time_s
-        first.starts.extend(arrivals[1].starts)
-        del arrivals[1]

@@ -214,9 +214,6 @@ class Clock:
 
     def _rate(self, job: Running, now_ns: int) -> None:
         """Set the rate of a placed job, and when its phase ends."""
-        begin = getattr(job.work, "begin", None)
-        if begin is not None:
-            begin(job.counts, job.phase)
         where = getattr(job.work, "rate_on", None)  # of work whose speed hangs on the nodes
         job.rate = job.work.rate(job.counts, job.phase) if where is None else where(job.placement)
         if job.ticket is not None:

@@ -42,7 +42,7 @@ def policy_of(name: str, seed: int) -> Policy:
     if name == "optimus":
         return Rounds(Optimus())
     if name == "pollux":
-        return Rounds(Pollux(seed=seed))
+        return Rounds(Pollux())
     if name == "themis-auction":
         return Auction(seed=seed)
     if name == "themis":

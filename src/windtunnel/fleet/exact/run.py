@@ -86,7 +86,9 @@ def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    if policy in queues.NAMES:
+    if options.decider is not None:
+        decider = options.decider
+    elif policy in queues.NAMES:
         decider = queue_of(policy, site, options.pool)
     else:
         decider = typed_policy(policy, site) if policy in TYPED else policy_of(policy, options.seed)
@@ -106,12 +108,7 @@ def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]
     """A model of each job's speed: measured applications, else predicted or rigid."""
     restart_s = options.restart_s
     made: list[Any]
-    if (
-        policy not in DIVIDED
-        and options.tables is not None
-        and (options.tables.folder / "pollux_placements.csv").is_file()
-        and _measured(jobs, options)
-    ):
+    if policy not in DIVIDED and options.tables is not None and options.tables.hold_all(jobs.model):
         made = works(jobs, site, "pollux" if policy == "sia" else policy, options.tables)
         seconds = RESTART_S if restart_s is None else restart_s
         return [Epochs(work, seconds, site.gpu, site.per_node) for work in made]
@@ -128,31 +125,17 @@ def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]
     return [Rigid(float(duration), restart_s or 0.0) for duration in jobs.duration_s]
 
 
-def _measured(jobs: Jobs, options: Any) -> bool:
-    return set(jobs.model) <= set(options.tables.applications)
-
-
 def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Any, restart_s: float) -> Scaling:
-    if policy == "pollux":
-        raise UserError(
-            "pollux learns goodput from steps: give --tables DIR with pollux_*.csv and a trace of its applications"
-        )
-    iterations, batch = float(jobs.iterations[index]), float(jobs.batch_size[index])
-    if math.isnan(iterations) or math.isnan(batch):
-        raise UserError(f"{jobs.where(index)}: {policy} sizes jobs: iterations and batch_size are needed")
-    if options.tables is not None:
-        from windtunnel.fleet.elasticflow.jobs import ef_jobs
-        from windtunnel.fleet.exact.work import by_levels
+    """Raises UserError for a job whose speeds nobody knows."""
+    from windtunnel.fleet.elasticflow.jobs import ef_jobs
 
-        job = ef_jobs(jobs.take(np.array([index])), site.gpu, options.tables, "elasticflow")[0]
-        least = min(job.rates)
-        if least > site.gpus:
-            raise UserError(f"{jobs.where(index)}: measured on {least} GPUs or more, and there are {site.gpus}")
-        return Scaling(iterations, by_levels(job.rates), job.largest, restart_s, least_gpus=least)
-    if options.iteration_s is not None:
-        predicted, model = options.iteration_s, jobs.model[index]
-        return Scaling(iterations, lambda gpus: 1 / predicted(model, batch, gpus), site.gpus, restart_s)
-    raise UserError(f"{policy} sizes jobs: give --tables DIR, or a trace whose models the training predictor knows")
+    if policy == "pollux" and options.tables is not None:
+        raise UserError(f"{jobs.where(index)}: pollux needs pollux_*.csv in --tables, with the trace's applications")
+    job = ef_jobs(jobs.take(np.array([index])), site, options.tables, options.speeds, "elasticflow")[0]
+    least = min(job.rates)
+    if least > site.gpus:
+        raise UserError(f"{jobs.where(index)}: measured on {least} GPUs or more, and there are {site.gpus}")
+    return Scaling(float(job.iterations_left), job.rates, job.largest, restart_s, per_node=site.per_node)
 
 
 def alone_s(jobs: Jobs, site: Site, options: Any) -> NDArray[np.float64]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Any, Protocol
+
+import numpy as np
 
 from windtunnel.fleet.adaptdl.application import Placement
 
@@ -69,18 +73,41 @@ class Divisible:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Iterations at a measured or predicted rate for each number of GPUs."""
+    """Iterations at the measured or predicted rate of each number of GPUs; between two the smaller one's holds.
+
+    The batch is fixed and nodes are packed: where a job lies on more nodes than it needs, that costs nothing.
+    """
 
     iterations: float
-    per_s: Callable[[int], float]
+    rates: Mapping[int, float]  # iterations per second by number of GPUs
     most_gpus: int
     restart_s: float = 0.0
+    per_node: int = 1
     phases: int = 1
-    least_gpus: int = 1  # on fewer it makes no progress
+
+    @cached_property
+    def levels(self) -> list[int]:
+        """Numbers of GPUs with a rate of their own, rising."""
+        return sorted(gpus for gpus in self.rates if gpus <= self.most_gpus)
+
+    @property
+    def least_gpus(self) -> int:
+        """On fewer it makes no progress."""
+        return min(self.rates)
+
+    def next_gpus(self, gpus: int) -> int:
+        """The next number of GPUs on which it is faster; more than it can use where there is none."""
+        at = bisect_right(self.levels, gpus)
+        return self.levels[at] if at < len(self.levels) else self.most_gpus + 1
 
     def phase_end(self, phase: int) -> float:
         """All iterations."""
         return self.iterations
+
+    def per_s(self, gpus: int) -> float:
+        """Iterations per second."""
+        at = bisect_right(self.levels, gpus)
+        return self.rates[self.levels[at - 1]] if at else 0.0
 
     def rate(self, placement: Placement, phase: int) -> float:
         """By the number of GPUs."""
@@ -95,15 +122,15 @@ class Scaling:
         """Of (phase, units done)."""
         return max(self.iterations - done[1], 1.0)
 
+    def speedups(self, most: int, reference: int) -> Any:
+        """[on several nodes, GPUs]: rate on 0 to `most` GPUs over that on `reference`, or the least that it can use.
 
-def by_levels(rates: Mapping[int, float]) -> Callable[[int], float]:
-    """The rate of the largest measured level that the GPUs hold."""
-    levels = sorted(rates)
-
-    def per_s(gpus: int) -> float:
-        return max((rates[level] for level in levels if level <= gpus), default=0.0)
-
-    return per_s
+        On several nodes only what no node holds, since the rates are those of packed nodes.
+        """
+        alone = self.per_s(max(reference, self.least_gpus))
+        rates = np.array([self.per_s(gpus) for gpus in range(most + 1)]) / alone
+        packed = np.arange(most + 1) <= self.per_node
+        return np.stack([np.where(packed, rates, 0.0), np.where(packed, 0.0, rates)])
 
 
 @dataclass(frozen=True)
@@ -132,10 +159,6 @@ class Epochs:
     def rate(self, placement: Placement, phase: int) -> float:
         """Goodput."""
         return float(self.inner.rate(placement, phase))
-
-    def begin(self, placement: Placement, phase: int) -> None:
-        """A placement or an epoch begins."""
-        self.inner.before(placement, phase)
 
     def iteration_s(self, gpus: int) -> float:
         """As Optimus predicts it."""

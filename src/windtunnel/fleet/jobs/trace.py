@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+NUMBERS = ("line", "submit_s", "gpus", "duration_s", "deadline_s", "iterations", "batch_size", "start_s")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +42,16 @@ class Jobs:
     def take(self, rows: Integers) -> Jobs:
         """These rows only."""
         pick = rows.tolist()
-        return Jobs(
-            source=self.source,
-            name=[self.name[at] for at in pick],
-            line=self.line[rows],
-            submit_s=self.submit_s[rows],
-            gpus=self.gpus[rows],
-            duration_s=self.duration_s[rows],
-            deadline_s=self.deadline_s[rows],
-            iterations=self.iterations[rows],
-            batch_size=self.batch_size[rows],
-            start_s=self.start_s[rows],
-            model=[self.model[at] for at in pick],
-            user=[self.user[at] for at in pick],
-            columns={key: [values[at] for at in pick] for key, values in self.columns.items()},
-        )
+        taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in NUMBERS}
+        taken |= {name: [getattr(self, name)[at] for at in pick] for name in ("name", "model", "user")}
+        taken["columns"] = {key: [values[at] for at in pick] for key, values in self.columns.items()}
+        return replace(self, **taken)
+
+
+def held_at_once(jobs: Jobs) -> int:
+    """The most GPUs that jobs held at one time, by the trace's own starts; 0 where it says none."""
+    began = np.flatnonzero((jobs.duration_s > 0) & ~np.isnan(jobs.start_s))
+    times = np.concatenate([jobs.start_s[began], jobs.start_s[began] + jobs.duration_s[began]])
+    change = np.concatenate([jobs.gpus[began], -jobs.gpus[began]])
+    held = np.cumsum(change[np.lexsort((change, times))])  # at one time ends come first
+    return int(held.max(initial=0))

@@ -30,15 +30,21 @@ class Journal:
         os.set_inheritable(self._file.fileno(), False)
 
     def entries(self) -> list[dict[str, Any]]:
-        """What was written before; a last line that was cut off is dropped."""
-        self._file.seek(0)
+        """What was written before; a last line that was cut off goes. Raises UserError for any other damage."""
         found = []
-        for line in self._file:
+        whole = 0
+        for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True), 1):
+            if not line.endswith(b"\n"):
+                break
             try:
                 found.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        self._file.seek(0, os.SEEK_END)
+            except ValueError:
+                raise UserError(
+                    f"{self.path}: line {number} is damaged, so nobody knows what runs: mend it, or end what runs and"
+                    " give another folder"
+                ) from None
+            whole += len(line)
+        self._file.truncate(whole)  # or the next entry would stand on that line, and be lost with it
         return found
 
     def write(self, **entry: Any) -> None:

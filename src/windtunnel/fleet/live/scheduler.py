@@ -69,8 +69,7 @@ class Scheduler:
             while any(job.end_s is None and not job.failed for job in self.jobs):
                 changed |= self._look(journal)
                 if changed or (self.wake_s is not None and self._now() >= self.wake_s):
-                    self._decide(journal)
-                    changed = False
+                    changed = self._decide(journal)
                 time.sleep(POLL_S)
         finally:
             journal.close()
@@ -124,21 +123,27 @@ class Scheduler:
                 changed = True
             if not job.placement or (job.born >= 0 and process.birth_of(job.pid) == job.born):
                 continue
-            status = process.status(self.folder / job.name, job.attempt)
-            died = status != 0
-            for_good = died and job.deaths >= RETRIES
-            what = "failed" if for_good else "death" if died else "end"
-            journal.write(what=what, job=job.name, at=now, status=status)
-            job.held_s += now - job.since_s
-            job.placement = EMPTY
-            job.deaths += died
-            job.failed = for_good
-            job.end_s = None if died else now
+            self._book_end(journal, job, now)
             changed = True
         return changed
 
-    def _decide(self, journal: Journal) -> None:
+    def _book_end(self, journal: Journal, job: LiveJob, now: float) -> None:
+        """A job ended or died by itself."""
+        status = process.status(self.folder / job.name, job.attempt)
+        died = status != 0
+        for_good = died and job.deaths >= RETRIES
+        what = "failed" if for_good else "death" if died else "end"
+        journal.write(what=what, job=job.name, at=now, status=status)
+        job.held_s += now - job.since_s
+        job.placement = EMPTY
+        job.deaths += died
+        job.failed = for_good
+        job.end_s = None if died else now
+
+    def _decide(self, journal: Journal) -> bool:
+        """Ask the policy and do what it says; returns whether a job ended by itself meanwhile."""
         now = self._now()
+        ended = False
         active = [job for job in self.jobs if job.index in self.seen and job.end_s is None and not job.failed]
         snapshot = Snapshot(now, [self._view(job, now) for job in active], self.nodes, self.memory)
         decision = self.policy.decide(snapshot)
@@ -147,17 +152,20 @@ class Scheduler:
         for job in active:
             if job.placement and placements.get(job.index, EMPTY) != job.placement:
                 process.stop(job.pid, job.born)
-                if process.status(self.folder / job.name, job.attempt) == 0:
-                    continue  # it ended while it was asked to stop: `_look` books it
                 stopped = self._now()
+                if process.status(self.folder / job.name, job.attempt) is not None:
+                    self._book_end(journal, job, stopped)  # before it was asked to stop: that leaves no status
+                    ended = True
+                    continue
                 journal.write(what="stop", job=job.name, at=stopped)
                 job.held_s += stopped - job.since_s
                 job.placement = EMPTY
                 job.preemptions += 1
         for job in active:
             after = placements.get(job.index, EMPTY)
-            if after and not job.placement:
+            if after and not job.placement and job.end_s is None and not job.failed:
                 self._start(journal, job, after)
+        return ended
 
     def _start(self, journal: Journal, job: LiveJob, placement: Placement) -> None:
         job.attempt += 1

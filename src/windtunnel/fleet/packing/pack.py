@@ -94,7 +94,7 @@ def inflated(pods: Pods, capacity_milli: int, seed: int) -> Integers:
 
 def pack(policy: str, pods: Pods, nodes: Nodes, seed: int) -> Packing:
     """Pack an inflated list under one of `POLICIES`."""
-    from windtunnel.engine.compiled.packing_kernels import pack as compiled
+    from windtunnel.engine.compiled.fleet.packing_kernels import pack as compiled
 
     arrivals = inflated(pods, nodes.capacity_milli, seed)
     typical, share = typical_kinds(pods)

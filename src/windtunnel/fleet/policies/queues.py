@@ -4,7 +4,7 @@
     sjf         (duration, submit, row); the head blocks       sjf-skip    the same in that order
     easy        fifo with the head reserved and others backfilled around the reservation
 
-No preemption and no estimates: durations are known. The loops are `engine/compiled/queue_kernels.py`.
+No preemption and no estimates: durations are known. The loops are `engine/compiled/fleet/queue_kernels.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def run_queue(
 
     `pool`: GPUs are a count, not on nodes. `kernel`: another `run`, e.g. the uncompiled one.
     """
-    from windtunnel.engine.compiled.queue_kernels import BLOCK, EASY, SKIP, empty_nodes
-    from windtunnel.engine.compiled.queue_kernels import run as compiled
+    from windtunnel.engine.compiled.fleet.queue_kernels import BLOCK, EASY, SKIP, empty_nodes
+    from windtunnel.engine.compiled.fleet.queue_kernels import run as compiled
 
     assert name in NAMES
     jobs = len(submit_ns)

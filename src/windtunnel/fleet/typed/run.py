@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import UserError
@@ -21,10 +23,7 @@ def typed_policy(name: str, site: Site) -> Policy:
 
 def learns(jobs: Jobs, site: Site, policy: str, options: Any) -> bool:
     """Whether Sia goes by goodput that jobs learn: nodes of one kind, and AdaptDL's tables hold every application."""
-    if policy != "sia" or site.kinds or options.tables is None:
-        return False
-    there = (options.tables.folder / "pollux_placements.csv").is_file()
-    return there and set(jobs.model) <= set(options.tables.applications)
+    return policy == "sia" and not site.kinds and options.tables is not None and options.tables.hold_all(jobs.model)
 
 
 def fits_nowhere(jobs: Jobs, site: Site, policy: str, options: Any) -> dict[int, str]:
@@ -32,7 +31,7 @@ def fits_nowhere(jobs: Jobs, site: Site, policy: str, options: Any) -> dict[int,
 
     They would wait for ever. What was measured nowhere is a mistake in the tables: `typed_works`.
     """
-    if options.tables is None or learns(jobs, site, policy, options):
+    if (options.tables is None and options.speeds is None) or learns(jobs, site, policy, options):
         return {}
     why = {}
     gpus_of = {kind: site.node_kinds.count(kind) * site.per_node for kind in site.node_kinds}
@@ -40,25 +39,38 @@ def fits_nowhere(jobs: Jobs, site: Site, policy: str, options: Any) -> dict[int,
         if math.isnan(jobs.batch_size[at]):
             continue
         asked = int(jobs.gpus[at])
-        rates = options.tables.by_kind.get((jobs.model[at], int(jobs.batch_size[at])), {})
+        rates = _rates(jobs, at, site, options)
         sizes = {(kind, gpus) for kind in gpus_of for gpus in rates.get(kind, {}) if policy == "sia" or gpus == asked}
         if sizes and not any(
             gpus <= gpus_of[kind] and (policy == "gavel" or shaped(gpus, site.per_node)) for kind, gpus in sizes
         ):
             why[at] = f"asks {asked} GPUs, and was measured on no number of them that {policy} gives on {site.text}"
+        elif not sizes and options.tables is None:
+            why[at] = f"asks for a model that fits in memory on no number of GPUs that {policy} gives on {site.text}"
     return why
+
+
+def _rates(jobs: Jobs, at: int, site: Site, options: Any) -> Mapping[str, Mapping[int, float]]:
+    """Steps per second by kind and number of GPUs: measured where there are tables, else predicted."""
+    if options.tables is not None:
+        measured: Mapping[str, Mapping[int, float]] = options.tables.by_kind.get(
+            (jobs.model[at], int(jobs.batch_size[at])), {}
+        )
+        return measured
+    nodes = Counter(site.node_kinds)
+    return {kind: options.speeds(jobs, at, kind, site.per_node, nodes[kind] * site.per_node) for kind in nodes}
 
 
 def typed_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Typed]:
     """How fast each job is on each kind. Raises UserError with the line of a job that was measured nowhere."""
-    if options.tables is None:
+    if options.tables is None and options.speeds is None:
         raise UserError(f"{policy} chooses kinds of GPU by measured speed: give --tables DIR with gavel_throughput.csv")
     made = []
     kinds = set(site.node_kinds)
     for at in range(len(jobs)):
         if math.isnan(jobs.iterations[at]) or math.isnan(jobs.batch_size[at]):
             raise UserError(f"{jobs.where(at)}: {policy} needs model, batch_size and iterations of each job")
-        rates = options.tables.by_kind.get((jobs.model[at], int(jobs.batch_size[at])), {})
+        rates = _rates(jobs, at, site, options)
         sizes = {gpus for kind in kinds for gpus in rates.get(kind, {})}
         asked = int(jobs.gpus[at])
         if not sizes or (policy == "gavel" and asked not in sizes):

@@ -28,7 +28,7 @@ def gpt2(f: Fields) -> Model:
     inner = f.count_or_none("n_inner") or 4 * hidden
     f.must_be("add_cross_attention", (False,), "an encoder beside the decoder is not supported")
     f.ignore("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
-    attention = _biased_attention(f, hidden, f.count_any("n_head", "num_attention_heads", most=HEADS_MAX), "learned")
+    attention = _attention(f, hidden, f.count_any("n_head", "num_attention_heads", most=HEADS_MAX), "learned")
     activation = f.choice("activation_function", "gelu_new", UNGATED)
     block = FeedForward(size=inner, gated=False, activation=activation, bias=True)
     n = f.count_any("n_layer", "num_hidden_layers", most=LAYERS_MAX)
@@ -50,10 +50,7 @@ def gpt_neox(f: Fields) -> Model:
     """GPT-NeoX and Pythia: attention and feed-forward side by side on the same residual, rotary positions."""
     hidden, bias = f.count("hidden_size"), f.flag("attention_bias", True)
     heads = f.count("num_attention_heads", most=HEADS_MAX)
-    size = _divided(f, hidden, heads)
-    attention = Attention(
-        heads=heads, kv_heads=heads, head_dim=size, value_head_dim=size, qkv_bias=bias, out_bias=bias, position="rope"
-    )
+    attention = _attention(f, hidden, heads, "rope", bias=bias, key="num_attention_heads")
     activation = f.choice("hidden_act", "gelu", UNGATED)
     layer = Layer(
         attention=attention,
@@ -83,7 +80,7 @@ def bloom(f: Fields) -> Model:
         "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact",
     )  # fmt: skip
     block = FeedForward(size=f.count_or_none("n_inner") or 4 * hidden, gated=False, activation="gelu", bias=True)
-    layer = Layer(attention=_biased_attention(f, hidden, heads, "alibi"), feed_forward=block)
+    layer = Layer(attention=_attention(f, hidden, heads, "alibi"), feed_forward=block)
     return Model(
         name="",
         family="bloom",
@@ -125,16 +122,7 @@ def mpt(f: Fields) -> Model:
     block_kind.close()
     learned = f.flag("learned_pos_emb", True) and not alibi and not rope
     position: Position = "alibi" if alibi else "rope" if rope else "learned" if learned else "none"
-    size = _divided(f, hidden, heads, "n_heads")
-    attention = Attention(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=size,
-        value_head_dim=size,
-        qkv_bias=biased,
-        out_bias=biased,
-        position=position,
-    )
+    attention = _attention(f, hidden, heads, position, bias=biased, kv_heads=kv_heads, key="n_heads")
     block = FeedForward(
         size=f.count("expansion_ratio", 4, most=1024) * hidden, gated=False, activation="gelu", bias=biased
     )
@@ -153,20 +141,20 @@ def mpt(f: Fields) -> Model:
     )
 
 
-def _biased_attention(f: Fields, hidden: int, heads: int, position: Position) -> Attention:
-    size = _divided(f, hidden, heads, "n_head")
-    return Attention(
-        heads=heads,
-        kv_heads=heads,
-        head_dim=size,
-        value_head_dim=size,
-        qkv_bias=True,
-        out_bias=True,
-        position=position,
-    )
-
-
-def _divided(f: Fields, hidden: int, heads: int, key: str = "num_attention_heads") -> int:
+def _attention(
+    f: Fields, hidden: int, heads: int, position: Position, *, bias: bool = True, kv_heads: int | None = None,
+    key: str = "n_head",
+) -> Attention:  # fmt: skip
+    """Heads that share the hidden size out; `key` names their number."""
     if hidden % heads:
         raise f.refuse(key, heads, f"give a divisor of the hidden size {hidden}")
-    return hidden // heads
+    size = hidden // heads
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_dim=size,
+        value_head_dim=size,
+        qkv_bias=bias,
+        out_bias=bias,
+        position=position,
+    )

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.cost.price import nanoseconds
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import fresh_gradients
 from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import least_reserved, outside_bytes
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
+from windtunnel.training.pricing import Pricer, parameter_bytes
 from windtunnel.training.schedules import TRAITS
 
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte
@@ -123,7 +124,7 @@ def _last_bucket(layout: Layout, pricer: Pricer, dense: float, expert: float, pi
     chunks = max(1, pieces // layout.plan.pp)
     parts = _buckets(layout, dense + expert, chunks) if layout.plan.overlap_grad_reduce else 1
     kind = "all_reduce" if (layout.plan.zero_stage or 0) == 0 else "reduce_scatter"
-    width = float(GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"])
+    width = layout.gradient_bytes
     if layout.plan.overlap_grad_reduce and chunks > 1:
         return 0.0  # which piece is last, and how much of the rank it is, is the schedule's business
     return _shared(layout, pricer, kind, dense / parts, expert / parts, width)

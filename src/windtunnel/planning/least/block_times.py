@@ -26,9 +26,9 @@ from windtunnel.planning.least.blocks import kinds_of, pairs_of
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.pass_builder import PassBuilder
-from windtunnel.training.lowering.pass_lowering import Phase, build_pass
+from windtunnel.training.lowering.pass_lowering import build_pass
 from windtunnel.training.pricing import Pricer
-from windtunnel.training.schedules import TRAITS
+from windtunnel.training.schedules import TRAITS, Kind
 
 Key = TypeVar("Key")
 
@@ -47,8 +47,8 @@ class BlockCosts:
 
 
 FORWARD, BACKWARD = 0, 1
-WHOLE = {BACKWARD: (Phase.BACKWARD,)}
-IN_HALVES = {BACKWARD: (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)}
+WHOLE = {BACKWARD: (Kind.BACKWARD,)}
+IN_HALVES = {BACKWARD: (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)}
 
 
 def calm(pricer: Pricer) -> Pricer:
@@ -93,7 +93,7 @@ def block_costs(
 
 def forward_costs(pricer: Pricer, blocks: Mapping[int, Block]) -> BlockCosts:
     """Those of forward passes: the same whatever is recomputed, and however backward passes are split."""
-    return _costs_of(pricer, blocks, {FORWARD: (Phase.FORWARD,)}, recompute=False)
+    return _costs_of(pricer, blocks, {FORWARD: (Kind.FORWARD,)}, recompute=False)
 
 
 def _less(one: dict[Key, int], two: Mapping[Key, int]) -> dict[Key, int]:
@@ -101,7 +101,7 @@ def _less(one: dict[Key, int], two: Mapping[Key, int]) -> dict[Key, int]:
 
 
 def _costs_of(
-    pricer: Pricer, blocks: Mapping[int, Block], passes: Mapping[int, tuple[Phase, ...]], *, recompute: bool
+    pricer: Pricer, blocks: Mapping[int, Block], passes: Mapping[int, tuple[Kind, ...]], *, recompute: bool
 ) -> BlockCosts:
     layout, costs = pricer.layout, BlockCosts()
     pricer, pairs = calm(pricer), pairs_of(kinds_of(layout.model))
@@ -143,7 +143,7 @@ def _add(costs: BlockCosts, which: int, found: _Stretches, pairs: list[tuple[int
 
 
 def _in_one_chain(
-    pricer: Pricer, own: Mapping[int, Block], pairs: Sequence[tuple[int, int]], phase: Phase
+    pricer: Pricer, own: Mapping[int, Block], pairs: Sequence[tuple[int, int]], phase: Kind
 ) -> _Stretches | None:
     """Read off one pass over blocks of which every pair of neighbours is one; None where a block computes nothing."""
     chain = [pairs[0][0]]
@@ -168,14 +168,14 @@ def _in_one_chain(
 
 
 def _pair_by_pair(
-    pricer: Pricer, own: Mapping[int, Block], pairs: Sequence[tuple[int, int]], phase: Phase
+    pricer: Pricer, own: Mapping[int, Block], pairs: Sequence[tuple[int, int]], phase: Kind
 ) -> _Stretches:
     """Read off a pass over each pair, `pairs` in the order in which a pass comes to them; and one over each block."""
     alone = {kind: _Ops(build_pass(pricer, [block], phase)) for kind, block in own.items()}
     found = _Stretches({}, {}, {}, {})
     for kind, ops in alone.items():
         found.busy.update({(name, kind): busy for name, busy in ops.busy(0, len(ops.kinds)).items()})
-    forward = phase is Phase.FORWARD
+    forward = phase is Kind.FORWARD
     for before, after in pairs:
         both = [own[before], own[after]] if forward else [own[after], own[before]]
         lead, found.step[before, after], trail = _paths(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windtunnel.cost.price import Price
+from windtunnel.cost.price import Price, nanoseconds
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.planning.least.block_times import BACKWARD, FORWARD
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.pricing import Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 
 
 def block_work(pricer: Pricer, blocks: Mapping[int, Block]) -> dict[tuple[int, int], int]:

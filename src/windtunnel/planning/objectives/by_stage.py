@@ -67,6 +67,10 @@ class ByStage(Bounds):
         parts = [own.works(one).passes(*spans(layout.virtual_layers)) for own, one in pairs]
         return self._busy(layout, *self._mixed(layout, parts))
 
+    def even_ns(self, layout: Layout) -> float:
+        """Nothing: types take unlike shares."""
+        return 0.0
+
     def passes(self, layout: Layout, again: Again | None = None) -> tuple[Floats, Floats]:
         """Shortest passes of every virtual stage, each on its type."""
         pairs = zip(self.of_type, self.layouts(layout), strict=True)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from windtunnel.programs.communication import PULL, Communication
-from windtunnel.programs.compiler.rewriting import first_new, rewritten
+from windtunnel.programs.compiler.rewriting import rewritten
 from windtunnel.programs.op_shapes import PARTS, plain_name, tensor_bytes
 from windtunnel.programs.program import Op, RankProgram, TensorSpec
 
@@ -221,7 +221,7 @@ class _Rewriter:
         return replace(one, communication=pull)
 
     def _put(self, op: Op) -> int:
-        name = first_new(self.old) + len(self.made)
+        name = len(self.ops) + len(self.made)
         self.made[name] = op
         return name
 

@@ -1,6 +1,6 @@
 """A captured program with ops in another order, left out, or put in: everything that names an op by its place follows.
 
-An op is named by its place in the old program, a new one by a number from `first_new` on. `after` and `reads` of the
+An op is named by its place in the old program, a new one by any number beyond those. `after` and `reads` of the
 ops given name ops in this way. What named an op that is left out names the one that stands for it.
 """
 
@@ -10,11 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from windtunnel.programs.program import Op, RankProgram
-
-
-def first_new(program: RankProgram) -> int:
-    """The first number for new ops."""
-    return len(program.ops)
 
 
 def rewritten(

@@ -7,8 +7,7 @@ disturbance away leaves what the others draw, and sample i is the same however m
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +18,7 @@ from windtunnel.graph import OpKind
 from windtunnel.programs.disturbances.pace import pace_of
 from windtunnel.programs.lowering.lower import CapturedGraph, PricedJob
 from windtunnel.programs.lowering.placement import Pace
+from windtunnel.step.disturbances.disturbances import turns_of
 from windtunnel.step.disturbances.parse import Slow
 
 KEYS = {"jitter": 1, "pause": 2, "noise": 3}
@@ -53,7 +53,7 @@ def sampled(
     captured = priced.graph(Pace.even(n), fold=False)
     kernels = _kernels(priced, captured)
     alone_ns = captured.step.duration_ns[kernels.op]
-    turns = _turns(parts)
+    turns = turns_of(parts)
     found = [np.empty(count, np.int64) for _ in sets]
     for place, chosen in enumerate(sets):
         still = [parts[one] for one in sorted(chosen) if not parts[one].random]
@@ -82,17 +82,6 @@ def _ops_of(priced: PricedJob) -> int:
     sizes = {one.program.rank: one.n_ops for one in priced.templates}
     captured, counts = np.unique(priced.job.runs, return_counts=True)
     return sum(sizes[rank] * count for rank, count in zip(captured.tolist(), counts.tolist(), strict=True))
-
-
-def _turns(parts: Iterable[Slow]) -> dict[int, int]:
-    """How many of its kind come before each random part, by its number."""
-    before: Counter[str] = Counter()
-    turns = {}
-    for number, one in enumerate(parts):
-        if one.random:
-            turns[number] = before[one.kind]
-            before[one.kind] += 1
-    return turns
 
 
 def _warm(one: Slow, elapsed_s: float) -> Slow:

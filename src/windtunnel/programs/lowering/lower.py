@@ -10,21 +10,21 @@ All members of a rendezvous take as long as the longest of them: uneven splits e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.cost.communication.collectives import Group, tier
-from windtunnel.cost.price import Source
+from windtunnel.cost.price import Source, nanoseconds
 from windtunnel.errors import UserError
 from windtunnel.graph.footprint import refuse_if_too_large
 from windtunnel.graph.program import Graph, OpKind
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.placement import Pace, Places, places_of, rank_classes, slowest_links
-from windtunnel.programs.lowering.pricing import OpPricer, interference_of, nanoseconds
+from windtunnel.programs.lowering.pricing import OpPricer, interference_of
 from windtunnel.programs.lowering.template import Slot, StringTable, Template, template_of
 from windtunnel.step.step import Step, step_of
 
@@ -205,27 +205,25 @@ class _Assembly:
 
     def _uses(self, rank: int, template: Template, counts: NDArray[np.int64]) -> _Uses:
         """What each use costs on this rank."""
-        n = len(template.uses)
-        taken, categories = np.zeros(n, np.int64), np.zeros(n, np.uint16)
-        classes, shares, peers = np.zeros(n, np.uint8), np.zeros(n), np.zeros(n)
-        traffic = []
+        rows, traffic = [], []
         for number, use in enumerate(template.uses):
             slot = template.slots[use.slot]
             group, slower = self._group(rank, slot)
             seconds, p5, p95, source, share = self._price(use.kind, use.bytes, group)
-            taken[number] = nanoseconds(seconds * slower)
             tier_of = tier(group)
-            if tier_of == "scale_out":
-                peers[number] = 1.0 - float(self.pace.links[rank]) / slower
+            peers = 1.0 - float(self.pace.links[rank]) / slower if tier_of == "scale_out" else 0.0
             name = f"exposed {shown(self.job.families[slot.family].name)} ({tier_of.replace('_', '-')})"
-            categories[number] = self.strings.category(name)
-            if group.size > 1:
-                classes[number], shares[number] = interference_of(group), share
+            slows, nic = (interference_of(group), share) if group.size > 1 else (0, 0.0)
+            rows.append((nanoseconds(seconds * slower), self.strings.category(name), slows, nic, peers))
             count = int(counts[number]) if number < len(counts) else 0
             traffic.append(
                 Traffic(use.kind, slot.family, tier_of, count, float(use.bytes * count), seconds, p5, p95, source)
             )
-        return _Uses(taken, categories, classes, shares, peers, tuple(traffic))
+        taken, category, slows_of, nic_share, peers_share = zip(*rows, strict=True)
+        return _Uses(
+            np.array(taken, np.int64), np.array(category, np.uint16), np.array(slows_of, np.uint8),
+            np.array(nic_share), np.array(peers_share), tuple(traffic),
+        )  # fmt: skip
 
     def _group(self, rank: int, slot: Slot) -> tuple[Group, float]:
         """Who meets in a slot of this rank, and how much longer disturbed links make it."""
@@ -269,15 +267,13 @@ class _Assembly:
             users = self.users[channel]
             sequences = [(k, self._kinds(k, slot)) for k, slot in users]
             if key[0] == 0:
-                expected = {int(one) for one in np.unique(self.class_of[list(self._members(key, users))])}
+                members = self.places.members(key[1], int(self.first_rank[users[0][0]]))
+                expected = set(np.unique(self.class_of[list(members)]).tolist())
                 missing = expected - {k for k, _ in sequences}
                 sequences += [(k, ()) for k in sorted(missing)]
                 self._agree(key[1], sequences)
             else:
                 self._messages_agree(key, sequences)
-
-    def _members(self, key: tuple[int, ...], users: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        return self.places.members(key[1], int(self.first_rank[users[0][0]]))
 
     def _kinds(self, k: int, slot: int) -> tuple[str, ...]:
         key = (int(self.template_of[k]), slot)
@@ -348,31 +344,3 @@ def shown(family: str) -> str:
 
 def _does(calls: Sequence[str], at: int) -> str:
     return f"calls {calls[at]}" if at < len(calls) else "calls nothing"
-
-
-def flops_and_traffic(job: CapturedJob, rank: int | None = None) -> dict[str, float]:
-    """What one rank does in a step: "flops", "flops recomputed", and bytes by "KIND FAMILY" as collectives count them.
-
-    `rank`: whose program; None = the mean over all ranks.
-    """
-    runs = job.runs if rank is None else job.runs[rank : rank + 1]
-    captured, counts = np.unique(runs, return_counts=True)
-    total: dict[str, float] = {"flops": 0.0, "flops recomputed": 0.0}
-    for one, count in zip(captured.tolist(), counts.tolist(), strict=True):
-        for key, value in _of_program(job, one).items():
-            total[key] = total.get(key, 0.0) + value * count / len(runs)
-    return total
-
-
-def _of_program(job: CapturedJob, rank: int) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for op in job.programs[rank].ops:
-        call = op.communication
-        if call is not None:
-            key, value = f"{call.kind} {job.families[job.family_of(call)].name}", float(call.bytes)
-        else:
-            key, value = "flops", float(op.flops)
-            if op.recompute:
-                found["flops recomputed"] = found.get("flops recomputed", 0.0) + value
-        found[key] = found.get(key, 0.0) + value
-    return found

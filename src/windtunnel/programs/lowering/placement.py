@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.communication.collectives import Group, tier
 from windtunnel.errors import LayoutError
-from windtunnel.graph.fold import refine
+from windtunnel.graph.fold import numbered_by_first, refine
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.template import Template
@@ -168,12 +168,7 @@ def _distance(places: Places, toward: Ints) -> Ints:
 def _paired(one: Ints, other: Ints) -> Ints:
     """The partition that both refine, numbered by first members."""
     span = int(other.max(initial=-1)) + 2
-    values = one * span + other + 1
-    _, first, part = np.unique(values, return_index=True, return_inverse=True)
-    number = np.empty(len(first), np.int64)
-    number[np.argsort(first)] = np.arange(len(first))
-    renumbered: Ints = number[part.ravel()]
-    return renumbered
+    return numbered_by_first(one * span + other + 1)
 
 
 def _dense(values: NDArray[np.generic]) -> Ints:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from windtunnel.cost import roofline
 from windtunnel.cost.calibrated import CalibratedCosts, calibrated_costs
-from windtunnel.cost.communication.collectives import Group, collective, latency_and_bandwidth, pull, tier
+from windtunnel.cost.communication.collectives import Group, collective, nic_share, pull, tier
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
-from windtunnel.cost.price import FREE, Price, Source
+from windtunnel.cost.price import Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm
 from windtunnel.cost.training import (
     MATH,
@@ -31,7 +31,6 @@ from windtunnel.cost.training import (
     calibrated_training_costs,
     training_costs,
 )
-from windtunnel.errors import LayoutError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.programs.communication import PULL
 from windtunnel.programs.op_shapes import (
@@ -80,7 +79,6 @@ _TIMED = {
     "index_add_": "scatter_add_rows forward",
 }
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
-LONGEST_S = 1e7  # four months: some hundred thousand such operations still fit 64 bits
 COPY_BAND = 1.3
 # `cost.communication` has no collective with a root but broadcast and reduce: the root moves what all would.
 _KIND = {"gather": "all_gather", "scatter": "reduce_scatter", "send": "send_recv", "recv": "send_recv"}
@@ -92,15 +90,6 @@ class Priced(NamedTuple):
     price: Price
     category: str
     interference: int
-
-
-def nanoseconds(seconds: float) -> int:
-    """Seconds as the engine takes them. Raises LayoutError on what no clock would count."""
-    if not seconds < LONGEST_S:
-        raise LayoutError(
-            f"one operation would take {seconds:.3g} s", "check the rates, bandwidths and latencies of the cluster"
-        )
-    return round(seconds * 1e9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,17 +277,13 @@ class OpPricer:
         return price
 
     def nic_share(self, kind: str, bytes_total: float, group: Group) -> float:
-        """Share of a GPU's NIC that a collective takes while alone: 0 inside a node, less than 1 while small.
+        """Share of a GPU's NIC that a collective takes while alone.
 
         Messages between stages are left out, as in `step.nic_sharing`: what they meet is in their fitted price.
         """
-        if tier(group) != "scale_out" or not int(bytes_total) or kind in ("send", "recv", PULL):
+        if kind in ("send", "recv", PULL):
             return 0.0
-        _, _, latency_s, bandwidth_s = latency_and_bandwidth(
-            _KIND.get(kind, kind), int(bytes_total), group, self.cluster
-        )
-        whole = latency_s + bandwidth_s
-        return bandwidth_s / whole if whole > 0.0 else 0.0
+        return nic_share(_KIND.get(kind, kind), int(bytes_total), group, self.cluster)
 
 
 def interference_of(group: Group) -> int:
@@ -325,6 +310,3 @@ def op_pricer(cluster: Cluster, *, framework: str = "pytorch", cuda_graphs: bool
         compiled_call_s=0.0 if cuda_graphs else training.compiled_call_s / speed,
         collective_launch_s=collective_launch / speed,
     )
-
-
-__all__ = ["FREE", "NO_KERNEL", "OpPricer", "Priced", "interference_of", "nanoseconds", "op_pricer"]

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.price import Source
+from windtunnel.cost.price import Source, nanoseconds
 from windtunnel.graph.program import OpKind
 from windtunnel.programs.communication import Communication
 from windtunnel.programs.job import CapturedJob
-from windtunnel.programs.lowering.pricing import HOST, OpPricer, nanoseconds
+from windtunnel.programs.lowering.pricing import HOST, OpPricer
 from windtunnel.programs.op_shapes import plain_name
 from windtunnel.programs.program import Op, RankProgram
 
@@ -48,6 +49,22 @@ class Use:
     slot: int
     kind: str
     bytes: int
+
+
+class _Row(NamedTuple):
+    """One op of the graph."""
+
+    kind: OpKind
+    stream: int
+    duration_ns: int
+    label: int
+    category: int
+    flops: float = 0.0
+    moved: float = 0.0
+    interference: int = 0
+    op: int = -1  # index into program.ops; -1: of none
+    use: int = -1
+    turn: int = -1
 
 
 class StringTable:
@@ -122,9 +139,8 @@ class _Build:
         self.uses: dict[Use, int] = {}
         self.turns: dict[int, int] = {}
         self.batches: set[int] = set()
-        self.rows: list[tuple[int, int, int, int, int, float, float, int, int, int, int]] = []
+        self.rows: list[_Row] = []
         self.dep_ptr, self.dep_idx = [0], list[int]()
-        self.streams_of: list[int] = []  # of each graph op
         self.through: list[tuple[int, ...]] = []  # captured op -> graph ops that whoever waits for it waits for
         self.last: dict[int, int] = {}  # stream -> its last graph op
         self.pending: dict[int, list[int]] = {}  # stream -> what its next op waits for
@@ -143,33 +159,16 @@ class _Build:
     def begin(self, step_s: float) -> None:
         if step_s > 0.0:
             label = self.strings.label(BETWEEN_STEPS)
-            self._op(OpKind.HOST, self.host, nanoseconds(step_s), label, self.host_category, ())
+            self._op(_Row(OpKind.HOST, self.host, nanoseconds(step_s), label, self.host_category))
 
-    def _op(
-        self,
-        kind: OpKind,
-        stream: int,
-        duration_ns: int,
-        label: int,
-        category: int,
-        after: Iterable[int],
-        *,
-        flops: float = 0.0,
-        moved: float = 0.0,
-        interference: int = 0,
-        op: int = -1,
-        use: int = -1,
-        turn: int = -1,
-    ) -> int:
-        number = len(self.rows)
-        waits = dict.fromkeys((*self.pending.pop(stream, ()), *after))
-        own = self.streams_of
-        self.dep_idx.extend(one for one in waits if own[one] != stream)  # the order of a stream goes without saying
+    def _op(self, row: _Row, after: Iterable[int] = ()) -> int:
+        waits = dict.fromkeys((*self.pending.pop(row.stream, ()), *after))
+        # The order of a stream goes without saying.
+        self.dep_idx.extend(one for one in waits if self.rows[one].stream != row.stream)
         self.dep_ptr.append(len(self.dep_idx))
-        self.rows.append((kind, stream, duration_ns, label, category, flops, moved, interference, op, use, turn))
-        own.append(stream)
-        self.last[stream] = number
-        return number
+        self.rows.append(row)
+        self.last[row.stream] = len(self.rows) - 1
+        return len(self.rows) - 1
 
     def _after(self, op: Op) -> list[int]:
         return [one for index in op.after for one in self.through[index]]
@@ -194,19 +193,19 @@ class _Build:
         label = self.strings.label(f"{name} {op.module}{again}" if op.module else f"{name}{again}")
         if not self.on_cpu:
             launch = self._launch_ns(op)
-            after.append(self._op(OpKind.HOST, self.host, launch, label, self.host_category, (), op=index))
-        number = self._op(
+            after.append(self._op(_Row(OpKind.HOST, self.host, launch, label, self.host_category, op=index)))
+        row = _Row(
             OpKind.SEND if op.kind == "copy" else OpKind.COMPUTE,
             self._issuing(op.stream),
             nanoseconds(price.seconds),
             label,
             self.strings.category(category),
-            after,
             flops=op.flops,
             moved=op.bytes_read + op.bytes_written,
             interference=interference,
             op=index,
         )
+        number = self._op(row, after)
         self.busy[price.source] = self.busy.get(price.source, 0.0) + price.seconds
         self.p5, self.p95 = self.p5 + price.p5, self.p95 + price.p95
         return (number,)
@@ -239,15 +238,14 @@ class _Build:
         first = not call.batch or call.batch not in self.batches
         self.batches.add(call.batch)
         if first and not self.on_cpu:  # a batch is issued as one
-            after.append(self._op(OpKind.HOST, self.host, self.call_ns, label, self.host_category, (), op=index))
+            after.append(self._op(_Row(OpKind.HOST, self.host, self.call_ns, label, self.host_category, op=index)))
         if call.is_control:  # on the host, whatever the device is at
             issuing = self.host
         if issuing in self.last:
             after.append(self.last[issuing])
         after += self.pending.get(issuing, ())
-        done = self._op(
-            kind, self._stream(stream), 0, label, 0, after, moved=float(moved), op=index, use=use, turn=turn
-        )  # fmt: skip
+        row = _Row(kind, self._stream(stream), 0, label, 0, moved=float(moved), op=index, use=use, turn=turn)
+        done = self._op(row, after)
         if not call.is_async:
             self.pending.setdefault(issuing, []).append(done)
         if call.kind == "barrier" and not self.on_cpu:
@@ -274,23 +272,22 @@ class _Build:
 
     def template(self) -> Template:
         """Freeze."""
-        columns = list(zip(*self.rows, strict=True)) or [()] * 11
-        kind, stream, duration, label, category, flops, moved, interference, op, use, turn = columns
+        columns = _Row(*zip(*self.rows, strict=True)) if self.rows else _Row(*[()] * len(_Row._fields))  # type: ignore[arg-type]
         return Template(
             program=self.program,
-            kind=np.array(kind, np.uint8),
-            stream=np.array(stream, np.int32),
-            duration_ns=np.array(duration, np.int64),
-            label=np.array(label, np.int32),
-            category=np.array(category, np.uint16),
-            flops=np.array(flops, np.float64),
-            bytes=np.array(moved, np.float64),
-            interference=np.array(interference, np.uint8),
+            kind=np.array(columns.kind, np.uint8),
+            stream=np.array(columns.stream, np.int32),
+            duration_ns=np.array(columns.duration_ns, np.int64),
+            label=np.array(columns.label, np.int32),
+            category=np.array(columns.category, np.uint16),
+            flops=np.array(columns.flops, np.float64),
+            bytes=np.array(columns.moved, np.float64),
+            interference=np.array(columns.interference, np.uint8),
             dep_ptr=np.array(self.dep_ptr, np.int64),
             dep_idx=np.array(self.dep_idx, np.int32),
-            op_of=np.array(op, np.int32),
-            use_of=np.array(use, np.int32),
-            turn_of=np.array(turn, np.int32),
+            op_of=np.array(columns.op, np.int32),
+            use_of=np.array(columns.use, np.int32),
+            turn_of=np.array(columns.turn, np.int32),
             slots=tuple(self.slots),
             uses=tuple(self.uses),
             stream_names=tuple(self.streams),

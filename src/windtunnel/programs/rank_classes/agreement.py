@@ -14,7 +14,7 @@ each kind that carries messages, and the captured ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,14 +57,20 @@ class Book:
         return self.calls.get((program, kind), [])
 
 
-def book_of(job: CapturedJob) -> Book:
-    """Of a whole job: of groups whose members run the same programs in the same places one stands for all."""
-    book = Book(job.programs)
-    for rank, program in job.programs.items():
+def _book(programs: Mapping[int, RankProgram], kind_of: Callable[[Communication], object]) -> Book:
+    """The calls of these programs, by what kind of group they are made in; who meets there is left open."""
+    book = Book(programs)
+    for rank, program in programs.items():
         for number, op in enumerate(program.ops):
             if op.communication is not None:
-                kind = job.family_of(op.communication)
-                book.calls.setdefault((rank, kind), []).append(Call(number, op.communication))
+                key = (rank, kind_of(op.communication))
+                book.calls.setdefault(key, []).append(Call(number, op.communication))
+    return book
+
+
+def book_of(job: CapturedJob) -> Book:
+    """Of a whole job: of groups whose members run the same programs in the same places one stands for all."""
+    book = _book(job.programs, job.family_of)
     for kind, family in enumerate(job.families):
         seen: dict[tuple[int, ...], Meeting] = {}
         for members in family.groups:
@@ -76,20 +82,11 @@ def book_of(job: CapturedJob) -> Book:
 
 def book_of_some(programs: Mapping[int, RankProgram]) -> Book:
     """Of ranks of which nobody knows whom they stand for."""
-    book = Book(programs)
-    for rank, program in programs.items():
-        for number, op in enumerate(program.ops):
-            if op.communication is not None:
-                kind = (op.communication.group, op.communication.members)
-                book.calls.setdefault((rank, kind), []).append(Call(number, op.communication))
-    groups: dict[tuple[str, tuple[int, ...]], None] = {}
-    for program in programs.values():
-        for op in program.ops:
-            if op.communication is not None:
-                groups.setdefault((op.communication.group, op.communication.members))
-    for name, members in groups:
-        runs = tuple(rank if rank in programs else -1 for rank in members)
-        book.meetings[name, members] = [Meeting(name, members, runs)]
+    book = _book(programs, lambda call: (call.group, call.members))
+    for call in (one.made for calls in book.calls.values() for one in calls):
+        if (call.group, call.members) not in book.meetings:
+            runs = tuple(rank if rank in programs else -1 for rank in call.members)
+            book.meetings[call.group, call.members] = [Meeting(call.group, call.members, runs)]
     return book
 
 

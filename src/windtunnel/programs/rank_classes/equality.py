@@ -117,15 +117,23 @@ def kind(program: RankProgram) -> str:
 def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
     turns: dict[str, int] = {}
     lies: dict[tuple[str, int], str] = {}
-    modules, tensors = _ModuleRoles(), _TensorRoles()
+    modules = _ModuleRoles()
+    texts: dict[tuple[int, bool], str] = {}  # shapes in words, by identity: recorded programs share a few tuples
+
+    def shapes(specs: tuple[TensorSpec, ...], many: bool) -> str:
+        key = (id(specs), many)
+        if key not in texts:
+            texts[key] = repr(_totals(specs) if many else tuple(map(tuple, specs)))
+        return texts[key]
+
     for op in program.ops:
         call = op.communication
         many = is_multi_tensor(op)
         yield (
             op.name,
             op.kind,
-            tensors.text(op.inputs, many),
-            tensors.text(op.outputs, many),
+            shapes(op.inputs, many),
+            shapes(op.outputs, many),
             None if call is None else _call_role(call, turns, lies),
             op.scalars,
             op.stream,
@@ -143,21 +151,6 @@ def _roles(program: RankProgram) -> Iterator[tuple[object, ...]]:
 def is_multi_tensor(op: Op) -> bool:
     """Whether one kernel goes over lists of tensors of any sizes, as optimizers do."""
     return op.name.startswith(_MULTI_TENSOR)
-
-
-class _TensorRoles:
-    """Shapes, worded once for each tuple of them: recorded programs share a few."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[int, bool], str] = {}  # by identity, while the program lives
-
-    def text(self, specs: tuple[TensorSpec, ...], many: bool) -> str:
-        """Of the tensors that an op takes or gives."""
-        key = (id(specs), many)
-        found = self._texts.get(key)
-        if found is None:
-            found = self._texts[key] = repr(_totals(specs) if many else tuple(map(tuple, specs)))
-        return found
 
 
 def _totals(specs: Iterable[TensorSpec]) -> tuple[object, ...]:

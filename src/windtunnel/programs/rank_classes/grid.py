@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 Members = tuple[int, ...]
 Mesh = tuple[tuple[str, ...], tuple[int, ...]]
@@ -39,10 +40,7 @@ class Grid:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        product = 1
-        for size in self.sizes:
-            product *= size
-        return product
+        return prod(self.sizes)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Of one rank."""
@@ -75,7 +73,7 @@ class Grid:
 
 def find_grid(world_size: int, groups: Iterable[Members], meshes: Iterable[Mesh] = ()) -> Grid:
     """The coarsest grid in which all these groups are lattices; of those that clash, the larger are kept."""
-    whole = [(names, sizes) for names, sizes in meshes if _product(sizes) == world_size]
+    whole = [(names, sizes) for names, sizes in meshes if prod(sizes) == world_size]
     cuts = {1, world_size}
     for members in sorted({tuple(group) for group in groups}, key=lambda group: (-len(group), group)):
         wanted = {cut for stride, size in _lattice(members) for cut in (stride, stride * size)}
@@ -133,10 +131,3 @@ def _lattice(members: Members) -> tuple[tuple[int, int], ...]:
 def _is_chain(cuts: Iterable[int]) -> bool:
     ordered = sorted(cuts)
     return all(upper % lower == 0 for lower, upper in pairwise(ordered))
-
-
-def _product(sizes: Iterable[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

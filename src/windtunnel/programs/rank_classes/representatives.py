@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
+from math import prod
 
 from windtunnel.programs.rank_classes.axes import Place, RankAxes
 from windtunnel.programs.rank_classes.grid import Grid
@@ -65,7 +66,7 @@ class Table:
                 for cuts, length in zip(stage.cuts, self.layout.lengths, strict=True)
             ]
             for representative, parts in zip(stage.cells, product(*widths), strict=True):
-                counts[representative] = counts.get(representative, 0) + _product(parts)
+                counts[representative] = counts.get(representative, 0) + prod(parts)
         return counts
 
     @cached_property
@@ -139,7 +140,7 @@ def draw(layout: RankAxes, count: int, seed: int, known: Iterable[int]) -> list[
     taken = set(known)
     chosen: list[int] = []
     stages, lengths = layout.stages(), layout.lengths
-    places = _product(lengths)
+    places = prod(lengths)
     order = random.Random(seed)
     tried: set[int] = set()
     while len(chosen) < count and len(tried) < places:
@@ -154,10 +155,3 @@ def draw(layout: RankAxes, count: int, seed: int, known: Iterable[int]) -> list[
         fresh = [rank for exact in stages if (rank := layout.rank(exact, along[::-1])) not in taken]
         chosen += order.sample(fresh, min(len(fresh), count - len(chosen)))
     return sorted(chosen)
-
-
-def _product(sizes: Iterable[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result

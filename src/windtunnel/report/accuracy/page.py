@@ -11,6 +11,7 @@ from windtunnel.accuracy.constants import Constants, fitted_constants
 from windtunnel.accuracy.report import Report, report_of
 from windtunnel.errors import InputFileError
 from windtunnel.report.accuracy.tables import Table, tables_of
+from windtunnel.report.files import write_atomically
 
 LEAVE_ONE_OUT = "leave_one_source_out.csv"
 
@@ -18,12 +19,7 @@ LEAVE_ONE_OUT = "leave_one_source_out.csv"
 def write_page(report: Report, path: str | Path, command: str) -> None:
     """Write the page of an unanchored report. Raises InputFileError where it cannot be written."""
     text = page_of(report, command, fitted_constants(), _leave_one_out(report))
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputFileError(path, f"cannot be written ({reason})", "give --page another path") from None
+    write_atomically(Path(path), text.encode())
 
 
 def page_of(report: Report, command: str, constants: Sequence[Constants], leave_one_out: Table | None = None) -> str:

@@ -55,20 +55,8 @@ def tables_of(report: Report) -> tuple[Table, ...]:
 
 
 def _scores(title: str, what: str, scores: Sequence[Score], detail: bool = False) -> Table:
-    header = (
-        what,
-        "rows",
-        "priced",
-        "skipped",
-        "infeas.",
-        "mean",
-        "median",
-        "bias",
-        "worst",
-        "in band",
-        "guess",
-        "worst row",
-    )
+    errors = ("mean", "median", "bias", "worst", "in band", "guess")
+    header = (what, "rows", "priced", "skipped", "infeas.", *errors, "worst row")
     return Table(title, header, tuple(_score_cells(score) for score in scores), detail=detail)
 
 
@@ -123,17 +111,8 @@ def _spread(report: Report) -> Table:
 
 
 def _memory(report: Report) -> Table:
-    header = (
-        "source",
-        "definition",
-        "rows",
-        "mean",
-        "median",
-        "bias",
-        "worst",
-        "worst row",
-        "mean by other definitions",
-    )
+    errors = ("mean", "median", "bias", "worst", "worst row", "mean by other definitions")
+    header = ("source", "definition", "rows", *errors)
     rows = [
         (
             score.name,

@@ -87,7 +87,7 @@ def _headline(explanation: Explanation) -> Table:
 
 def _asked(asked: Asked, replayed_ns: int) -> list[RenderableType]:
     said = (
-        f"{figures.duration(asked.step_time_ns)} instead of {figures.duration(replayed_ns)}: {_less(asked.saved_ns)}"
+        f"{figures.duration(asked.step_time_ns)} instead of {figures.duration(replayed_ns)}: {less(asked.saved_ns)}"
         + (f", {asked.share:.1%} of the loss" if asked.share is not None and asked.saved_ns > 0 else "")
         + f"; a slowdown of {asked.slowdown:.3f} remains"
     )
@@ -109,7 +109,13 @@ def _parts(found: Sequence[Part], columns: int) -> Table:
     longest = max((one.slowdown - 1 for one in shown), default=0.0)
     for label, one in zip(labels, shown, strict=True):
         drawn = bar((one.slowdown - 1) / longest, cells) if longest > 1e-6 and one.slowdown > 1 else ""
-        table.add_row(Text(label), f"{one.slowdown:.3f}", _time(one.saved_ns), _share(one), Text(drawn, style="yellow"))
+        table.add_row(
+            Text(label),
+            f"{one.slowdown:.3f}",
+            time_words(one.saved_ns),
+            share_words(one.share),
+            Text(drawn, style="yellow"),
+        )
     if len(found) > _SHOWN:
         table.add_row(Text(f"... and {len(found) - _SHOWN} more", style="dim"))
     return table
@@ -122,16 +128,19 @@ def _ratios(values: Mapping[str, float] | Mapping[int, float], prefix: str) -> T
 
 def _gain(part: Part) -> str:
     share = f", {part.share:.1%} of the loss" if part.share is not None and part.saved_ns > 0 else ""
-    return _less(part.saved_ns) + share
+    return less(part.saved_ns) + share
 
 
-def _less(saved_ns: int) -> str:
+def less(saved_ns: int) -> str:
+    """How much less a step takes, or more."""
     return f"{figures.duration(abs(saved_ns))} {'more' if saved_ns < 0 else 'less'}"
 
 
-def _time(saved_ns: int) -> str:
+def time_words(saved_ns: int) -> str:
+    """What is given back, with a sign where that is negative."""
     return figures.signed(figures.duration(abs(saved_ns)), min(saved_ns, 0)) if saved_ns else "0 s"
 
 
-def _share(part: Part) -> str:
-    return "" if part.share is None else figures.signed(f"{abs(part.share):.1%}", min(part.share, 0.0))
+def share_words(share: float | None) -> str:
+    """A share of the loss, likewise; nothing where there is none."""
+    return "" if share is None else figures.signed(f"{abs(share):.1%}", min(share, 0.0))

@@ -6,12 +6,12 @@ Needs nothing else: no network, no server, no library. Python decides every numb
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from windtunnel.report import figures
+from windtunnel.report.explanation.console import less, share_words, time_words
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
@@ -63,8 +63,8 @@ def _view(found: Explanation) -> dict[str, Any]:
         ],
         "few": {
             "names": plain(few.name),
-            "gain": _gain(few.saved_ns),
-            "share": _share(few.share) if few.saved_ns > 0 else "",
+            "gain": less(few.saved_ns),
+            "share": share_words(few.share) if few.saved_ns > 0 else "",
         }
         if len(found.worker_slowdown) > 1
         else None,
@@ -110,8 +110,8 @@ def _asked(found: Explanation) -> dict[str, Any] | None:
         "n_ops": f"{asked.n_ops:,}",
         "time": figures.duration(asked.step_time_ns),
         "before": figures.duration(found.replayed_ns),
-        "gain": _gain(asked.saved_ns),
-        "share": _share(asked.share) if asked.saved_ns > 0 else "",
+        "gain": less(asked.saved_ns),
+        "share": share_words(asked.share) if asked.saved_ns > 0 else "",
         "slowdown": f"{asked.slowdown:.3f}",
     }
 
@@ -123,8 +123,8 @@ def _sort(title: str, parts: Sequence[Part], prefix: str) -> dict[str, Any]:
         {
             "label": prefix + plain(part.name),
             "alone": f"{part.slowdown:.3f}",
-            "time": _time(part.saved_ns),
-            "share": _share(part.share),
+            "time": time_words(part.saved_ns),
+            "share": share_words(part.share),
             "width": f"{part.saved_ns / longest * 100:.2f}" if part.saved_ns * 200 > longest else "",
         }
         for part in shown
@@ -165,7 +165,6 @@ def _map(found: Explanation) -> dict[str, Any] | None:
         "stages": stages,
         "columns": len(replicas),
         "ticks": [{"column": at + 2, "name": replicas[at]} for at in range(0, len(replicas), every)],
-        "tick_span": every,
         "low": f"{low:.2f}",
         "high": f"{low + span:.2f}",
         "rest": f"The slowest {len(names):,} workers of {len(slow):,}." if left_out else "",
@@ -223,20 +222,6 @@ def _steps(found: Explanation) -> dict[str, Any] | None:
 
 
 def _nice(low: float, high: float) -> list[float]:
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next((power * factor for factor in (1, 2, 5) if power * factor >= rough), power * 10)
+    step = figures.round_step((high - low) / 5)
     first = int(low / step)
     return [at * step for at in range(first, first + 8) if low - 1e-9 <= at * step <= high]
-
-
-def _time(saved_ns: int) -> str:
-    return figures.signed(figures.duration(abs(saved_ns)), min(saved_ns, 0)) if saved_ns else "0 s"
-
-
-def _gain(saved_ns: int) -> str:
-    return f"{figures.duration(abs(saved_ns))} {'more' if saved_ns < 0 else 'less'}"
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else figures.signed(f"{abs(share):.1%}", min(share, 0.0))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from windtunnel.report.figures import plain
+from windtunnel.report.printing import columns
 
 ROWS = (
     ("mean JCT", "jct_mean_s", "s"),
@@ -57,10 +57,7 @@ def print_fleet(document: Mapping[str, Any], figures: Sequence[Mapping[str, Any]
     console.print(
         f"{figures[0]['jobs']:,} jobs of {plain(document['trace'])} on {plain(document['cluster'])}", markup=False
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for each in figures:
-        table.add_column(str(each["policy"]), justify="right")
+    table = columns(["", *(str(each["policy"]) for each in figures)])
     for label, key, unit in ROWS:
         values = [each.get(key) for each in figures]
         if all(value is None for value in values) or (unit == "" and not any(values)):

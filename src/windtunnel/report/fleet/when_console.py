@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from windtunnel.report.figures import plain
 from windtunnel.report.fleet.console import shown
+from windtunnel.report.printing import columns
 
 NAMED = 6  # jobs in a list
 
@@ -21,9 +21,7 @@ def print_when(answer: Mapping[str, Any], console: Console) -> None:
         f"{answer['submit_s']:,.0f} s, {answer['state']}",
         markup=False,
     )
-    table = Table(box=None, pad_edge=False)
-    for head in ("", "as traced", "5 %", "50 %", "95 %"):
-        table.add_column(head, justify="right" if head else "left")
+    table = columns(("", "as traced", "5 %", "50 %", "95 %"))
     start_s, end_s, submit_s = answer["start_s"], answer["end_s"], answer["submit_s"]
     wait_s = None if start_s is None else start_s - submit_s
     for label, value, band in (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.report.printing import columns
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -13,14 +15,11 @@ GIB = 2**30
 
 def print_cuts(document: Mapping[str, Any], console: Console) -> None:
     """`document`: as `plan_captured` gives it."""
-    from rich.table import Table
-
     fits = document["status"] == "ok"
     if not fits:
         console.print(f"Nothing fits: none of {document['space']['legal']} numbers of stages. The nearest:")
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "stages", "replicas", "micro-batches", "units of each stage", "step", "p5 to p95", "memory"):
-        table.add_column(name, justify="left" if name in ("", "units of each stage") else "right", overflow="fold")
+    names = ("", "stages", "replicas", "micro-batches", "units of each stage", "step", "p5 to p95", "memory")
+    table = columns(names, ("", "units of each stage"), overflow="fold")
     plans = document["plans"] if fits else document["nearest"]
     for number, one in enumerate(plans, 1):
         plan = one["plan"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.planning.compared import field_words
+from windtunnel.report.printing import columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,21 +19,16 @@ HIDDEN = ("global_batch", "seq_len", "framework")
 
 def print_plans(document: Mapping[str, Any], console: Console) -> None:
     """`document`: as `Plans.to_dict` gives it."""
-    from rich.table import Table
-
     space = document["space"]
     if document["status"] == "infeasible":
         _print_infeasible(document, console)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "plan", "GPUs", "step", "p5 to p95", "memory", "tokens/s", "MFU"):
-        table.add_column(name, justify="left" if name in ("", "plan") else "right", overflow="fold")
     priced = any(one["cost_per_million_tokens"] is not None for one in document["plans"])
     troubled = any(one["effective_step_time_s"] is not None for one in document["plans"])
-    if priced:
-        table.add_column("cost/M tokens", justify="right")
-    if troubled:
-        table.add_column("under trouble", justify="right")
+    names = ("", "plan", "GPUs", "step", "p5 to p95", "memory", "tokens/s", "MFU")
+    table = columns(names, ("", "plan"), overflow="fold")
+    for name in [*(["cost/M tokens"] if priced else []), *(["under trouble"] if troubled else [])]:
+        table.add_column(name, justify="right")
     shown = decimals(one["p95_s"] for one in document["plans"])
     for number, one in enumerate(document["plans"], 1):
         cells = [

@@ -48,21 +48,8 @@ _PINNED = {"gemm": "compute-0", "compute": "compute-0", "attention": "compute-1"
 _ACRONYMS = {
     word.lower(): word
     for word in (
-        "GEMM",
-        "NVLink",
-        "NIC",
-        "PCIe",
-        "CPU",
-        "GPU",
-        "TP",
-        "PP",
-        "DP",
-        "CP",
-        "EP",
-        "NCCL",
-        "xGMI",
-        "MoE",
-        "FSDP",
+        *("GEMM", "NVLink", "NIC", "PCIe", "CPU", "GPU", "NCCL", "xGMI", "MoE"),
+        *("TP", "PP", "DP", "CP", "EP", "FSDP"),
     )
 } | {"edp": "experts' DP", "etp": "experts' TP"}
 

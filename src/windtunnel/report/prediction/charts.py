@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -197,17 +198,15 @@ def timeline_data(result: Result, categories: Mapping[str, Category]) -> dict[st
     colour_at = {category: i for i, category in enumerate(used)}
     labels = sorted({op.label for op in ops})
     label_at = {label: i for i, label in enumerate(labels)}
-    counts = [0] * len(lanes)
-    for op in ops:
-        counts[lane_of[op.stage, op.stream]] += 1
+    counts = Counter((op.stage, op.stream) for op in ops)
     return {
         "first": first,
         "span": max((op.end_ns for op in ops), default=0) - first,
         "categories": [{"label": plain(category.label), "slot": category.slot} for category in used],
         "labels": [plain(label) for label in labels],
         "lanes": [
-            {"stage": stage, "name": result.class_name(stage), "stream": plain(stream), "count": count}
-            for (stage, stream), count in zip(lanes, counts, strict=True)
+            {"stage": stage, "name": result.class_name(stage), "stream": plain(stream), "count": counts[stage, stream]}
+            for stage, stream in lanes
         ],
         "start": [op.start_ns - first for op in ops],
         "length": [op.end_ns - op.start_ns for op in ops],
@@ -228,10 +227,7 @@ def _painted(op: Interval, categories: Mapping[str, Category]) -> Category:
 
 def _nice_steps(top: float, wanted: int) -> list[int]:
     """0, s, 2s ... up to `top`, s of the form 1, 2, 5 x 10^k and at least 1."""
-    rough = max(top / wanted, 1.0)
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    return list(range(0, math.floor(top) + 1, step))
+    return list(range(0, math.floor(top) + 1, round(figures.round_step(max(top / wanted, 1.0)))))
 
 
 def _end_ns(result: Result) -> int:

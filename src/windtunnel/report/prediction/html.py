@@ -48,7 +48,6 @@ def view_of(result: Result) -> dict[str, Any]:
         "layout": layout(result),
         "content_hash": result.content_hash,
         "version": plain(result.spec.get("version") or ""),
-        "timed": result.step_time_ns > 0,
         "infeasible": _infeasible(result),
         "tiles": _tiles(result),
         "band": charts.band(result.step_time_p5_ns, result.step_time_ns, result.step_time_p95_ns),

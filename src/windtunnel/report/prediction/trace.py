@@ -56,29 +56,13 @@ def trace_events(result: Result) -> Iterator[dict[str, Any]]:
         result.excerpt, key=lambda op: (op.stage, lanes[op.stage, op.stream], op.start_ns, -op.end_ns, op.label)
     )
     for op in ordered:
-        yield {
-            "ph": "X",
-            "name": op.label,
-            "cat": label_on_lane(op.category),
-            "pid": op.stage,
-            "tid": lanes[op.stage, op.stream],
-            "ts": op.start_ns / _US,
-            "dur": (op.end_ns - op.start_ns) / _US,
-        }
+        lane = lanes[op.stage, op.stream]
+        yield _event(op.label, label_on_lane(op.category), op.stage, lane, op.start_ns, op.end_ns - op.start_ns)
     for one in result.stages:
         now = 0
         for key in time_categories(one.breakdown_ns):
-            ns = one.breakdown_ns[key]
-            yield {
-                "ph": "X",
-                "name": label_of(key),
-                "cat": label_of(key),
-                "pid": one.stage,
-                "tid": sums[one.stage],
-                "ts": now / _US,
-                "dur": ns / _US,
-            }
-            now += ns
+            yield _event(label_of(key), label_of(key), one.stage, sums[one.stage], now, one.breakdown_ns[key])
+            now += one.breakdown_ns[key]
     for memory in sorted(result.memory, key=lambda memory: memory.stage):
         for time_ns, allocated in sorted(memory.timeline):
             yield {
@@ -107,6 +91,11 @@ def trace_bytes(result: Result) -> bytes:
 def write_trace(result: Result, path: Path | str) -> None:
     """Write the gzipped trace at `path`. Raises InputFileError when it cannot be written."""
     write_atomically(Path(path), trace_bytes(result))
+
+
+def _event(name: str, category: str, pid: int, tid: int, start_ns: int, ns: int) -> dict[str, Any]:
+    when = {"ts": start_ns / _US, "dur": ns / _US}
+    return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, **when}
 
 
 def _metadata(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.report.printing import columns
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,8 +22,6 @@ COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 
 def print_serving(result: Mapping[str, Any], console: Console) -> None:
     """Latencies, throughput, regime, and what they rest on. `result`: `ServingResult.to_dict()`."""
-    from rich.table import Table
-
     spec = result["spec"]
     console.print(f"[b]{spec['model']}[/b] on {spec['gpu']}, {spec['engine']}: {_layout(spec)}", highlight=False)
     if not result["feasible"]:
@@ -37,10 +37,7 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
         f"{load['requests']:,} requests, {load['input_tokens_mean']:,.0f} tokens in,"
         f" {load['output_tokens_mean']:,.0f} out{rate}; {result['finished']:,} finished, {result['refused']:,} refused"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
+    table = columns(("", *COLUMNS))
     for key, label in ROWS:
         if result[key] is not None:
             table.add_row(label, *(duration(result[key][name]) for name in COLUMNS))

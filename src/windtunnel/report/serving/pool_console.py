@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 COLUMNS = (
-    "",
-    "finished",
-    "TTFT mean",
-    "p99",
-    "TPOT mean",
-    "p99",
-    "within limits",
-    "tokens/s",
-    "replicas",
-    "busy",
-    "regime",
+    *("", "finished", "TTFT mean", "p99", "TPOT mean", "p99", "within limits", "tokens/s"),
+    *("replicas", "busy", "regime"),
 )
 
 
@@ -68,11 +60,7 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
 
 def print_pool(found: Mapping[str, Any], console: Console) -> None:
     """`found`: `PoolResult.to_dict()`."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    table = columns(COLUMNS, overflow="fold")
     for row in rows_of(found):
         table.add_row(*row)
     console.print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
 
 if TYPE_CHECKING:
@@ -15,16 +16,12 @@ ROWS = (("ttft_s", "mean"), ("ttft_s", "p99"), ("tpot_s", "mean"), ("e2e_s", "me
 
 def print_real(found: Mapping[str, Any], console: Console) -> None:
     """`found`: `Compared.to_dict()`."""
-    from rich.table import Table
-
     console.print(
         f"[b]tiny-llama[/b] on {found['device']}: {found['requests']} requests, {found['rate_per_s']:.3g} per second;"
         f" {found['steps_measured']} steps measured, fitted to {found['step_fit_error']:.1%}",
         highlight=False,
     )
-    table = Table(box=None, pad_edge=False)
-    for name in ("policy", "", "measured", "predicted", ""):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+    table = columns(("policy", "", "measured", "predicted", ""), ("policy",))
     for policy, both in found["policies"].items():
         measured, predicted = both["measured"], both["predicted"]
         for place, (key, what) in enumerate(ROWS):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.report.figures import dollars
+from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
 
 if TYPE_CHECKING:
@@ -15,7 +17,6 @@ ROWS = ("answered", "mean", "p50", "p99", "tokens/s", "changes", "paused", "comp
 
 def print_spot_serving(found: Mapping[str, Any], console: Console) -> None:
     """`found`: `SpotServing.to_dict()`."""
-    from rich.table import Table
     from rich.text import Text
 
     spec, machines = found["spec"], found["spec"]["machines"]
@@ -28,10 +29,7 @@ def print_spot_serving(found: Mapping[str, Any], console: Console) -> None:
     )
     console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
     priced = any(one["cost"] is not None for one in found["policies"].values())
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in found["policies"]:
-        table.add_column(name, justify="right")
+    table = columns(["", *found["policies"]])
     told = [_told(one, priced) for one in found["policies"].values()]
     for name, *values in zip((*ROWS, *(("cost", "per million tokens") if priced else ())), *told, strict=True):
         table.add_row(name, *values)
@@ -48,9 +46,5 @@ def _told(one: Mapping[str, Any], priced: bool) -> list[str]:
         duration(one["paused_s"]),
         f"{one['recomputed_tokens']:,}",
         f"{one['gpu_seconds'] / 3600:,.1f}",
-        *([_dollars(one["cost"]), _dollars(one["cost_per_million_output_tokens"])] if priced else []),
+        *([dollars(one["cost"]), dollars(one["cost_per_million_output_tokens"])] if priced else []),
     ]
-
-
-def _dollars(value: float | None) -> str:
-    return "" if value is None else f"${value:,.2f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ ROWS = ("mean", "p50", "p99", "requests/s", "tokens/s", "computing", "loads", "o
 
 def print_weight_pool(found: Mapping[str, Any], console: Console) -> None:
     """`found`: `run_weight_pool()`."""
-    from rich.table import Table
     from rich.text import Text
 
     spec, systems = found["spec"], found["systems"]
@@ -23,11 +23,8 @@ def print_weight_pool(found: Mapping[str, Any], console: Console) -> None:
     console.print(Text(f"{spec['models']:,} models, {size}, on {spec['gpus']} {spec['gpu']}"))
     console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
     priced = any(one.get("cost") is not None for one in systems.values())
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
     feasible = {name: one for name, one in systems.items() if one["feasible"]}
-    for name in feasible:
-        table.add_column(name, justify="right")
+    table = columns(["", *feasible])
     told = [_told(one, priced) for one in feasible.values()]
     for name, *values in zip((*ROWS, *(("cost", "per million tokens") if priced else ())), *told, strict=True):
         table.add_row(name, *values)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from windtunnel.report.figures import plain
 from windtunnel.report.prediction.console import heading
-from windtunnel.report.printing import print_trimmed
+from windtunnel.report.printing import columns, print_trimmed
 from windtunnel.resilience import PolicyEntry, Survival
 from windtunnel.units import format_count, format_percent, format_time
 
@@ -52,16 +52,7 @@ def _policies(answer: Survival) -> Table:
     for name in [*names, *(["tokens/s"] if tokens else []), *(["cost"] if money else [])]:
         table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name in ("policy", "p5–p95"))
     for one in answer.entries:
-        row = [
-            one.policy,
-            format_percent(one.ettr),
-            f"{format_percent(one.ettr_p5)} – {format_percent(one.ettr_p95)}",
-            format_percent(one.ettr_exact),
-            format_percent(one.ettr_linear),
-            format_time(one.checkpoint_interval_s),
-            str(one.standbys),
-            format_count(one.gpu_hours_wasted),
-        ]
+        row = [one.policy, *cells(one).values()]
         if tokens:
             row.append(format_count(one.tokens_per_s or 0.0))
         if money:
@@ -70,11 +61,27 @@ def _policies(answer: Survival) -> Table:
     return table
 
 
+def cells(one: PolicyEntry) -> dict[str, str]:
+    """What is said of a policy in any case, for the page too."""
+    return {
+        "ettr": format_percent(one.ettr),
+        "band": f"{format_percent(one.ettr_p5)} – {format_percent(one.ettr_p95)}",
+        "exact": format_percent(one.ettr_exact),
+        "linear": format_percent(one.ettr_linear),
+        "interval": format_time(one.checkpoint_interval_s),
+        "standbys": str(one.standbys),
+        "wasted": format_count(one.gpu_hours_wasted),
+    }
+
+
+def causes(one: PolicyEntry) -> list[tuple[str, str]]:
+    """Interruptions by cause, most first."""
+    ordered = sorted(one.interruptions_by_cause.items(), key=lambda item: (-item[1], item[0]))
+    return [(plain(name), f"{count:,.1f}") for name, count in ordered if count]
+
+
 def _waterfall(answer: Survival) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    for one in answer.entries:
-        table.add_column(one.policy, justify="right")
+    table = columns(["", *(one.policy for one in answer.entries)], dim=True)
     for part in answer.entries[0].waterfall:
         shares = [one.waterfall[part] / answer.wall_s for one in answer.entries]
         if any(shares):
@@ -86,7 +93,6 @@ def _causes(one: PolicyEntry) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
-    for name, count in sorted(one.interruptions_by_cause.items(), key=lambda item: (-item[1], item[0])):
-        if count:
-            table.add_row(plain(name), f"{count:,.1f}")
+    for cause in causes(one):
+        table.add_row(*cause)
     return table

@@ -14,6 +14,7 @@ from typing import Any
 from windtunnel.report.figures import plain, shares
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
+from windtunnel.report.survival.console import causes, cells
 from windtunnel.resilience import PolicyEntry, Survival
 from windtunnel.resilience.run import Episode
 from windtunnel.units import format_count, format_percent, format_time
@@ -67,11 +68,7 @@ def render_survival_html(answer: Survival) -> str:
         ],
         charts=_charts(answer),
         timelines=[_timeline(answer, one) for one in answer.entries],
-        causes=[
-            {"name": plain(name), "count": f"{count:,.1f}"}
-            for name, count in sorted(first.interruptions_by_cause.items(), key=lambda item: (-item[1], item[0]))
-            if count
-        ],
+        causes=[{"name": name, "count": count} for name, count in causes(first)],
         width=f"{W:g}",
         height=f"{H:g}",
     )
@@ -82,13 +79,7 @@ def _policy(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
     printed = shares([seconds for _, seconds in parts], 2)
     return {
         "name": plain(one.policy),
-        "ettr": format_percent(one.ettr),
-        "band": f"{format_percent(one.ettr_p5)} – {format_percent(one.ettr_p95)}",
-        "exact": format_percent(one.ettr_exact),
-        "linear": format_percent(one.ettr_linear),
-        "interval": format_time(one.checkpoint_interval_s),
-        "standbys": str(one.standbys),
-        "wasted": format_count(one.gpu_hours_wasted),
+        **cells(one),
         "cost": "" if one.cost_usd is None else f"${format_count(one.cost_usd)}",
         "segments": [
             {
@@ -186,8 +177,7 @@ def _chart(
 
 def _timeline(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
     """The first run: what was not productive, the longest stretches first, in their places."""
-    stops = _joined([each for each in one.timeline if each.part not in ("productive", "checkpoint stall")])
-    longest = sorted(stops, key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
+    longest = sorted(_joined(one.stops), key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
     wall_ns = answer.wall_s * 1e9
     return {
         "name": plain(one.policy),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report.figures import plain
+from windtunnel.report.figures import dollars, plain
+from windtunnel.report.printing import columns
 from windtunnel.resilience.spot import SpotAnswer
 from windtunnel.units import format_count, format_percent, format_time
 
@@ -24,11 +24,9 @@ def print_spot(answer: SpotAnswer, console: Console) -> None:
     )
     knows = "the future" if answer.forecast == "known" else "nothing of the future"
     console.print(Text(f"parcae looks {answer.look_ahead} decisions ahead and knows {knows}"))
-    table = Table(box=None, pad_edge=False, header_style="dim")
     money = any(one.cost_usd is not None for one in answer.entries)
     names = ("policy", "samples", "samples/s", "ETTR", "moving", "node-hours", "samples per node-hour")
-    for name in (*names, *(("cost", "per million samples") if money else ())):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+    table = columns((*names, *(("cost", "per million samples") if money else ())), ("policy",), dim=True)
     for one in answer.entries:
         table.add_row(
             one.policy,
@@ -38,10 +36,6 @@ def print_spot(answer: SpotAnswer, console: Console) -> None:
             format_time(one.waterfall["moving"]),
             f"{one.node_hours:,.1f}",
             f"{one.samples / one.node_hours:,.0f}" if one.node_hours else "",
-            *((_dollars(one.cost_usd), _dollars(one.usd_per_million_samples)) if money else ()),
+            *((dollars(one.cost_usd), dollars(one.usd_per_million_samples)) if money else ()),
         )
     console.print(table)
-
-
-def _dollars(value: float | None) -> str:
-    return "" if value is None else f"${value:,.2f}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from windtunnel.report.figures import plain
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
+from windtunnel.report.printing import columns
 from windtunnel.survive.watch.verdict import Verdict
 from windtunnel.units import format_time
 
@@ -26,10 +27,7 @@ def print_verdict(found: Verdict, console: Console) -> None:
     names = _names(found)
     if not names:
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("rank", justify="right")
-    for name in names:
-        table.add_column(plain(name), justify="right")
+    table = columns(["rank", *map(plain, names)], (), dim=True)
     blamed = {one.rank for one in found.culprits}
     order = sorted(found.own_s, key=lambda rank: (rank not in blamed, -sum(found.own_s[rank].values()), rank))
     for rank in order[:SHOWN]:
@@ -52,7 +50,7 @@ def render_verdict_html(found: Verdict) -> str:
     """Ranks x segments, each cell coloured by its time over the median of the ranks."""
     names = _names(found)
     blamed = {(one.rank, one.where) for one in found.culprits}
-    typical = {name: _median([parts.get(name, 0.0) for parts in found.own_s.values()]) for name in names}
+    typical = {name: median([parts.get(name, 0.0) for parts in found.own_s.values()]) for name in names}
     rows = [
         {
             "rank": rank,
@@ -84,9 +82,3 @@ def _cell(name: str, seconds: float, typical: float, step_s: float, blamed: bool
 
 def _names(found: Verdict) -> list[str]:
     return sorted({name for parts in found.own_s.values() for name in parts})
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

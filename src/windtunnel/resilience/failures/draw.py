@@ -85,41 +85,25 @@ def _one(
     times, cause = np.concatenate([times, late]), np.concatenate([cause, cause[second]])
     order = np.argsort(times, kind="stable")
     times = times[order]
-    kinds: NDArray[np.int16] = cause[order].astype(np.int16)
-    repeat = np.zeros(len(times), bool)
+    kinds, repeat = cause[order].astype(np.int16), np.zeros(len(times), bool)
     if n_lemons:
         whose = np.where(random.random(len(times)) < from_lemons, random.integers(0, n_lemons, len(times)), -1)
         whose[~of_machines[kinds]] = -1
         repeat = whose >= 0
         _, first = np.unique(whose, return_index=True)
         repeat[first] = False
-    slow = np.zeros(len(times), np.int64)
-    if process.slow.rate_per_node_s > 0:
-        times, kinds, slow, repeat = _with_slow(process, nodes, horizon_s, random, times, kinds, slow, repeat)
+    lengths = np.zeros(len(times), np.int64)
+    slow = process.slow
+    if slow.rate_per_node_s > 0:
+        n = random.poisson(slow.rate_per_node_s * nodes * horizon_s)
+        times = np.concatenate([times, random.uniform(0.0, horizon_s, n)])
+        drawn = np.exp(random.uniform(np.log(slow.shortest_s), np.log(slow.longest_s), n)) * 1e9
+        order = np.argsort(times, kind="stable")
+        times, kinds = times[order], np.concatenate([kinds, np.full(n, SLOW, np.int16)])[order]
+        lengths = np.concatenate([lengths, drawn.astype(np.int64)])[order]
+        repeat = np.concatenate([repeat, np.zeros(n, bool)])[order]
     keep = times < horizon_s
     # Two events never share a nanosecond: the later one is moved by one, so that both engines meet them one by one.
     stamps = np.maximum.accumulate(np.floor(times[keep] * 1e9).astype(np.int64) - np.arange(int(keep.sum())))
     stamps = stamps + np.arange(len(stamps)) + 1
-    return stamps, kinds[keep], slow[keep], repeat[keep]
-
-
-def _with_slow(
-    process: FailureProcess,
-    nodes: int,
-    horizon_s: float,
-    random: np.random.Generator,
-    times: NDArray[np.float64],
-    cause: NDArray[np.int16],
-    slow: NDArray[np.int64],
-    repeat: NDArray[np.bool_],
-) -> tuple[NDArray[np.float64], NDArray[np.int16], NDArray[np.int64], NDArray[np.bool_]]:
-    n = random.poisson(process.slow.rate_per_node_s * nodes * horizon_s)
-    begin = random.uniform(0.0, horizon_s, n)
-    low, high = np.log(process.slow.shortest_s), np.log(process.slow.longest_s)
-    length = (np.exp(random.uniform(low, high, n)) * 1e9).astype(np.int64)
-    times = np.concatenate([times, begin])
-    order = np.argsort(times, kind="stable")
-    cause = np.concatenate([cause, np.full(n, SLOW, np.int16)])
-    slow = np.concatenate([slow, length])
-    repeat = np.concatenate([repeat, np.zeros(n, bool)])
-    return times[order], cause[order], slow[order], repeat[order]
+    return stamps, kinds[keep], lengths[keep], repeat[keep]

@@ -3,8 +3,9 @@
 The log is a CSV with one row per interruption, `time_h,cause[,component][,node]`, or with counts, `cause,count
 [,component]`. What the log does not hold has to be said: how many GPUs were watched, and for how long.
 
-    rate of a cause   its count over the exposure (the maximum likelihood of a Poisson process)
-    bursts            share of failures with another within ten minutes, less what a Poisson process has anyway
+    bursts            failures within ten minutes of another, less what a Poisson process has anyway, over all others
+    rate of a cause   its count over the exposure (the maximum likelihood of a Poisson process), less its part of the
+                      second failures of bursts, which the process adds by itself
     lemons            nodes that failed more often than chance: at least three times, and with probability below 1e-4
 """
 
@@ -37,9 +38,12 @@ def fit_log(path: str | Path, gpus: int, days: float, gpus_per_node: int = 8) ->
     for at, row in enumerate(rows):
         component = (row.get("component") or "unknown").strip().lower()
         counts[(row["cause"].strip(), component)] += _count(path, at, row)
-    causes = tuple(_cause(name, component, n, gpus, nodes, days) for (name, component), n in sorted(counts.items()))
     timed = all((row.get("time_h") or "").strip() for row in rows)
     bursts = _bursts(path, rows, days) if timed else Bursts()
+    causes = tuple(
+        _cause(name, component, n / (1.0 + bursts.share), gpus, nodes, days)
+        for (name, component), n in sorted(counts.items())
+    )
     lemons = _lemons([(row.get("node") or "").strip() for row in rows], nodes)
     return FailureProcess(Path(path).stem, f"fitted to {Path(path).name}", causes, lemons, bursts)
 
@@ -60,7 +64,7 @@ def _count(path: str | Path, at: int, row: dict[str, str]) -> int:
     return int(text)
 
 
-def _cause(name: str, component: str, count: int, gpus: int, nodes: int, days: float) -> Cause:
+def _cause(name: str, component: str, count: float, gpus: int, nodes: int, days: float) -> Cause:
     per: Per = "job" if component in BY_JOB else "gpu" if component == "gpu" else "node"
     exposure = {"gpu": gpus, "node": nodes, "job": 1}[per] * days * DAY_S
     symptom: Symptom = "planned" if component == "planned" else "manual" if component == "manual" else "explicit"
@@ -79,8 +83,8 @@ def _bursts(path: str | Path, rows: list[dict[str, str]], days: float) -> Bursts
         raise InputFileError(path, "has a time_h that is no number", "give hours since the start of the log") from None
     close = [b - a for a, b in pairwise(times) if b - a < BURST_S]
     by_chance = -math.expm1(-len(times) / (days * DAY_S) * BURST_S)
-    share = len(close) / len(times) - by_chance
-    return Bursts(share, sum(close) / len(close)) if share > 0 else Bursts()
+    second = len(close) / len(times) - by_chance
+    return Bursts(min(0.99, second / (1.0 - second)), sum(close) / len(close)) if second > 0 else Bursts()
 
 
 def _lemons(nodes_of_rows: list[str], nodes: int) -> Lemons:

@@ -86,6 +86,11 @@ class FailureProcess:
         total = sum(one.of_job(gpus, nodes) for one in self.causes if planned or one.symptom != "planned")
         return total * (1.0 + self.bursts.share)
 
+    def events(self, gpus: int, gpus_per_node: int, seconds: float) -> float:
+        """Events of all kinds that are expected in a run, hosts that become slow among them."""
+        slow = self.slow.rate_per_node_s * -(-gpus // gpus_per_node)
+        return (self.rate_per_s(gpus, gpus_per_node, planned=True) + slow) * seconds
+
     def host_rate_per_s(self, gpus_per_node: int) -> float:
         """Events a second by which one host goes, which is what standbys are kept for."""
         share = {"gpu": float(gpus_per_node), "node": 1.0, "job": 0.0}

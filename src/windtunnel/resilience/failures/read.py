@@ -12,6 +12,7 @@ lemons: {share_of_hosts: 0.01, share_of_failures: 0.7, source: ...}         # op
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from windtunnel.errors import InputFileError, UnknownNameError
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.hardware.strict_yaml import read_mapping
 from windtunnel.resilience.failures.process import (
     DAY_S,
@@ -63,11 +64,17 @@ class _Lemons(_Form):
     share_of_failures: float = Field(ge=0, lt=1)
     source: str = ""
 
+    def built(self) -> Lemons:
+        return Lemons(self.share_of_hosts, self.share_of_failures)
+
 
 class _Bursts(_Form):
     share: float = Field(ge=0, lt=1)
     mean_delay: str = "5 min"
     source: str = ""
+
+    def built(self) -> Bursts:
+        return Bursts(self.share, parse_time(self.mean_delay, "bursts.mean_delay"))
 
 
 class _Slow(_Form):
@@ -76,6 +83,12 @@ class _Slow(_Form):
     shortest: str = "30 s"
     longest: str = "10 h"
     source: str = ""
+
+    def built(self) -> SlowHosts:
+        shortest, longest = parse_time(self.shortest, "slow.shortest"), parse_time(self.longest, "slow.longest")
+        if not 0 < shortest <= longest <= 3650 * DAY_S:
+            raise SpecError("slow", f"{self.shortest} to {self.longest}", "give more than 0 to at most ten years")
+        return SlowHosts(self.per_1000_node_days / 1000 / DAY_S, self.slower, shortest, longest)
 
 
 class _File(_Form):
@@ -112,17 +125,8 @@ def _built(document: Mapping[str, Any], where: str) -> FailureProcess:
         place = ".".join(str(part) for part in first["loc"])
         raise InputFileError(where, f"{place}: {first['msg']}", SHAPE) from None
     causes = tuple(_cause(one, form.observed, where) for one in form.causes)
-    lemons, bursts, slow = Lemons(), Bursts(), SlowHosts()
-    if form.lemons is not None:
-        lemons = Lemons(form.lemons.share_of_hosts, form.lemons.share_of_failures)
-    if form.bursts is not None:
-        bursts = Bursts(form.bursts.share, parse_time(form.bursts.mean_delay, "bursts.mean_delay", where))
-    if form.slow is not None:
-        shortest, longest = parse_time(form.slow.shortest, "slow.shortest"), parse_time(form.slow.longest)
-        if not 0 < shortest <= longest:
-            raise InputFileError(where, "slow: shortest is not between 0 and longest", SHAPE)
-        slow = SlowHosts(form.slow.per_1000_node_days / 1000 / DAY_S, form.slow.slower, shortest, longest)
-    return FailureProcess(form.name, form.source, causes, lemons, bursts, slow)
+    more = {name: part.built() for name in ("lemons", "bursts", "slow") if (part := getattr(form, name)) is not None}
+    return FailureProcess(form.name, form.source, causes, **more)
 
 
 def _cause(one: _Cause, observed: _Observed | None, where: str) -> Cause:
@@ -150,30 +154,16 @@ def _refuse(where: str, name: str, remedy: str) -> NoReturn:
 
 def process_to_yaml(process: FailureProcess) -> str:
     """A file that `read_failures` reads back to the same process."""
-    document: dict[str, Any] = {
-        "name": process.name,
-        "source": process.source,
-        "causes": [
-            {
-                "name": one.name,
-                "component": one.component,
-                "per": one.per,
-                "per_day": one.rate_per_s * DAY_S,
-                "hosts": one.hosts,
-                "symptom": one.symptom,
-            }
-            for one in process.causes
-        ],
-    }
-    if process.lemons.share_of_hosts:
-        lemons = process.lemons
-        document["lemons"] = {
-            "share_of_hosts": lemons.share_of_hosts,
-            "share_of_failures": lemons.share_of_failures,
-        }
-    if process.bursts.share:
-        document["bursts"] = {"share": process.bursts.share, "mean_delay": f"{process.bursts.mean_delay_s!r} s"}
-    slow = process.slow
+    lemons, bursts, slow = process.lemons, process.bursts, process.slow
+    named = ("name", "component", "per", "hosts", "symptom")
+    causes = [
+        {**{key: getattr(one, key) for key in named}, "per_day": one.rate_per_s * DAY_S} for one in process.causes
+    ]
+    document: dict[str, Any] = {"name": process.name, "source": process.source, "causes": causes}
+    if lemons.share_of_hosts:
+        document["lemons"] = asdict(lemons)
+    if bursts.share:
+        document["bursts"] = {"share": bursts.share, "mean_delay": f"{bursts.mean_delay_s!r} s"}
     if slow.rate_per_node_s:
         document["slow"] = {
             "per_1000_node_days": slow.rate_per_node_s * 1000 * DAY_S,

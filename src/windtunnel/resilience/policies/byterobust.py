@@ -29,4 +29,5 @@ def byterobust(job: Job) -> Policy:
     def units(cause: Cause) -> int:
         return max(cause.hosts, job.hosts_of_pipeline) if cause.symptom == "hang" else cause.hosts
 
-    return Policy("byterobust", react, away="from standbys", units=units, slow_found_s=times.slow_found)
+    swap = Phases(groups=times.standby_wake, load=times.peer_state)
+    return Policy("byterobust", react, away="from standbys", units=units, slow_found_s=times.slow_found, swap=swap)

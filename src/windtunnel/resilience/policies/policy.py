@@ -1,7 +1,6 @@
 """What a policy is: how it reacts to each cause of interruption, and how it lives with machines that are away.
 
-A policy is data made by pure functions, one file each. Both engines use the same object: `run/one.py`, an event loop
-for one run, and `run/many.py`, all seeds at once.
+A policy is data made by pure functions, one file each.
 """
 
 from __future__ import annotations
@@ -79,6 +78,7 @@ class Policy:
     rejoin: Phases = NO_PAUSE  # pause when what was away comes back to the job
     evicts: bool = True  # a host that failed does not come back: lemons fail once
     slow_found_s: float | None = None  # a slow host is sent away after so long, by a planned change; None: never
+    swap: Phases = NO_PAUSE  # pause of that change
 
 
 def detection(cause: Cause, times: RecoveryTimes) -> float:

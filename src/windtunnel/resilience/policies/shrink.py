@@ -16,6 +16,7 @@ from windtunnel.resilience.policies.policy import Job, Phases, Policy, Reaction,
 def shrink(job: Job) -> Policy:
     """The policy for a job."""
     times = job.times
+    change = Phases(groups=times.delta_groups, load=times.peer_state)
 
     def react(cause: Cause, spare: bool) -> Reaction:
         if job.replicas_hit(cause.hosts) >= job.replicas or not cause.hosts:
@@ -33,6 +34,7 @@ def shrink(job: Job) -> Policy:
         away="from the job",
         units=lambda cause: job.replicas_hit(cause.hosts),
         rate=lambda away: job.rate(max(0, job.replicas - away)),
-        rejoin=Phases(groups=times.delta_groups, load=times.peer_state),
+        rejoin=change,
         slow_found_s=times.slow_found,
+        swap=change,
     )

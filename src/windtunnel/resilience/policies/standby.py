@@ -13,7 +13,7 @@ and to the leaver. Its state comes from a replica of the same stage, or from the
 from __future__ import annotations
 
 from windtunnel.resilience.failures import Cause
-from windtunnel.resilience.policies.policy import Job, Policy, Reaction, full_restart, noticed
+from windtunnel.resilience.policies.policy import Job, Phases, Policy, Reaction, full_restart, noticed
 
 
 def standby(job: Job) -> Policy:
@@ -29,4 +29,5 @@ def standby(job: Job) -> Policy:
             phases = phases._replace(schedule=times.schedule, warm_up=times.warm_up)
         return Reaction(phases, keeps_step=True, away_s=times.replenish)
 
-    return Policy("standby", react, away="from standbys", slow_found_s=times.slow_found)
+    swap = Phases(groups=times.delta_groups, load=times.peer_state)
+    return Policy("standby", react, away="from standbys", slow_found_s=times.slow_found, swap=swap)

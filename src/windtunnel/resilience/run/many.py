@@ -1,4 +1,4 @@
-"""All runs at once: the arithmetic of `one.py` on arrays over seeds, in closed form between two events.
+"""All runs at once, on arrays over seeds, in closed form between two events; an event loop in the tests is its oracle.
 
 The running clock y starts at 0 at each restart from a checkpoint. A cycle is `interval` of work and `stall`;
 checkpoint i is complete at y = i (interval + stall) and can be read `persist` later. So how much was stalled, and
@@ -25,6 +25,7 @@ from windtunnel.resilience.run.outcome import (
     PRODUCTIVE,
     SLOW_HOSTS,
     STALL,
+    Episode,
     Outcome,
     Saving,
 )
@@ -43,6 +44,7 @@ class Reactions:
     away_ns: I64  # (causes, 2)
     units: I64  # (causes,)
     rejoin: I64  # (phases,)
+    swap: I64  # (phases,)
 
 
 def tabulated(policy: Policy, trace: FailureTrace) -> Reactions:
@@ -56,6 +58,7 @@ def tabulated(policy: Policy, trace: FailureTrace) -> Reactions:
         away_ns=np.array([[round(one.away_s * 1e9) for one in row] for row in table], np.int64).reshape(n, 2),
         units=np.array([policy.units(cause) for cause in causes], np.int64),
         rejoin=np.array(_ns(policy.rejoin), np.int64),
+        swap=np.array(_ns(policy.swap), np.int64),
     )
 
 
@@ -68,8 +71,7 @@ def run_many(trace: FailureTrace, policy: Policy, saving: Saving, step_s: float,
     state = _Runs(trace, policy, saving, round(step_s * 1e9), standbys)
     while state.go_on():
         pass
-    book = state.book
-    return Outcome(book, _counted(trace, policy), trace.horizon_ns / 1e9)
+    return Outcome(state.book, _counted(trace, policy), trace.horizon_ns / 1e9, state.stops)
 
 
 def _counted(trace: FailureTrace, policy: Policy) -> I64:
@@ -102,6 +104,7 @@ class _Runs:
         self.slow_until = np.zeros(n, np.int64)
         self.evict_slow = np.zeros(n, bool)  # a change is due when the slow time ends
         self.book = np.zeros((n, len(PARTS)))
+        self.stops, self.because = list[Episode](), ""  # of the first run
         self.slowed = 1.0 / (1.0 + trace.process.slow.slower)
         self.rates = np.array([1.0])
         found = policy.slow_found_s
@@ -133,6 +136,9 @@ class _Runs:
         if self.phases.any():
             for k in range(6):
                 took = np.minimum(self.phases[:, k], left)
+                if took[0]:
+                    begin = int(then[0] - left[0])
+                    self.stops.append(Episode(begin, begin + int(took[0]), PARTS[FIRST_PHASE + k], self.because))
                 self.book[:, FIRST_PHASE + k] += took / 1e9
                 self.phases[:, k] -= took
                 left = left - took
@@ -170,14 +176,19 @@ class _Runs:
         returned = (self.back_at <= self.now[:, None]) & mask[:, None]
         self.back_at[returned] = NEVER
         self.back_units[returned] = 0
-        pause = mask & ~self.phases.any(axis=1)  # while the job is down anyway, they join on the way
-        self.phases[pause] = self.table.rejoin
+        self._pause(mask, self.table.rejoin, "machines return")
 
     def _slow_ends(self, mask: NDArray[np.bool_]) -> None:
         due = mask & self.evict_slow
         self.evict_slow &= ~mask
+        self._pause(due, self.table.swap, "slow host")
+
+    def _pause(self, due: NDArray[np.bool_], phases: I64, because: str) -> None:
+        """A planned change; of a job that is down anyway it is a part."""
         pause = due & ~self.phases.any(axis=1)
-        self.phases[pause] = self.table.rejoin
+        self.phases[pause] = phases
+        if pause[0]:
+            self.because = because
 
     def _hit(self, hit: NDArray[np.bool_]) -> None:
         at = np.minimum(self.at - 1, self.trace.time_ns.shape[1] - 1)
@@ -210,6 +221,8 @@ class _Runs:
         self._lose(rows, keeps, np.asarray(down))
         # Of a recovery that is struck again, each phase takes the longer of what was left and what is new.
         self.phases[rows] = np.maximum(self.phases[rows], self.table.phases[kind, spare])
+        if rows[0] == 0:
+            self.because = self.trace.process.causes[kind[0]].name
         takes = (away > 0) & (units > 0)
         if self.policy.away == "from standbys":
             takes &= spare == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,12 +40,23 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
+class Episode:
+    """A stretch of one run spent on one part of the wall time."""
+
+    begin_ns: int
+    end_ns: int
+    part: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """All runs under one policy. `seconds` has the shape (seeds, PARTS); each row sums to the wall time."""
 
     seconds: NDArray[np.float64]
     interruptions: NDArray[np.int64]  # (seeds, causes)
     wall_s: float
+    stops: Sequence[Episode]  # recoveries and pauses of the first run
 
     @property
     def ettr(self) -> NDArray[np.float64]:

@@ -5,30 +5,29 @@
     35 + (2000 if D >= 12, 1500 if D >= 6, else 1000) removal; 1.5 x the second term on addition
 
 A product is written `x`, `*` or by standing side by side. `removal` and `addition` name the two cases of one cell;
-where neither is named, the formula is of both. Formulas are parsed here; nothing is ever handed to Python's own
-evaluation.
+where neither is named, the formula is of both. Words become Python's syntax, of which only what stands here is taken;
+nothing is ever handed to its evaluation.
 """
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from windtunnel.errors import SpecError
 
 Formula = Callable[[int, int], float]  # of D and P
-_TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([A-Za-z_]+)|(>=|<=|==|[-+*/x×(),<>]))")
-_TIMES = ("x", "*", "×")
+_TOKEN = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|[A-Za-z_]+|>=|<=|==|[-+*/x×(),<>])")
 _FUNCTIONS: dict[str, Callable[..., float]] = {"ceil": math.ceil, "floor": math.floor, "max": max, "min": min}
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": lambda a, b: a >= b,
-    "<=": lambda a, b: a <= b,
-    "==": lambda a, b: a == b,
-    ">": lambda a, b: a > b,
-    "<": lambda a, b: a < b,
-}
+_OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq, ast.Gt: operator.gt, ast.Lt: operator.lt,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,13 @@ class TwoCases:
 
 def parse_formula(text: str, field: str) -> Formula:
     """One formula. Raises SpecError where it cannot be read."""
-    terms = _Reader(text, field).terms()
-    return lambda d, p: math.fsum(sign * term(d, p) for sign, term in terms)
+    return _sum(_terms(text, field))
 
 
 def parse_cases(text: str, field: str) -> TwoCases:
     """The two cases of a cell. Raises SpecError."""
     found: dict[str, Formula] = {}
-    terms: list[tuple[float, Formula]] = []
+    terms: list[Formula] = []
     for part in text.split(";"):
         words = part.strip()
         derived = re.fullmatch(r"([\d.]+)\s*[x×*]\s*the (first|second|third) term (?:on|for) addition", words)
@@ -56,11 +54,11 @@ def parse_cases(text: str, field: str) -> TwoCases:
             which = ("first", "second", "third").index(derived[2])
             if which >= len(terms):
                 raise SpecError(field, text, f"there is no {derived[2]} term")
-            factor = [float(derived[1]) if at == which else 1.0 for at in range(len(terms))]
-            found["addition"] = _sum([(sign * f, term) for (sign, term), f in zip(terms, factor, strict=True)])
+            factor = parse_formula(derived[1], field)
+            found["addition"] = _sum([_both(operator.mul, factor, t) if t is terms[which] else t for t in terms])
             continue
         case = re.search(r"(?:\s+(?:on|for))?\s+(removal|addition)$", words)
-        terms = _Reader(words[: case.start()] if case else words, field).terms()
+        terms = _terms(words[: case.start()] if case else words, field)
         for name in (case[1],) if case else ("removal", "addition"):
             found[name] = _sum(terms)
     if len(found) != 2:
@@ -68,125 +66,82 @@ def parse_cases(text: str, field: str) -> TwoCases:
     return TwoCases(found["removal"], found["addition"])
 
 
-def _sum(terms: list[tuple[float, Formula]]) -> Formula:
-    kept = list(terms)
-    return lambda d, p: math.fsum(sign * term(d, p) for sign, term in kept)
+def _terms(text: str, field: str) -> list[Formula]:
+    """The signed terms of a sum."""
+    try:
+        node = ast.parse(_python(text), mode="eval").body
+        terms: list[Formula] = []
+        while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+            term = _formula(node.right)
+            terms.append(term if isinstance(node.op, ast.Add) else _negative(term))
+            node = node.left
+        return [_formula(node), *reversed(terms)]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise SpecError(field, text, "write a formula of D and P, such as 35 + 39.3 x (D + P)") from None
 
 
-class _Reader:
-    """Recursive descent over the tokens of one formula."""
-
-    def __init__(self, text: str, field: str) -> None:
-        self.text, self.field, self.tokens, self.at = text, field, list[str](), 0
-        place = 0
-        stripped = text.rstrip()
-        while place < len(stripped):
-            match = _TOKEN.match(stripped, place)
-            if match is None:
-                raise self._refusal()
-            self.tokens += [one for one in (match[1], match[2], match[3]) if one]
-            place = match.end()
-        if not self.tokens:
-            raise self._refusal()
-
-    def terms(self) -> list[tuple[float, Formula]]:
-        """The formula as a signed sum."""
-        found = self._signed()
-        if self.at != len(self.tokens):
-            raise self._refusal()
-        return found
-
-    def _refusal(self) -> SpecError:
-        return SpecError(self.field, self.text, "write a formula of D and P, such as 35 + 39.3 x (D + P)")
-
-    def _peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def _take(self, *wanted: str) -> str:
-        token = self._peek()
-        if not token or (wanted and token not in wanted):
-            raise self._refusal()
-        self.at += 1
-        return token
-
-    def _signed(self) -> list[tuple[float, Formula]]:
-        sign = -1.0 if self._peek() == "-" else 1.0
-        if self._peek() in ("-", "+"):
-            self.at += 1
-        found = [(sign, self._term())]
-        while self._peek() in ("+", "-"):
-            sign = 1.0 if self._take() == "+" else -1.0
-            found.append((sign, self._term()))
-        return found
-
-    def _term(self) -> Formula:
-        value = self._factor()
-        while True:
-            token = self._peek()
-            if token in (*_TIMES, "/"):
-                self.at += 1
-                value = _product(value, self._factor(), divide=token == "/")
-            elif token in ("D", "P", "(") or token in _FUNCTIONS or re.match(r"[\d.]", token):
-                value = _product(value, self._factor(), divide=False)
-            else:
-                return value
-
-    def _factor(self) -> Formula:
-        token = self._take()
-        if token == "D":
-            return lambda d, p: float(d)
-        if token == "P":
-            return lambda d, p: float(p)
+def _python(text: str) -> str:
+    """The words as Python writes them: `*` between neighbours, and `A if B, C if D, else E` with `else` for commas."""
+    made: list[str] = []
+    choices = [False]  # of each open bracket, whether it has had an `if`
+    place, stripped = 0, text.rstrip()
+    while place < len(stripped):
+        match = _TOKEN.match(stripped, place)
+        if match is None:
+            raise ValueError(text)
+        token, place, last = match[1], match.end(), made[-1] if made else ""
+        opens = token == "(" or token[0].isalnum() or token[0] == "."
+        if token in ("x", "×"):
+            token = "*"
+        elif token == "," and choices[-1]:
+            token = "else"
+        elif token == "else" and last == "else":
+            continue
+        elif opens and token not in ("if", "else") and (last == ")" or last in ("D", "P") or last[:1].isdecimal()):
+            made.append("*")
         if token == "(":
-            inner = self._choice()
-            self._take(")")
-            return inner
-        if token in _FUNCTIONS:
-            return self._call(_FUNCTIONS[token])
-        if not re.match(r"[\d.]", token):
-            raise self._refusal()
-        number = float(token)
-        return lambda d, p: number
-
-    def _call(self, function: Callable[..., float]) -> Formula:
-        self._take("(")
-        arguments = [_sum(self._signed())]
-        while self._peek() == ",":
-            self.at += 1
-            arguments.append(_sum(self._signed()))
-        self._take(")")
-        return lambda d, p: float(function(*(one(d, p) for one in arguments)))
-
-    def _choice(self) -> Formula:
-        """`A if D >= 12, B if D >= 6, else C`, or a plain sum."""
-        branches: list[tuple[Callable[[int, int], bool], Formula]] = []
-        while True:
-            if branches and self._peek() == "else":
-                self.at += 1
-                return _chosen(branches, _sum(self._signed()))
-            value = _sum(self._signed())
-            if self._peek() != "if":
-                return value if not branches else _chosen(branches, value)
-            self.at += 1
-            left = _sum(self._signed())
-            compare = _COMPARE[self._take(*_COMPARE)]
-            branches.append((_condition(left, compare, _sum(self._signed())), value))
-            if self._peek() == ",":
-                self.at += 1
+            choices.append(False)
+        elif token == ")" and len(choices) > 1:
+            choices.pop()
+        elif token == "if":
+            choices[-1] = True
+        made.append(token)
+    return " ".join(made)
 
 
-def _product(a: Formula, b: Formula, *, divide: bool) -> Formula:
-    return (lambda d, p: a(d, p) / b(d, p)) if divide else (lambda d, p: a(d, p) * b(d, p))
+def _formula(node: ast.expr) -> Formula:
+    """What a piece of syntax stands for. Raises ValueError for any other than numbers, D, P, sums and choices."""
+    match node:
+        case ast.Constant(int() | float() as value) if not isinstance(value, bool):
+            return lambda d, p: float(value)
+        case ast.Name("D"):
+            return lambda d, p: float(d)
+        case ast.Name("P"):
+            return lambda d, p: float(p)
+        case ast.UnaryOp(ast.USub(), operand):
+            return _negative(_formula(operand))
+        case ast.UnaryOp(ast.UAdd(), operand):
+            return _formula(operand)
+        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+            return _both(_OPERATORS[type(op)], _formula(left), _formula(right))
+        case ast.Call(ast.Name(name), [_, *_] as given, []) if name in _FUNCTIONS:
+            function, arguments = _FUNCTIONS[name], [_formula(one) for one in given]
+            return lambda d, p: float(function(*(one(d, p) for one in arguments)))
+        case ast.IfExp(ast.Compare(left, [op], [right]), then, otherwise) if type(op) in _OPERATORS:
+            holds = _both(_OPERATORS[type(op)], _formula(left), _formula(right))
+            a, b = _formula(then), _formula(otherwise)
+            return lambda d, p: a(d, p) if holds(d, p) else b(d, p)
+    raise ValueError(ast.dump(node))
 
 
-def _condition(a: Formula, compare: Callable[[float, float], bool], b: Formula) -> Callable[[int, int], bool]:
-    return lambda d, p: compare(a(d, p), b(d, p))
+def _both(function: Callable[[Any, Any], float], a: Formula, b: Formula) -> Formula:
+    return lambda d, p: function(a(d, p), b(d, p))
 
 
-def _chosen(branches: list[tuple[Callable[[int, int], bool], Formula]], otherwise: Formula) -> Formula:
-    kept = list(branches)
+def _negative(term: Formula) -> Formula:
+    return lambda d, p: -term(d, p)
 
-    def value(d: int, p: int) -> float:
-        return next((then(d, p) for holds, then in kept if holds(d, p)), otherwise(d, p))
 
-    return value
+def _sum(terms: list[Formula]) -> Formula:
+    kept = list(terms)
+    return lambda d, p: math.fsum(term(d, p) for term in kept)

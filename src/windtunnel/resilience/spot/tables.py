@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.compiled.spot_kernels import transfer_ms
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
 from windtunnel.input_file import read_rows
 from windtunnel.resilience.spot.formula import Formula, TwoCases, parse_cases, parse_formula
@@ -28,17 +29,10 @@ Layout = tuple[int, int]  # D replicas, P stages
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Measured times of messages, straight lines between; beyond the largest in proportion."""
+    """Measured times of messages; `spot_kernels.transfer_ms` reads between and beyond them."""
 
     size_bytes: NDArray[np.float64]
     time_us: NDArray[np.float64]
-
-    def ms(self, volume_bytes: float) -> float:
-        """Milliseconds for one message."""
-        sizes, times = self.size_bytes, self.time_us
-        if volume_bytes > sizes[-1]:
-            return float(volume_bytes / sizes[-1] * times[-1] / 1000.0)
-        return float(np.interp(volume_bytes, sizes, times) / 1000.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,8 @@ class SpotModel:
     def stage_ms(self, stages: int) -> NDArray[np.float64]:
         """Time to send each stage's state, (stages,)."""
         prefix = np.concatenate([[0.0], np.cumsum(self.layer_parameters)])
-        return np.array([self.transfer.ms(one * STATE_BYTES) for one in np.diff(prefix[self.cuts(stages)])])
+        volumes, known = np.diff(prefix[self.cuts(stages)]) * STATE_BYTES, self.transfer
+        return np.array([transfer_ms(one, known.size_bytes, known.time_us) for one in volumes])
 
 
 def models_in(folder: Path) -> list[str]:
@@ -112,7 +107,7 @@ def read_model(folder: Path, name: str) -> SpotModel:
         return _model(name, rows, [row for row in _rows(folder / THROUGHPUT, "") if row["model"] == name])
     except KeyError as error:
         raise InputFileError(path, f"has no {error.args[0]} for {name}", "add the row") from None
-    except ValueError as error:
+    except (ValueError, ZeroDivisionError) as error:
         raise InputFileError(path, f"has a value of {name} that cannot be read ({error})", "correct it") from None
     except SpecError as error:
         raise InputFileError(path, f"{error.field} of {name} cannot be read: {error.value!r}", error.remedy) from None
@@ -123,9 +118,13 @@ def _model(name: str, rows: list[dict[str, str]], throughput: list[dict[str, str
     own = {row["what"]: row["value"].strip() for row in rows if row["model"] == name}
     one |= own
     table = sorted((float(row["argument"]), float(row["value"])) for row in rows if row["what"] == "p2p_us")
+    if not table:
+        raise KeyError("p2p_us")
     excluded = set(_numbers(one.get("pipeline_depth_excluded", "")))
     depths = range(int(one["pipeline_depth_min"]), int(one["pipeline_depth_max"]) + 1)
-    return SpotModel(
+    if depths.start < 1 or not float(one["interval_s"]) > 0:
+        raise ValueError("pipeline_depth_min is below 1, or interval_s not above 0")
+    model = SpotModel(
         name=name,
         samples_per_s={(int(row["D"]), int(row["P"])): float(row["samples_per_s"]) for row in throughput},
         layer_parameters=np.array([float(part) for part in one["layers_params"].split()]),
@@ -141,6 +140,10 @@ def _model(name: str, rows: list[dict[str, str]], throughput: list[dict[str, str
         interval_s=float(one["interval_s"]),
         look_ahead=int(one["look_ahead"]),
     )
+    for layout in model.samples_per_s:
+        model.restart_ms(layout, adding=True)
+        model.regroup_ms(layout)
+    return model
 
 
 def _numbers(text: str) -> list[int]:

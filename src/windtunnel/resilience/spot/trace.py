@@ -60,6 +60,9 @@ def read_trace(path: Path, interval_s: float = 60.0) -> SpotTrace:
     Raises InputFileError where it is of neither form, more nodes go than there are, or it has too many intervals.
     """
     counts = _read(path, interval_s)
+    if counts.interval_s != interval_s:
+        said = f"has a row a minute, and the tables have a decision every {interval_s:g} s"
+        raise InputFileError(path, said, "give time_s,event,node")
     span = range(counts.first, counts.last + 1)
     if len(span) > INTERVALS_MOST:
         said = f"lasts {len(span):,} intervals of {counts.interval_s:g} s"

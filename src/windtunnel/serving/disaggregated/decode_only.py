@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
+from windtunnel.serving.replica.handover import adopt, can_hold, hold
 from windtunnel.serving.replica.replica import Replica
 from windtunnel.serving.replica.sequence import Sequence
 
@@ -40,7 +41,7 @@ class DecodeOnly:
         """A request with its prompt computed. One that wants a single token needs no decoding: it is given two."""
         one.output = max(2, one.output)
         one.computed, one.generated = one.known, 1
-        one.queued_ns = one.scheduled_ns = one.first_ns = now_ns
+        one.queued_ns = one.first_ns = now_ns
         self._ready.append(one)
         self._take(now_ns)
 
@@ -52,7 +53,8 @@ class DecodeOnly:
         return finished
 
     def _take(self, now_ns: int) -> None:
-        while self._ready and self.replica.can_hold(self._ready[0]):
+        while self._ready and can_hold(self.replica, self._ready[0]):
             one = self._ready.popleft()
-            self.replica.hold(one)
-            self.replica.adopt(one, now_ns)
+            one.scheduled_ns = now_ns
+            hold(self.replica, one)
+            adopt(self.replica, one, now_ns)

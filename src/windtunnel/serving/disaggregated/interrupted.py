@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from windtunnel.serving.disaggregated.server import Disaggregated
 from windtunnel.serving.replica import interrupted
+from windtunnel.serving.replica.handover import give_up, hand_back, handed
 from windtunnel.serving.replica.sequence import Sequence
 
 
@@ -25,16 +26,16 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
     for ready in server.ready:
         if ready[0].index == index:
             server.ready.remove(ready)
-            server.prefill[ready[1]].give_up(ready[0], now_ns)
+            give_up(server.prefill[ready[1]], ready[0], now_ns)
             server.look_again(ready[1], now_ns)
             return True
     if any(one.index == index for one in server.copying):
         server.unwanted.add(index)
         return True
     for place, replica in enumerate(server.decode):
-        for one in replica.handed:
+        for one in handed(replica):
             if one.index == index:
-                replica.hand_back(one)
+                hand_back(replica, one)
                 server.look_again(len(server.prefill) + place, now_ns)
                 return True
     return False
@@ -43,9 +44,9 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
 def unfinished(server: Disaggregated, now_ns: int) -> list[Sequence]:
     """What goes with the machines: every request, with the tokens that its client has, to be computed elsewhere."""
     gone = [one for replica in server.decode for one in interrupted.unfinished(replica, now_ns)]
-    gone += [one for replica in server.decode for one in _homeless(replica.handed, 1)]
+    gone += [one for replica in server.decode for one in _homeless(handed(replica), 1)]
     moving = [one for one in server.copying if one.index not in server.unwanted]
-    gone += _homeless(moving, 0) + _homeless([one for one, _ in server.ready], 0)
+    gone += _homeless(moving, 0) + _homeless([one for one, _, _ in server.ready], 0)
     gone += [one for replica in server.prefill for one in interrupted.unfinished(replica, now_ns)]
     server.stop()
     return gone

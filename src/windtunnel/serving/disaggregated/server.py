@@ -15,6 +15,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import final
 
+from windtunnel.serving.replica.handover import adopt, can_hold, give_up, hold, let_go
 from windtunnel.serving.replica.replica import NEVER, Replica
 from windtunnel.serving.replica.sequence import Sequence
 
@@ -33,7 +34,7 @@ class Disaggregated:
         self._events: list[tuple[int, int, int]] = []  # (ns, order, place); place < 0: a copy ends
         self._order = 0
         self._copies: dict[int, tuple[Sequence, int, int]] = {}
-        self.ready: deque[tuple[Sequence, int]] = deque()  # prompts that wait to be pulled, and where
+        self.ready: deque[tuple[Sequence, int, int]] = deque()  # prompts that wait to be pulled, where, since when
         self.unwanted: set[int] = set()  # requests whose copy nobody waits for any more
         self._out_free = [0] * len(prefill)
         self._in_free = [0] * len(decode)
@@ -61,7 +62,7 @@ class Disaggregated:
     @property
     def waiting(self) -> list[Sequence]:
         """Requests whose prompt has not begun, or is done and waits for a place."""
-        return [one for replica in self.prefill for one in replica.waiting] + [one for one, _ in self.ready]
+        return [one for replica in self.prefill for one in replica.waiting] + [one for one, _, _ in self.ready]
 
     @property
     def copying(self) -> list[Sequence]:
@@ -94,13 +95,13 @@ class Disaggregated:
             one, source, target = self._copies.pop(order)
             if one.generated == 1:
                 one.first_ns = now_ns
-            self.prefill[source].give_up(one, now_ns)
+            give_up(self.prefill[source], one, now_ns)
             self._watch(source)
             if one.index in self.unwanted:
                 self.unwanted.discard(one.index)
-                self.decode[target].let_go(one)
+                let_go(self.decode[target], one)
             else:
-                self.decode[target].adopt(one, now_ns)
+                adopt(self.decode[target], one, now_ns)
             self._watch(len(self.prefill) + target)
             finished: list[Sequence] = []
         elif place < len(self.prefill):
@@ -116,7 +117,7 @@ class Disaggregated:
         def take(one: Sequence) -> bool:
             if one.generated >= one.output:
                 return False  # this token is the last
-            self.ready.append((one, place))
+            self.ready.append((one, place, self._now_ns))
             return True
 
         return take
@@ -124,14 +125,15 @@ class Disaggregated:
     def _pull(self, now_ns: int) -> None:
         """Start the copies for which a decode replica has room, in the order in which prompts were done."""
         while self.ready:
-            one, source = self.ready[0]
+            one, source, since = self.ready[0]
             order = sorted(range(len(self.decode)), key=lambda at: (self.decode[at].load, at))
-            target = next((at for at in order if self.decode[at].can_hold(one)), None)
+            target = next((at for at in order if can_hold(self.decode[at], one)), None)
             if target is None:
                 return
             self.ready.popleft()
-            self.decode[target].hold(one)
+            hold(self.decode[target], one)
             begin = max(now_ns, self._out_free[source], self._in_free[target])
+            one.waited_ns += begin - since
             end = begin + self.copy_ns(one.known)
             self._out_free[source] = self._in_free[target] = end
             self._order += 1

@@ -23,6 +23,7 @@ from windtunnel.serving.disaggregated.units import (
     step_ends_ns,
     unfinished,
 )
+from windtunnel.serving.replica.handover import handed
 from windtunnel.serving.replica.interrupted import blocks_held, steps_done, tokens_given
 from windtunnel.serving.replica.replica import NEVER, Replica
 from windtunnel.serving.replica.sequence import Sequence
@@ -187,7 +188,7 @@ class Fleet:
             if not one.preemptions:
                 break
             self._tell(one, one.generated, at_ns)
-        for one in replica.handed:
+        for one in handed(replica):
             self._tell(one, one.generated, at_ns)
         for one in replica.decoding.values():
             self._tell(one, tokens_given(replica, one, done), at_ns)

@@ -19,9 +19,10 @@ from windtunnel.serving.build import Engine, engine_of
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.disaggregated.decode_only import DecodeOnly
 from windtunnel.serving.disaggregated.pools import ALONE, pools_of
-from windtunnel.serving.goodput import at_rate, rate_of
+from windtunnel.serving.goodput import at_rate, misses_nowhere, rate_of
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.placement.distserve import Layout, Placement, high_affinity, layouts, low_affinity
+from windtunnel.serving.run import regime_of
 from windtunnel.serving.simulate import Server, simulate
 from windtunnel.serving.workload.requests import Workload
 
@@ -108,13 +109,18 @@ def _highest(
     longest: int,
     slo: Mapping[str, float],
 ) -> float:
-    """The highest rate that holds the limits, by bisection in its logarithm; 0 where none does."""
+    """The highest rate that holds the limits with a queue that does not grow, by bisection; 0 where none does.
+
+    Raises UserError where the requests miss the limits at no rate.
+    """
 
     def holds(rate: float) -> bool:
         one = server()
-        sent, _ = simulate(at_rate(workload, rate), [one], None, block_size=engine.rules.block_size, longest=longest)
-        attained = stamps_of(sent).attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(workload))
-        return attained >= asked.attain
+        load = at_rate(workload, rate)
+        sent, _ = simulate(load, [one], None, block_size=engine.rules.block_size, longest=longest)
+        stamps = stamps_of(sent)
+        attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(load))
+        return attained >= asked.attain and regime_of(stamps, load) != "over"
 
     rate = min(MOST_RATE, max(LEAST_RATE, rate_of(workload)))
     low = high = rate
@@ -125,7 +131,7 @@ def _highest(
                 break
             low = high
         else:
-            return low
+            raise misses_nowhere(len(workload))
     else:
         while low > LEAST_RATE:
             low /= 2.0

@@ -10,7 +10,8 @@ that leaves: its price was settled when it began.
 
 from __future__ import annotations
 
-from windtunnel.serving.replica.replica import MIXED, NEVER, RUN, SHIFT, Replica, _steps_until
+from windtunnel.serving.replica.replica import MIXED, NEVER, RUN, SHIFT, Replica
+from windtunnel.serving.replica.runs import steps_until, ticks_of
 from windtunnel.serving.replica.sequence import Sequence
 from windtunnel.serving.step_time.times import TICKS_PER_NS
 
@@ -21,7 +22,7 @@ def steps_done(replica: Replica, now_ns: int) -> int:
         return 0
     steps, first, growth = replica._run
     past = (now_ns << SHIFT) - replica._clock
-    return 0 if past < first else min(steps, _steps_until(past + 1, first, growth) - 1)
+    return 0 if past < first else min(steps, steps_until(past + 1, first, growth) - 1)
 
 
 def step_ends_ns(replica: Replica, now_ns: int) -> int:
@@ -30,7 +31,7 @@ def step_ends_ns(replica: Replica, now_ns: int) -> int:
         return replica.next_ns
     steps, first, growth = replica._run
     done = min(steps, steps_done(replica, now_ns) + 1)
-    ticks = replica._clock + done * first + growth * (done * (done - 1) // 2)
+    ticks = replica._clock + ticks_of(done, first, growth)
     return (ticks + TICKS_PER_NS - 1) >> SHIFT
 
 
@@ -43,7 +44,7 @@ def tokens_given(replica: Replica, one: Sequence, done: int) -> int:
 
 def blocks_held(replica: Replica, done: int) -> int:
     """KV blocks in use, `done` steps into the run."""
-    return replica.pool.held + (replica._blocks_for(done) if done else 0)
+    return replica.pool.held + (replica.blocks_for(done) if done else 0)
 
 
 def cancel(replica: Replica, index: int, now_ns: int) -> bool:

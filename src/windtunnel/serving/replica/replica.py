@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from math import isqrt
 from typing import final
 
 from windtunnel.serving.kv.pool import BlockPool
-from windtunnel.serving.replica.rules import RATIO_FLOOR, RATIO_STEPS, Rules
+from windtunnel.serving.replica.rules import Rules, expected_share
+from windtunnel.serving.replica.runs import blocks_of, steps_that_fit, steps_until, straight, ticks_of
 from windtunnel.serving.replica.sequence import Sequence
 from windtunnel.serving.replica.tally import Tally
-from windtunnel.serving.step_time.times import TICKS_PER_NS, DecodeLine, StepTimes
+from windtunnel.serving.step_time.times import TICKS_PER_NS, StepTimes
 
 IDLE, MIXED, RUN = 0, 1, 2
 SHIFT = TICKS_PER_NS.bit_length() - 1
@@ -83,9 +83,8 @@ class Replica:
         self.outstanding_tokens += one.known
         if self._mode == IDLE:
             one.queued_ns = now_ns
-            self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
             self._just_finished = 0
-            self._begin()
+            self._wake(now_ns)
             return
         one.queued_ns = self._boundary(now_ns << SHIFT) >> SHIFT
         if (
@@ -104,51 +103,9 @@ class Replica:
         self._begin()
         return finished
 
-    def adopt(self, one: Sequence, now_ns: int) -> None:
-        """Take in a sequence whose prompt was computed elsewhere; `hold` has taken its blocks here."""
-        one.queued_ns = now_ns if one.queued_ns < 0 else one.queued_ns
-        self._adopted.append(one)
-        if self._mode == IDLE:
-            self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
-            self._begin()
-        elif self._mode == RUN:
-            self._cut(now_ns << SHIFT)
-
-    def can_hold(self, one: Sequence) -> bool:
-        """Whether blocks and a place in the batch are there for a prompt that was computed elsewhere."""
-        here = len(self.decoding) + len(self._adopted) + len(self.partial) + self._held
-        blocks = -(-one.known // self.rules.block_size)
-        promised = self._blocks_for(self._run[0] if self._mode == RUN else 1)  # to the steps that are under way
-        spare = self.rules.watermark_blocks if here else 0  # alone it may have all, as in `_room_for`
-        room = blocks + spare + promised <= self.pool.free
-        return room and here < self.rules.max_num_seqs and not self.waiting
-
-    def hold(self, one: Sequence) -> None:
-        """Take the blocks into which a prompt's cache will be copied."""
-        self.pool.take(-(-one.known // self.rules.block_size))
-        self._held += 1
-
-    def let_go(self, one: Sequence) -> None:
-        """Free the blocks of a cache that was to come here."""
-        self.pool.release(-(-one.known // self.rules.block_size), ())
-        self._held -= 1
-
-    @property
-    def handed(self) -> list[Sequence]:
-        """Sequences whose cache is here and that join at the next step."""
-        return self._adopted
-
-    def hand_back(self, one: Sequence) -> None:
-        """One of those leaves before that."""
-        self._adopted.remove(one)
-        self.let_go(one)
-
-    def give_up(self, one: Sequence, now_ns: int) -> None:
-        """A prompt's cache has been copied away: its blocks here are free, and the queue may go on."""
-        self._give_back(one, one.blocks)
-        if self._mode == IDLE and self.waiting:
-            self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
-            self._begin()
+    def blocks_for(self, steps: int) -> int:
+        """Blocks that `steps` more decode steps take."""
+        return blocks_of(steps, self._due, self._steps, len(self.decoding))
 
     @property
     def load(self) -> int:
@@ -156,6 +113,10 @@ class Replica:
         return len(self.waiting) + len(self.partial) + len(self.decoding) + self._held
 
     # ------------------------------------------------------------------------------------------------- begin a step
+
+    def _wake(self, now_ns: int) -> None:
+        self._clock = self._last_start = max(self._clock, now_ns << SHIFT)
+        self._begin()
 
     def _begin(self) -> None:
         rules = self.rules
@@ -270,9 +231,7 @@ class Replica:
             final_blocks = -(-(one.prompt + one.output) // size)
             return self._promised + final_blocks <= pool.total and fresh <= pool.free
         if rules.reserve == "ratio":
-            start = rules.reserve_ratio
-            since = self._steps - self._ratio_from
-            ratio = max(RATIO_FLOOR * start, start - (1.0 - RATIO_FLOOR) * start * since / RATIO_STEPS)
+            ratio = expected_share(rules.reserve_ratio, self._steps - self._ratio_from)
             lacking = self._end_sum - self._steps * len(self.decoding)
             lacking += sum(other.output - other.generated for other in self.partial)
             expected = ratio * lacking + (one.output - one.generated) * ratio
@@ -303,7 +262,7 @@ class Replica:
         steps = ends[0][0] - self._steps
         line = self.times.decode(batch)
         now = self._context_sum + batch
-        first, growth, steps = _straight(line, now, batch, steps)
+        first, growth, steps = straight(line, now, batch, steps)
         if rules.lag and self.waiting and batch < rules.max_num_seqs and self._too_late(self.waiting[0], batch):
             steps = 1
         if rules.reserve == "ratio" and self.waiting and batch < rules.max_num_seqs:
@@ -314,9 +273,9 @@ class Replica:
             steps = self._gather_until - self._steps
         free = self.pool.free
         if batch * (steps // rules.block_size + 1) > free:
-            steps = self._steps_that_fit(steps, free)
+            steps = steps_that_fit(steps, free, self._due, self._steps, batch)
         self._run = (steps, first, growth)
-        self._start(RUN, steps * first + growth * (steps * (steps - 1) // 2))
+        self._start(RUN, ticks_of(steps, first, growth))
 
     def _start(self, mode: int, length: int) -> None:
         self._mode = mode
@@ -328,8 +287,8 @@ class Replica:
         if self._mode != RUN:
             return self._clock + self._length
         _, first, growth = self._run
-        done = _steps_until(at - self._clock + 1, first, growth)
-        return self._clock + done * first + growth * (done * (done - 1) // 2)
+        done = steps_until(at - self._clock + 1, first, growth)
+        return self._clock + ticks_of(done, first, growth)
 
     def _cut(self, at: int, after: int = 0, looking: bool = False) -> None:
         """Let the current run end with the step during which `at` (ticks) falls, or the one after where plans lag.
@@ -338,7 +297,7 @@ class Replica:
         for requests.
         """
         steps, first, growth = self._run
-        done = _steps_until(at - self._clock + 1, first, growth)  # what ends at that very time is planned already
+        done = steps_until(at - self._clock + 1, first, growth)  # what ends at that very time is planned already
         if looking:
             done += -(self._steps + done - self._received) % self.rules.receive_steps
         if self.rules.lag:
@@ -348,7 +307,7 @@ class Replica:
             done += after
         if done < steps:
             self._run = (done, first, growth)
-            self._start(RUN, done * first + growth * (done * (done - 1) // 2))
+            self._start(RUN, ticks_of(done, first, growth))
 
     # --------------------------------------------------------------------------------------------------- end a step
 
@@ -403,7 +362,7 @@ class Replica:
         batch = len(self.decoding)
         self._clock += self._length
         self._last_start = self._clock - first - growth * (steps - 1)
-        self.pool.take(self._blocks_for(steps))
+        self.pool.take(blocks_of(steps, self._due, self._steps, batch))
         self._steps += steps
         self._context_sum += steps * batch
         tally = self.tally
@@ -484,58 +443,3 @@ class Replica:
             self.waiting.appendleft(one)
             preempted = True
         return preempted
-
-    # ---------------------------------------------------------------------------------------------- blocks of a run
-
-    def _blocks_for(self, steps: int) -> int:
-        """Blocks that `steps` more decode steps take."""
-        size, due = self.rules.block_size, self._due
-        whole, rest = divmod(steps, size)
-        needed = whole * len(self.decoding)
-        place = -self._steps % size
-        for _ in range(rest):
-            needed += due[place]
-            place = place - 1 if place else size - 1
-        return needed
-
-    def _steps_that_fit(self, steps: int, free: int) -> int:
-        """The most steps, up to `steps`, whose blocks are there; at least one, for which room was made."""
-        if self._blocks_for(steps) <= free:
-            return steps
-        low, high = 1, steps
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._blocks_for(middle) <= free:
-                low = middle
-            else:
-                high = middle
-        return low
-
-
-def _straight(line: DecodeLine, context_sum: int, batch: int, steps: int) -> tuple[int, int, int]:
-    """(ticks of the first step, growth per step, steps that stay on the same straight piece)."""
-    ends = line.ends
-    low, high = 0, len(ends) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if ends[middle] < context_sum:
-            low = middle + 1
-        else:
-            high = middle
-    slope = line.slope[low]
-    stay = (ends[low] - context_sum) // batch + 1
-    return line.base[low] + slope * context_sum, slope * batch, steps if steps < stay else stay
-
-
-def _steps_until(ticks: int, first: int, growth: int) -> int:
-    """The least number of steps, at least one, that take `ticks` or longer: k first + growth k (k - 1) / 2 >= ticks."""
-    if ticks <= first:
-        return 1
-    if growth == 0:
-        return -(-ticks // first)
-    half = 2 * first - growth
-    steps = (isqrt(half * half + 8 * growth * ticks) - half) // (2 * growth)
-    steps = max(1, steps - 1)
-    while steps * first + growth * (steps * (steps - 1) // 2) < ticks:
-        steps += 1
-    return steps

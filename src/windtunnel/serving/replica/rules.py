@@ -38,6 +38,11 @@ class Rules:
         return min(self.longest_chunk, self.token_budget)
 
 
+def expected_share(start: float, steps: int) -> float:
+    """Share of the output still to come that admission expects, so many decode steps after the last retraction."""
+    return max(RATIO_FLOOR * start, start - (1.0 - RATIO_FLOOR) * start * steps / RATIO_STEPS)
+
+
 def rules_of(profile: Profile, deployment: Deployment, blocks: int, tokens_per_step: float = 1.0) -> Rules:
     """The rules of a deployment; `blocks` in all. `tokens_per_step` of a sequence: above 1 where tokens are drafted."""
     ranks = deployment.attn_dp

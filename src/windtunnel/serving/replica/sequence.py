@@ -31,6 +31,7 @@ class Sequence:
         "scheduled_ns",
         "shared",
         "used_ns",
+        "waited_ns",
     )
 
     def __init__(self, index: int, prompt: int, output: int, arrival_ns: int, names: tuple[int, ...] = ()) -> None:
@@ -51,4 +52,5 @@ class Sequence:
         self.epoch = 0  # rises when it leaves the decoding before its end
         self.preemptions = 0
         self.used_ns = 0  # service so far, for policies that count it
+        self.waited_ns = 0  # for a place to decode in, its prompt computed elsewhere
         self.queued_ns = self.scheduled_ns = self.first_ns = self.last_ns = -1

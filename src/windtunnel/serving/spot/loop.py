@@ -19,97 +19,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import final
 
 from windtunnel.engine.events import At, Cancel, run
 from windtunnel.serving.spot.mapping import Position, map_positions, missing_layers, positions_of
 from windtunnel.serving.spot.reconfigure import Choice, Received, choose, migrate
 from windtunnel.serving.spot.served import Machine, Served, choices_of
+from windtunnel.serving.spot.state import NS, PLACES, Batch, Change, Happens, Move, Played, Policy, Replica
 
-Policy = Literal["spotserve", "reroute", "restart"]
-Kind = Literal["arrive", "notice", "gone", "ready", "done", "stop", "resume", "open"]
-NS = 1e9
 RATE_WINDOW_S = 30.0  # over which arrivals are counted, and in which a queue should be gone, when a layout is chosen
 LEARN, STOP, RESUME = -3, -2, -1  # of one time, in this order; then losses, ends and arrivals
 NEVER_NS = 1 << 62
 WORTH = 1.2  # throughput gained for which the load alone changes a layout, no more often than once in RATE_WINDOW_S
-
-
-@dataclass(frozen=True, slots=True)
-class Happens:
-    """One event: `which` request, machine or replica."""
-
-    kind: Kind
-    which: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A machine comes (ready to launch) or gets notice, `at_s` seconds from the start; then gone at `gone_s`, if given.
-
-    A machine comes once: the same name that is there again is another machine.
-    """
-
-    at_s: float
-    machine: int
-    comes: bool
-    gone_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What came of it. Latencies in seconds, by request; infinite where one was never answered."""
-
-    latency_s: tuple[float, ...]
-    reconfigurations: int
-    recomputed_tokens: int
-    moved_bytes: float
-    paused_s: float
-    replicas_loaded: int = 0  # by re-routing, in place of those that went
-
-
-@dataclass(eq=False, slots=True)
-class _Batch:
-    requests: list[int]
-    begun_ns: int = 0
-    prompt_s: float = 0.0
-    token_s: float = 0.0
-    tokens: int = 0  # each of them had when this went on
-
-    def now(self, now_ns: int, most: int) -> int:
-        """Tokens that each has by now."""
-        if self.token_s <= 0.0:
-            return self.tokens
-        spent = (now_ns - self.begun_ns) / NS - self.prompt_s
-        return min(most, self.tokens + max(0, int(spent / self.token_s)))
-
-
-@dataclass(eq=False, slots=True)
-class _Replica:
-    machines: frozenset[int]
-    rank: int = 0  # its data rank in the layout
-    open: bool = True
-    batch: _Batch | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """On the way to a layout: which GPU takes which position, which replica's batch goes on at which data rank."""
-
-    plan: Choice
-    targets: dict[int, Position]
-    carried: dict[int, int]
-    begun_ns: int
-    serving_ns: int
-    done_ns: int  # the last layer is in
-    moved_bytes: float
-    known: frozenset[int]  # machines that could be used when it began
-    from_storage: bool = False
-
-    @property
-    def machines(self) -> frozenset[int]:
-        """That take part."""
-        return frozenset(gpu // 64 for gpu in self.targets)
 
 
 @final
@@ -131,10 +52,10 @@ class SpotServing:
     again: deque[int] = field(default_factory=deque)  # interrupted, before all others
     ended_ns: dict[int, int] = field(default_factory=dict)
     layout: Choice | None = None
-    held: dict[int, Position] = field(default_factory=dict)  # GPU (machine x 64 + place) -> position
-    replicas: dict[int, _Replica] = field(default_factory=dict)
+    held: dict[int, Position] = field(default_factory=dict)  # GPU (machine x PLACES + place) -> position
+    replicas: dict[int, Replica] = field(default_factory=dict)
     has_served: set[int] = field(default_factory=set)  # machines that launch again where they load from storage
-    move: _Move | None = None  # between stop and resume; batches that are carried stay with their old replicas
+    move: Move | None = None  # between stop and resume; batches that are carried stay with their old replicas
     stopped_ns: int = -1
     reconfigurations: int = 0
     recomputed: int = 0
@@ -216,7 +137,7 @@ class SpotServing:
     def _gone(self, now_ns: int, machine: int, actions: list[At[Happens] | Cancel]) -> None:
         hit = self._touches(machine)
         self.doomed.pop(machine, None)
-        self.held = {gpu: at for gpu, at in self.held.items() if gpu // 64 != machine}
+        self.held = {gpu: at for gpu, at in self.held.items() if gpu // PLACES != machine}
         for number, one in list(self.replicas.items()):
             if machine in one.machines:
                 self._interrupt(now_ns, number, actions)
@@ -307,11 +228,11 @@ class SpotServing:
             self._interrupt(now_ns, number, actions)
         self.held = {}
         targets = dict(zip(self._gpus(), positions_of(plan.layout), strict=False))
-        end = now_ns + round(self._load_s(plan, {gpu // 64 for gpu in targets}) * NS)
+        end = now_ns + round(self._load_s(plan, {gpu // PLACES for gpu in targets}) * NS)
         known = frozenset(self.usable)
-        self._pause(now_ns, _Move(plan, targets, {}, now_ns, end, end, 0.0, known, True), actions)
+        self._pause(now_ns, Move(plan, targets, {}, now_ns, end, end, 0.0, known, True), actions)
 
-    def _pause(self, now_ns: int, move: _Move, actions: list[At[Happens] | Cancel]) -> None:
+    def _pause(self, now_ns: int, move: Move, actions: list[At[Happens] | Cancel]) -> None:
         self.move = move
         self.stopped_ns = now_ns if self.stopped_ns < 0 else self.stopped_ns
         actions += [Cancel("stop"), At(move.serving_ns, Happens("resume"), RESUME, "resume")]
@@ -347,12 +268,12 @@ class SpotServing:
         elif self.usable - move.known:
             self._came(now_ns, actions)
 
-    def _install(self, plan: Choice, targets: dict[int, Position], batches: Mapping[int, _Batch | None]) -> None:
+    def _install(self, plan: Choice, targets: dict[int, Position], batches: Mapping[int, Batch | None]) -> None:
         """Replicas of a layout; batches that were carried go on, by data rank."""
         self.layout, self.held, self.replicas = plan, targets, {}
         for rank in range(plan.layout[0]):
-            machines = frozenset(gpu // 64 for gpu, at in targets.items() if at[0] == rank)
-            self.replicas[self._next_replica] = _Replica(machines, rank, True, batches.get(rank))
+            machines = frozenset(gpu // PLACES for gpu, at in targets.items() if at[0] == rank)
+            self.replicas[self._next_replica] = Replica(machines, rank, True, batches.get(rank))
             self.has_served |= machines
             self._next_replica += 1
 
@@ -369,7 +290,7 @@ class SpotServing:
                 if not taken:
                     continue
                 prompt_s = self.model.prompt_s(tensor, len(taken))
-                batch = one.batch = _Batch(taken, now_ns, prompt_s, -1.0, 0)
+                batch = one.batch = Batch(taken, now_ns, prompt_s, -1.0, 0)
             if batch.token_s < 0.0:
                 batch.begun_ns = now_ns
                 batch.token_s = self.model.token_s(tensor, len(batch.requests))
@@ -400,7 +321,7 @@ class SpotServing:
             taken, free = frozenset(free[:need]), free[need:]
             opens = now_ns + round(self._load_s(self.layout, taken) * NS)
             for _ in range(each):
-                self.replicas[self._next_replica] = _Replica(taken, open=False)
+                self.replicas[self._next_replica] = Replica(taken, open=False)
                 actions.append(At(opens, Happens("open", self._next_replica)))
                 self._next_replica += 1
                 self.loaded += 1
@@ -426,7 +347,7 @@ class SpotServing:
         return max(self._usual_rate, (len(self._recent) + len(self.again) + len(self.waiting)) / RATE_WINDOW_S)
 
     def _gpus(self) -> list[int]:
-        return [m * 64 + place for m in sorted(self.usable) for place in range(self.machine.gpus)]
+        return [m * PLACES + place for m in sorted(self.usable) for place in range(self.machine.gpus)]
 
     def _touches(self, machine: int) -> bool:
         """Whether a machine serves."""
@@ -440,7 +361,7 @@ class SpotServing:
         """Whether these are known to be there until then."""
         return all(self.doomed.get(machine, NEVER_NS) >= at_ns for machine in machines)
 
-    def _can_end(self, move: _Move) -> bool:
+    def _can_end(self, move: Move) -> bool:
         """Whether every machine that a move needs is there until its end, and somebody has every layer until then."""
         needed = {machine for number in move.carried for machine in self.replicas[number].machines} | move.machines
         if not self._there_at(needed, move.done_ns):
@@ -449,10 +370,10 @@ class SpotServing:
             return True
         assert self.layout is not None
         _, pipeline, tensor = self.layout.layout
-        slices = {at[1:] for gpu, at in self.held.items() if self._there_at((gpu // 64,), move.done_ns)}
+        slices = {at[1:] for gpu, at in self.held.items() if self._there_at((gpu // PLACES,), move.done_ns)}
         return len(slices) == pipeline * tensor
 
-    def _move(self, now_ns: int, plan: Choice, cached: Mapping[int, float]) -> _Move:
+    def _move(self, now_ns: int, plan: Choice, cached: Mapping[int, float]) -> Move:
         """Going over to `plan` now, with the fullest caches of these, bytes by replica."""
         assert self.layout is not None
         old, new, model = self.layout.layout, plan.layout, self.model
@@ -474,7 +395,7 @@ class SpotServing:
         ]
         pass_s = model.token_s(new[2], 1)
         schedule = migrate(received, self.machine.network_bytes_per_s / self.machine.gpus, pass_s / model.layers)
-        return _Move(
+        return Move(
             plan,
             {gpus[place]: at for place, at in zip(found.gpu_of, found.positions, strict=True)},
             carried,

@@ -22,8 +22,9 @@ from windtunnel.model.architecture import Model
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.measures import QUANTILES
 from windtunnel.serving.run import sources_of
-from windtunnel.serving.spot.loop import Change, Played, Policy, play
+from windtunnel.serving.spot.loop import play
 from windtunnel.serving.spot.served import NETWORK_SHARE, Machine, Priced, choices_of
+from windtunnel.serving.spot.state import Change, Played, Policy
 from windtunnel.serving.workload.requests import Workload
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)

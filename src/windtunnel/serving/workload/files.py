@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputFileError
-from windtunnel.serving.workload.lengths import arrivals
+from windtunnel.errors import InputFileError, SpecError
+from windtunnel.serving.workload.lengths import arrivals, check_rate
 from windtunnel.serving.workload.requests import Workload
 
 INPUTS = ("input_tokens", "ContextTokens", "input_length", "Request tokens", "prompt_tokens")
@@ -49,7 +49,7 @@ def read_workload(
 ) -> Workload:
     """Requests of a file. `rate_per_s` scales its arrivals to that mean rate, or makes them where it has none.
 
-    `concurrency` ignores arrivals and sends in a closed loop. Raises InputFileError.
+    `concurrency` ignores arrivals and sends in a closed loop. Raises InputFileError, SpecError.
     """
     rows = _rows(path)
     if requests is not None:
@@ -75,14 +75,17 @@ def read_workload(
             raise InputFileError(path, "has no arrivals", "add a column arrival_s, or give --rate or --concurrency")
         times = arrivals(len(rows), rate_per_s, cv, seed)
     else:
+        if cv != 1.0:
+            raise SpecError("cv", cv, f"{path} has arrivals of its own: leave it out")
         times = _times(path, rows, *found)
         if rate_per_s is not None:
+            check_rate(rate_per_s)
             span = float(times.max() - times.min()) * 1e-9
             scale = (len(rows) - 1) / span / rate_per_s if span > 0 else 0.0
             times = np.round((times - times.min()) * scale).astype(np.int64)
     order = np.argsort(times, kind="stable")
     ordered = None if names is None else [names[place] for place in order.tolist()]
-    return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem)
+    return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem, order)
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:

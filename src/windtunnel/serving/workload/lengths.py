@@ -26,10 +26,15 @@ def lengths(count: int, prompt: int, output: int, ratio: float, seed: int) -> tu
     return prompts.astype(np.int64), outputs.astype(np.int64)
 
 
-def arrivals(count: int, rate_per_s: float, cv: float, seed: int) -> Ints:
-    """Arrival times in ns at a mean rate; `cv` 0 = constant, 1 = Poisson, above = bursts."""
+def check_rate(rate_per_s: float) -> None:
+    """Raises SpecError unless requests can come at that mean rate."""
     if not (math.isfinite(rate_per_s) and rate_per_s > 0.0):
         raise SpecError("rate", rate_per_s, "must be above zero requests per second")
+
+
+def arrivals(count: int, rate_per_s: float, cv: float, seed: int) -> Ints:
+    """Arrival times in ns at a mean rate; `cv` 0 = constant, 1 = Poisson, above = bursts."""
+    check_rate(rate_per_s)
     if not 0.0 <= cv <= 100.0:
         raise SpecError("cv", cv, "must be 0 (constant) to 100")
     if cv == 0.0:

@@ -29,6 +29,7 @@ class Workload:
     prefix_names: Sequence[tuple[int, ...]] | None = None
     prefix_block: int = 16
     name: str = "requests"
+    rows: Ints | None = None  # where each stood in the file, if not in the order in which they are sent
 
     def __post_init__(self) -> None:
         n = len(self.input_tokens)

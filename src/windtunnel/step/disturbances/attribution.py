@@ -138,10 +138,8 @@ def ready_ns(graph: Graph, end_ns: NDArray[np.int64], leave: NDArray[np.bool_] |
 
     `leave`: bool[dependencies] that do not count.
     """
-    order = np.argsort(graph.stream, kind="stable")
-    ready = np.zeros(graph.n_ops, np.int64)
-    same = graph.stream[order[1:]] == graph.stream[order[:-1]]
-    ready[order[1:][same]] = end_ns[order[:-1][same]]
+    previous = graph.previous
+    ready = np.where(previous >= 0, end_ns[previous], 0)
     waiter, needed = np.repeat(np.arange(graph.n_ops), np.diff(graph.dep_ptr)), graph.dep_idx
     if leave is not None:
         waiter, needed = waiter[~leave], needed[~leave]

@@ -7,6 +7,7 @@ nodes takes twice as long. How fast the lost NIC was no longer matters, so losin
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -35,11 +36,6 @@ class Disturbances:
             return self.slow
         text = f"jitter {100.0 * self.jitter:g}%"
         return (*self.slow, Slow(text, (), 1.0, link=False, kind="jitter", share=self.jitter))
-
-    @property
-    def uplinks(self) -> tuple[Slow, ...]:
-        """Those of uplinks: `leaf`, `uplink` (-1: all of the leaf) and the `share` that is left."""
-        return tuple(one for one in self.slow if one.kind == "uplink")
 
     @property
     def sampled(self) -> bool:
@@ -74,6 +70,17 @@ def parse_disturbances(scenario: Scenario, cluster: Cluster) -> Disturbances:
         raise SpecError("jitter", scenario.jitter, "give a relative standard deviation of at most 100 %")
     found = Disturbances(read_slow(scenario.slow, cluster, seed), noise, samples, seed)
     return replace(found, samples=SAMPLES) if found.sampled and not samples else found
+
+
+def turns_of(parts: Iterable[Slow]) -> dict[int, int]:
+    """How many of its kind come before each random part, by its number: what it draws does not hang on other kinds."""
+    before: Counter[str] = Counter()
+    turns = {}
+    for number, one in enumerate(parts):
+        if one.random:
+            turns[number] = before[one.kind]
+            before[one.kind] += 1
+    return turns
 
 
 def link_times(slow: Iterable[Slow], cluster: Cluster) -> dict[int, float]:

@@ -102,7 +102,8 @@ def launch(
         if preload and not forks:
             why = "with --afresh" if afresh else "on this system, or for this command,"
             raise SpecError("--preload", ", ".join(preload), f"leave it out: {why} each process is started by itself")
-        run = _Run(list(command), size, standbys, Path(folder), patience_s, timeout_s, end_s, list(replace))
+        membership, to_replace = Membership(size, standbys), dict.fromkeys(replace, "")
+        run = _Run(list(command), membership, Path(folder), patience_s, timeout_s, end_s, to_replace)
         try:
             run.begin(ForkServer(command[1:], (*IMPORTED, *preload), patience_s) if forks else None)
             told = run.until_done(watching)
@@ -127,35 +128,31 @@ def _require(size: int, standbys: int, replace: Sequence[tuple[int, int]], secon
             raise SpecError("--replace", f"{rank}@{step}", "it takes two ranks, one to hand over state, and a standby")
 
 
+@dataclass
 class _Run:
     """A launched job."""
 
-    def __init__(
-        self,
-        command: list[str],
-        size: int,
-        standbys: int,
-        folder: Path,
-        patience_s: float,
-        timeout_s: float,
-        end_s: float,
-        replace: list[tuple[int, int]],
-    ) -> None:
-        self.began = time.time()
-        self.command, self.folder, self.patience_s, self.timeout_s = command, folder, patience_s, timeout_s
-        self.end_s, self.replace = end_s, tuple(replace)
-        self.to_replace: dict[tuple[int, int], str] = dict.fromkeys(replace, "")  # who is to go, once it has said so
-        self.membership = Membership(size, standbys)
-        self.store: Any = None
-        self.server: ForkServer | None = None
-        self.processes: dict[str, _Process] = {}
-        self.left_groups: set[int] = set()  # of processes that have ended: what they started ends too
-        self.told = Told()
-        self.struck_at: float | None = None
-        self.broken: tuple[int, float] | None = None  # a generation whose group came apart, and since when
-        self.dead: list[str] = []
-        self.waiting_first: list[tuple[Replacement, float]] = []
-        self.over = False
+    command: list[str]
+    membership: Membership
+    folder: Path
+    patience_s: float
+    timeout_s: float
+    end_s: float
+    to_replace: dict[tuple[int, int], str]  # (rank, step) -> who is to go, once it has said so
+    store: Any = None
+    server: ForkServer | None = None
+    processes: dict[str, _Process] = field(default_factory=dict)
+    left_groups: set[int] = field(default_factory=set)  # of processes that have ended: what they started ends too
+    told: Told = field(default_factory=Told)
+    began: float = field(default_factory=time.time)
+    struck_at: float | None = None
+    broken: tuple[int, float] | None = None  # a generation whose group came apart, and since when
+    dead: list[str] = field(default_factory=list)
+    waiting_first: list[tuple[Replacement, float]] = field(default_factory=list)
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.replace = tuple(self.to_replace)
 
     def begin(self, server: ForkServer | None) -> None:
         """Start the processes. The server imports torch while this process does, which needs it for the store."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "WINDTUNNEL_SURVIVE"
-BEAT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +25,7 @@ class Place:
 
     def environment(self) -> dict[str, str]:
         """What to add to a child's environment."""
-        fields = {"host": self.host, "port": self.port, "name": self.name, "size": self.size}
-        fields |= {"folder": str(self.folder), "timeout_s": self.timeout_s, "replace": self.replace}
-        return {VARIABLE: json.dumps(fields)}
+        return {VARIABLE: json.dumps(asdict(self), default=str)}
 
     @property
     def tape(self) -> Path:

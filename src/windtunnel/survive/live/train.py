@@ -52,13 +52,12 @@ class Progress:
 
     def to_bytes(self) -> bytes:
         """Everything, bit by bit."""
-        import torch
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **self.rest()}
+        return _packed({**parts, "step": self.step})
 
-        file = io.BytesIO()
-        others = {name: one.state_dict() for name, one in self.others.items()}
-        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "others": others}
-        torch.save({**parts, "step": self.step, "losses": self.losses}, file)
-        return file.getvalue()
+    def rest(self) -> dict[str, Any]:
+        """What is neither the model's nor the optimizer's."""
+        return {"others": {name: one.state_dict() for name, one in self.others.items()}, "losses": list(self.losses)}
 
     def take(self, data: bytes) -> None:
         """The state of another member. Whole or not at all: `data` has arrived completely."""
@@ -83,9 +82,8 @@ class Saving:
     def after(self, progress: Progress) -> None:
         """A step is done: save it if it is its turn. Raises CheckpointError where the last one could not be written."""
         if progress.step % self.every == 0 or progress.step == self.steps:
-            others = {"others": {name: one.state_dict() for name, one in progress.others.items()}}
-            rest = {**others, "losses": list(progress.losses)}
-            self.checkpoints.save(progress.step, progress.model, progress.optimizer, {"rest": _packed(rest)})
+            rest = {"rest": _packed(progress.rest())}
+            self.checkpoints.save(progress.step, progress.model, progress.optimizer, rest)
 
     def restore(self, progress: Progress) -> None:
         """Take the newest complete checkpoint, if there is one. Raises InputFileError where it is damaged."""
@@ -136,7 +134,8 @@ def train(
     """Run `steps` optimizer steps and return the mean loss of each.
 
     loss(step, rank, world) gives the scalar loss of one rank's part of the batch. `others`: further objects with a
-    state_dict, such as a scheduler. `on_step(step, loss)` is called on rank 0 after each step that it does.
+    state_dict; schedulers of learning rates among them are stepped after each step, on every rank, once even where the
+    step is done again. `on_step(step, loss)` is called on rank 0 after each step that it does.
     `checkpoints`: a folder; every `checkpoint_every` steps and the last one are saved there, and a job that starts goes
     on from the newest complete one. A standby that was never needed, and a process that was replaced as planned, end
     here with exit status 0.
@@ -202,6 +201,11 @@ def _commit(progress: Progress, pieces: list[Any], world: int) -> None:
         at += one.numel()
     progress.optimizer.step()
     progress.losses.append(float(flat[at]) / world)
+    for other in progress.others.values():
+        if isinstance(other, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            other.step(progress.losses[-1])
+        elif isinstance(other, torch.optim.lr_scheduler.LRScheduler):
+            other.step()
     progress.step += 1
 
 

@@ -49,9 +49,10 @@ class RankLog:
         fresh = np.zeros((ROWS, COLUMNS))
         now = time.time()
         fresh[0] = now, 0.0, 0.0, rank, now
-        fresh.tofile(path)
-        names = _names_of(path)
+        names, part = _names_of(path), path.with_name(path.name + ".part")
         names.write_text("")
+        fresh.tofile(part)
+        part.replace(path)  # whoever reads logs meets whole ones
         log = cls(np.memmap(path, np.float64, "r+", shape=(ROWS, COLUMNS)), names)
         for name, members in (groups or {}).items():
             log._code(name, members)

@@ -10,8 +10,9 @@ ddp.register_comm_hook(partitioning.Partitioned.of(PartitionPlan(group=True), lo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
     from windtunnel.techniques.collective_partitioning.ddp_hook import Partitioned, partitioned_hook
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
         two_levels,
     )
 
-_HOME = {
-    "Partitioned": "ddp_hook",
-    "all_reduce_by_group": "partitioned",
-    "all_reduce_by_primitive": "partitioned",
-    "gather_then_matmul": "partitioned",
-    "matmul_then_scatter": "partitioned",
-    "partitioned_hook": "ddp_hook",
-    "two_levels": "partitioned",
-}
 __all__ = [
     "Partitioned",
     "all_reduce_by_group",
@@ -41,9 +33,15 @@ __all__ = [
     "partitioned_hook",
     "two_levels",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "Partitioned": "ddp_hook",
+        "all_reduce_by_group": "partitioned",
+        "all_reduce_by_primitive": "partitioned",
+        "gather_then_matmul": "partitioned",
+        "matmul_then_scatter": "partitioned",
+        "partitioned_hook": "ddp_hook",
+        "two_levels": "partitioned",
+    },
+)

@@ -51,22 +51,20 @@ def _padded(x: torch.Tensor, parts: int) -> torch.Tensor:
 
 def all_reduce_by_primitive(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     """The sum of `x` over the group, as a reduce-scatter and an all-gather."""
-    size = dist.get_world_size(group)
-    flat = _padded(x, size)
-    shard = flat.new_empty(flat.numel() // size)
-    _scatter(shard, flat, group)
-    out = torch.empty_like(flat)
-    _gather(out, shard, group)
-    return out[: x.numel()].view_as(x)
+    return all_reduce_by_group(x, group, None)
 
 
 def all_reduce_by_group(x: torch.Tensor, inside: Any, across: Any) -> torch.Tensor:
-    """The sum over all ranks: 2 (n - 1) / n b on the links inside a node, 2 (m - 1) / m b / n on those across."""
+    """The sum over all ranks: 2 (n - 1) / n b on the links inside a node, 2 (m - 1) / m b / n on those across.
+
+    `across`: None where `inside` has all ranks.
+    """
     size = dist.get_world_size(inside)
     flat = _padded(x, size)
     shard = flat.new_empty(flat.numel() // size)
     _scatter(shard, flat, inside)
-    dist.all_reduce(shard, group=across)
+    if across is not None:
+        dist.all_reduce(shard, group=across)
     out = torch.empty_like(flat)
     _gather(out, shard, inside)
     return out[: x.numel()].view_as(x)

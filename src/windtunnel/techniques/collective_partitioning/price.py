@@ -18,15 +18,14 @@ from functools import partial
 from itertools import product
 
 from windtunnel.cost.communication.collectives import Group, collective
-from windtunnel.errors import SpecError
-from windtunnel.techniques.collective_partitioning.parameters import PartitionPlan
-from windtunnel.techniques.constants import constants
-from windtunnel.techniques.flat import FlatStep, Task, cut
+from windtunnel.cost.price import nanoseconds
+from windtunnel.techniques import constants
+from windtunnel.techniques.collective_partitioning.parameters import PIECES, PartitionPlan
+from windtunnel.techniques.flat import FlatStep, Task, chained, cut
 from windtunnel.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.training import Plan
-from windtunnel.training.pricing import Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 
-PIECES = (1, 2, 4, 8)
 OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p")
 
 
@@ -39,9 +38,7 @@ def overlapped(plan: Plan) -> Plan:
 
 
 def rewrite(step: FlatStep, asked: PartitionPlan) -> tuple[FlatStep, PartitionPlan]:
-    """The partition of the shortest step, and what was chosen. Raises SpecError on a number that cannot be."""
-    if asked.pieces is not None and asked.pieces not in PIECES:
-        raise SpecError("pieces", asked.pieces, f"give one of {', '.join(map(str, PIECES))}")
+    """The partition of the shortest step, and what was chosen."""
     exchanges = any(task.role == "all_to_all" for task in step.one)
     groups = (False, True) if asked.group is None else (asked.group,)
     pieces = (PIECES if exchanges else (1,)) if asked.pieces is None else (asked.pieces,)
@@ -66,33 +63,24 @@ def partitioned(tasks: tuple[Task, ...], pricer: Pricer, chosen: PartitionPlan) 
     count = chosen.pieces or 1
     if count == 1:
         return tasks
-    launch = round(constants().cut_launch_s * 1e9)
+    launch = round(constants.CUT_LAUNCH_S * 1e9)
     return cut(tasks, lambda task: count if task.role in ("all_to_all", "expert") else 1, launch)
 
 
 def by_group(tasks: Sequence[Task], pricer: Pricer) -> tuple[Task, ...]:
     """All-reduces that cross nodes as three collectives, where the three together are shorter on their longest link."""
-    made: list[Task] = []
-    new: dict[int, int] = {}
-    for number, task in enumerate(tasks):
-        after = tuple(new[one] for one in task.after)
-        parts = _three(task, pricer) if task.role == "reduce" and task.lane == SCALE_OUT else ()
-        if not parts:
-            parts = (task,)
-        for part in parts:
-            made.append(replace(part, after=after))
-            after = (len(made) - 1,)
-        new[number] = len(made) - 1
-    return tuple(made)
+    return chained(tasks, lambda task: _three(task, pricer))
 
 
 def _three(task: Task, pricer: Pricer) -> tuple[Task, ...]:
+    if task.role != "reduce" or task.lane != SCALE_OUT:
+        return (task,)
     layout = pricer.layout
     group = layout.group("edp" if "expert" in task.name else "dp")
     inside, across = group.per_domain, group.domains
     whole = collective("all_reduce", task.bytes_total, group, layout.cluster).seconds
     if inside == 1 or across == 1 or group.size % inside or abs(nanoseconds(whole) - task.work_ns) > 1000:
-        return ()  # not an all-reduce of this group, or nothing to divide
+        return (task,)  # not an all-reduce of this group, or nothing to divide
     near, far = Group(inside, inside), Group(across, 1)
     seconds = [
         collective("reduce_scatter", task.bytes_total, near, layout.cluster).seconds,
@@ -100,7 +88,7 @@ def _three(task: Task, pricer: Pricer) -> tuple[Task, ...]:
         collective("all_gather", task.bytes_total, near, layout.cluster).seconds,
     ]
     if max(seconds[0] + seconds[2], seconds[1]) >= whole:
-        return ()
+        return (task,)
     names = ("reduce-scatter inside", "all-reduce across", "all-gather inside")
     sizes = (task.bytes_total, task.bytes_total / inside, task.bytes_total)
     lanes = (SCALE_UP, SCALE_OUT, SCALE_UP)

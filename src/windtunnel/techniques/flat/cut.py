@@ -13,6 +13,19 @@ from dataclasses import replace
 from windtunnel.techniques.flat.task import COMPUTE, Task
 
 
+def chained(tasks: Sequence[Task], parts: Callable[[Task], Sequence[Task]]) -> tuple[Task, ...]:
+    """Each task as a chain of others; where there are none, what waited for it waits for what it waited for."""
+    made: list[Task] = []
+    ends: list[tuple[int, ...]] = []  # of each old task
+    for task in tasks:
+        after = tuple(sorted({other for one in task.after for other in ends[one]}))
+        for part in parts(task):
+            made.append(replace(part, after=after))
+            after = (len(made) - 1,)
+        ends.append(after)
+    return tuple(made)
+
+
 def cut(tasks: Sequence[Task], pieces: Callable[[Task], int], launch_ns: int = 0) -> tuple[Task, ...]:
     """The same tasks, each in as many pieces as `pieces` says (1: whole); pieces of compute take `launch_ns` more."""
     made: list[Task] = []

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from windtunnel.cost.price import nanoseconds
 from windtunnel.graph import OpKind
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
@@ -25,11 +26,12 @@ from windtunnel.techniques.flat.task import COMPUTE, HOST_COPY, SCALE_OUT, SCALE
 from windtunnel.training.layout import Layout, resolve
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.model_chunks import Piece, pieces_of, tensors_of
-from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.lowering.shards.step_shards import gathers_first, reduces_last
 from windtunnel.training.memory.model_state import optimizer_price
 from windtunnel.training.plan import Plan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds, parameter_bytes
+from windtunnel.training.pricing import Pricer, parameter_bytes
+from windtunnel.training.schedules import Kind
 from windtunnel.training.workload.router_load import parse_router_load
 
 LANES: Mapping[str, Lane] = {SCALE_UP: SHARED, SCALE_OUT: SHARED}
@@ -94,7 +96,7 @@ def _work(pricer: Pricer, blocks: Sequence[Block]) -> float:
     )
 
 
-def layer_tasks(pricer: Pricer, block: Block, phase: Phase) -> tuple[Task, ...]:
+def layer_tasks(pricer: Pricer, block: Block, phase: Kind) -> tuple[Task, ...]:
     """One pass over one block: its kernels and collectives, indices from 0. Host launches are taken as hidden."""
     graph = (segment := build_segment(pricer, [block], phase)).graph
     kept: list[Task] = []
@@ -120,10 +122,10 @@ def layer_tasks(pricer: Pricer, block: Block, phase: Phase) -> tuple[Task, ...]:
 
 
 def _task(
-    pricer: Pricer, graph: object, op: int, kind: OpKind, label: str, after: tuple[int, ...], took: int, phase: Phase
+    pricer: Pricer, graph: object, op: int, kind: OpKind, label: str, after: tuple[int, ...], took: int, phase: Kind
 ) -> Task:  # fmt: skip
     category = graph.categories[int(graph.category[op])]  # type: ignore[attr-defined]
-    size, word = float(graph.bytes[op]), "forward" if phase is Phase.FORWARD else "backward"  # type: ignore[attr-defined]
+    size, word = float(graph.bytes[op]), "forward" if phase is Kind.FORWARD else "backward"  # type: ignore[attr-defined]
     bare = label.removeprefix("recompute ").split(" backward")[0]
     if kind == OpKind.COMPUTE:
         role = "expert" if bare in EXPERTS else "weight" if label.endswith(" weight") else ""
@@ -159,23 +161,26 @@ def _step(
     layout: Layout, pricer: Pricer, pieces: Sequence[Piece], blocks: Sequence[Block], micro_batches: int
 ) -> tuple[Task, ...]:
     """All tasks of a step."""
-    known: dict[tuple[int, bool, bool, Phase], tuple[Task, ...]] = {}
+    known: dict[tuple[int, bool, bool, Kind], tuple[Task, ...]] = {}
     tasks, plan = Tasks(), layout.plan
+    shared = partial(_shared, tasks, layout, pricer)
     open_ends: tuple[int, ...] = ()
     waiting: dict[int, tuple[int, ...]] = {}  # block -> gathers of its parameters at the start of the step
     if gathers_first(layout):
         previous: tuple[int, ...] = ()
         for number, block in enumerate(blocks):
-            waiting[number] = previous = _shared(
-                tasks, layout, pricer, block, "gather parameters", "all_gather", parameter_bytes(plan), previous, number
+            waiting[number] = previous = shared(
+                block, "gather parameters", "all_gather", parameter_bytes(plan), previous, number
             )
         if not plan.overlap_param_gather:
             waiting = {0: previous}
     reduced: list[int] = []
+    late: list[tuple[Block, int]] = []  # buckets to be reduced: at once, or at the end of the last backward
+    last = (Kind.BACKWARD, micro_batches - 1, len(blocks) - 1)
     for micro in range(micro_batches):
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for phase in (Kind.FORWARD, Kind.BACKWARD):
             order = list(range(len(blocks)))
-            if phase is Phase.BACKWARD:
+            if phase is Kind.BACKWARD:
                 order.reverse()
             ended: dict[int, tuple[int, ...]] = {-1: open_ends}
             bucket: list[Block] = []
@@ -184,13 +189,10 @@ def _step(
                 key = (id(block.operations), block.recompute, block.offload, phase)
                 if key not in known:
                     known[key] = layer_tasks(pricer, block, phase)
-                more = waiting.pop(number, ()) if phase is Phase.FORWARD and not micro else ()
+                more = waiting.pop(number, ()) if phase is Kind.FORWARD and not micro else ()
                 if layout.gathers_in_passes:
                     free = ended.get(place - 2 if plan.overlap_param_gather else place - 1, open_ends)
-                    more += _shared(
-                        tasks, layout, pricer, block, "gather parameters", "all_gather", parameter_bytes(plan), free,
-                        number,
-                    )  # fmt: skip
+                    more += shared(block, "gather parameters", "all_gather", parameter_bytes(plan), free, number)
                 base, inner = len(tasks.tasks), known[key]
                 followed = {one for task in inner for one in task.after}
                 for task in inner:
@@ -201,26 +203,24 @@ def _step(
                         base + one for one, task in enumerate(inner) if one not in followed and task.lane != HOST_COPY
                     )
                 ended[place] = open_ends
-                if phase is Phase.FORWARD:
+                if phase is Kind.FORWARD:
                     continue
-                width = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+                width = layout.gradient_bytes
                 if layout.reduces_in_passes:
-                    made = _shared(
-                        tasks, layout, pricer, block, "reduce gradients", "reduce_scatter", width, open_ends, number
-                    )
+                    made = shared(block, "reduce gradients", "reduce_scatter", width, open_ends, number)
                     reduced += made
                     open_ends = open_ends if plan.overlap_grad_reduce else (*open_ends, *made)
                 elif reduces_last(layout) and micro == micro_batches - 1:
                     bucket.append(block)
                     held = sum(_replicated(layout, one) for one in bucket)
                     if held >= layout.message_parameters or place == len(order) - 1:
-                        kind = "all_reduce" if not plan.zero_stage else "reduce_scatter"
-                        ready = open_ends if plan.overlap_grad_reduce else (-1,)
-                        reduced += _reduce(tasks, layout, pricer, bucket, kind, width, ready, number)
+                        late.append((_merged(bucket), number))
                         bucket = []
-    if reduces_last(layout) and not plan.overlap_grad_reduce:
-        now_at = _bind(tasks, open_ends)
-        open_ends, reduced = tuple(now_at[one] for one in open_ends), [now_at[one] for one in reduced]
+                if plan.overlap_grad_reduce or (phase, micro, place) == last:
+                    kind = "all_reduce" if not plan.zero_stage else "reduce_scatter"
+                    for merged, at in late:
+                        reduced += shared(merged, "reduce gradients", kind, width, open_ends, at)
+                    late = []
     dense = sum(piece.dense_parameters for piece in pieces)
     expert = sum(piece.expert_parameters for piece in pieces)
     each = tensors_of(pieces) if layout.habits.pure_precision else ()
@@ -231,31 +231,14 @@ def _step(
     return tasks.done()
 
 
-def _bind(tasks: Tasks, ends: tuple[int, ...]) -> dict[int, int]:
-    """Reductions that were to wait for the end of the last backward: now it is known. Where each task is now."""
-    late = [number for number, task in enumerate(tasks.tasks) if task.role == "reduce"]
-    moved = [replace(tasks.tasks[number], after=ends) for number in late]
-    kept = [task for task in tasks.tasks if task.role != "reduce"]
-    assert all(task.after[0] < len(tasks.tasks) for task in moved if task.after)
-    index = {old: new for new, old in enumerate(n for n in range(len(tasks.tasks)) if n not in set(late))}
-    index |= {old: len(kept) + place for place, old in enumerate(late)}
-    tasks.tasks[:] = [replace(t, after=tuple(index[one] for one in t.after)) for t in (*kept, *moved)]
-    return index
-
-
 def _replicated(layout: Layout, block: Block) -> float:
     """Parameters of a block whose gradients several ranks sum up."""
     counts = ((block.dense_parameters, "dp"), (block.expert_parameters, "edp"))
     return int(sum(count for count, group in counts if layout.group(group).size > 1))
 
 
-def _reduce(
-    tasks: Tasks, layout: Layout, pricer: Pricer, blocks: Sequence[Block], kind: str, width: float,
-    after: tuple[int, ...], number: int,
-) -> list[int]:  # fmt: skip
-    merged = Block((), sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks))
-    real = () if after == (-1,) else after
-    return list(_shared(tasks, layout, pricer, merged, "reduce gradients", kind, width, real, number))
+def _merged(blocks: Sequence[Block]) -> Block:
+    return Block((), sum(b.dense_parameters for b in blocks), sum(b.expert_parameters for b in blocks))
 
 
 def _shared(

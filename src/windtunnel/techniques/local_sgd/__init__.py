@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from windtunnel.lazy import lazily
 from windtunnel.techniques.local_sgd.parameters import LocalPlan
 
 if TYPE_CHECKING:
     from windtunnel.techniques.local_sgd.loop import LearningRate, LocalSGD
 
 __all__ = ["LearningRate", "LocalPlan", "LocalSGD"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.loop"), name)
+__getattr__ = lazily(__name__, {"LearningRate": "loop", "LocalSGD": "loop"})

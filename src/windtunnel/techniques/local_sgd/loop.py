@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from windtunnel.errors import SpecError
 from windtunnel.techniques.local_sgd.parameters import LocalPlan
 
 
@@ -28,8 +27,6 @@ class LearningRate:
     """Sets the learning rate of each parameter group to its first one times phi(r) psi(k)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, plan: LocalPlan) -> None:
-        if plan.local_steps < 1:
-            raise SpecError("local_steps", plan.local_steps, "give 1 or more")
         self.optimizer, self.plan = optimizer, plan
         self.first = [float(group["lr"]) for group in optimizer.param_groups]
         self.round = self.local = 0

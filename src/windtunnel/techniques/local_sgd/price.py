@@ -8,39 +8,20 @@ rounds and over local steps) costs no time.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from windtunnel.errors import LayoutError, SpecError
+from windtunnel.errors import LayoutError
 from windtunnel.model.operations import Transfer
-from windtunnel.techniques.flat import FlatStep, Task
-from windtunnel.techniques.local_sgd.parameters import LocalPlan
+from windtunnel.techniques.flat import FlatStep, chained
 from windtunnel.training.pricing import parameter_bytes
 
 
-def rewrite(step: FlatStep, asked: LocalPlan) -> FlatStep:
+def rewrite(step: FlatStep) -> FlatStep:
     """The step without its reductions. Raises LayoutError where replicas are not whole."""
-    if asked.local_steps < 1:
-        raise SpecError("local_steps", asked.local_steps, "give 1 or more")
     if step.layout.plan.zero_stage:
         raise LayoutError(
             f"local_sgd with zero_stage {step.layout.plan.zero_stage}: each rank trains a replica of its own",
             "use zero_stage 0",
         )
-    return step.rewritten(without_reductions)
-
-
-def without_reductions(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """The tasks less those that reduce gradients; what waited for them waits for what they waited for."""
-    made: list[Task] = []
-    new: dict[int, tuple[int, ...]] = {}
-    for number, task in enumerate(tasks):
-        after = tuple(sorted({other for one in task.after for other in new[one]}))
-        if task.role == "reduce":
-            new[number] = after
-            continue
-        new[number] = (len(made),)
-        made.append(replace(task, after=after))
-    return tuple(made)
+    return step.rewritten(lambda tasks: chained(tasks, lambda task: () if task.role == "reduce" else (task,)))
 
 
 def averaging_s(step: FlatStep) -> float:
@@ -54,8 +35,3 @@ def averaging_s(step: FlatStep) -> float:
         if count and step.layout.group(group).size > 1:
             total += pricer.transfer(Transfer("all_reduce", group, count * width))[0].seconds
     return total
-
-
-def seconds(step: FlatStep, asked: LocalPlan) -> float:
-    """A step with the technique, its share of averaging included."""
-    return rewrite(step, asked).seconds() + averaging_s(step) / asked.local_steps

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
     from windtunnel.techniques.megascale.groups import make_groups
 
 __all__ = ["make_groups"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.groups"), name)
+__getattr__ = lazily(__name__, {"make_groups": "groups"})

@@ -22,6 +22,7 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.model import Model
+from windtunnel.techniques.parameters import Parameters
 from windtunnel.training import Plan
 
 FEATURES = (
@@ -33,6 +34,7 @@ FEATURES = (
     "efficient_operators",
     "larger_batch",
 )  # in the order of the published ablation
+WINDOW, BATCH_FACTOR = 512, 4  # left open by the paper, and its LAMB
 OVERLAPS = ("tp_overlap", "pp_overlap", "dp_overlap")
 _PLAN: Mapping[str, Mapping[str, Any]] = {
     "tp_overlap": {"overlap_tp": True},
@@ -49,12 +51,22 @@ _WITHOUT: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class MegaScalePlan:
+class MegaScalePlan(Parameters):
     """Which features, and their numbers."""
 
     features: str = field(default="overlaps", metadata={"help": f"all, overlaps, or some of {'+'.join(FEATURES)}"})
-    window: int = field(default=512, metadata={"help": "keys that a query sees with sliding_window"})
-    batch_factor: int = field(default=4, metadata={"help": "times the batch with larger_batch"})
+    window: int = field(default=WINDOW, metadata={"help": "keys that a query sees with sliding_window", "least": 1})
+    batch_factor: int = field(default=BATCH_FACTOR, metadata={"help": "times the batch with larger_batch", "least": 1})
+
+    def __post_init__(self) -> None:
+        Parameters.__post_init__(self)
+        names = self.chosen()
+        for name, usual, feature in (
+            ("window", WINDOW, "sliding_window"),
+            ("batch_factor", BATCH_FACTOR, "larger_batch"),
+        ):
+            if getattr(self, name) != usual and feature not in names:
+                raise SpecError(name, getattr(self, name), f"it is of {feature}, which features do not name")
 
     def chosen(self) -> tuple[str, ...]:
         """The features in the order of the ablation. Raises UnknownNameError."""
@@ -78,13 +90,11 @@ def without(plan: Plan, features: tuple[str, ...]) -> Plan:
 
 
 def with_feature(model: Model, plan: Plan, name: str, asked: MegaScalePlan) -> tuple[Model, Plan]:
-    """Model and plan with one feature more. Raises SpecError on a number that cannot be."""
+    """Model and plan with one feature more."""
     if name == "parallel_block":
         layers = tuple(replace(layer, parallel_block=True, norms=1) for layer in model.layers)
         return replace(model, layers=layers), plan
     if name == "sliding_window":
-        if asked.window < 1:
-            raise SpecError("window", asked.window, "give the number of keys, 1 or more")
         seen = min(asked.window, plan.seq_len)
         layers = tuple(
             replace(layer, attention=replace(layer.attention, window=min(seen, layer.attention.window or seen)))
@@ -92,8 +102,6 @@ def with_feature(model: Model, plan: Plan, name: str, asked: MegaScalePlan) -> t
         )
         return replace(model, layers=layers), plan
     if name == "larger_batch":
-        if asked.batch_factor < 1:
-            raise SpecError("batch_factor", asked.batch_factor, "give 1 or more")
         return model, plan.model_copy(update={"global_batch": plan.global_batch * asked.batch_factor})
     changes = dict(_PLAN[name])
     if plan.attention_impl not in ("flash", "triton"):

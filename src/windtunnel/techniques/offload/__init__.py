@@ -10,16 +10,12 @@ windowed.step()
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
     from windtunnel.techniques.offload.windowed import Windowed, apply
 
 __all__ = ["Windowed", "apply"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.windowed"), name)
+__getattr__ = lazily(__name__, {"Windowed": "windowed", "apply": "windowed"})

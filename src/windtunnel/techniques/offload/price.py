@@ -3,7 +3,7 @@
 device    = activations and workspace as they were
           + state of what is always there (embedding, head, w layers) at the state's bytes per parameter
           + 2 min(w, L - w) buffers of one layer's parameters, the window's pool
-reserved  = allocated x 1.36: buffers that come and go leave gaps (constants.yaml)
+reserved  = allocated x 1.36: buffers that come and go leave gaps (`constants`)
 host      = state of the L - w layers
 """
 
@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.model.operations import Transfer
 from windtunnel.result import Result
-from windtunnel.techniques.constants import constants
+from windtunnel.techniques import constants
 from windtunnel.techniques.flat import FlatStep, play
 from windtunnel.techniques.flat.lower import layer_tasks
 from windtunnel.techniques.offload.parameters import OffloadPlan
 from windtunnel.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
 from windtunnel.techniques.priced import Drawn, Priced
 from windtunnel.training.lowering.block import Block
-from windtunnel.training.lowering.pass_lowering import Phase
-from windtunnel.training.pricing import GRADIENT_BYTES, parameter_bytes
+from windtunnel.training.pricing import parameter_bytes
+from windtunnel.training.schedules import Kind
 
 FP32_STATE = 16.0  # bytes per parameter: itself, gradient, two moments
 
@@ -48,7 +48,7 @@ class Sizes:
 
     def reserved(self, window: int) -> int:
         """What it takes from the device."""
-        return int(self.device(window) * constants().reserved_over_allocated) + self.outside
+        return int(self.device(window) * constants.RESERVED_OVER_ALLOCATED) + self.outside
 
 
 def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
@@ -65,9 +65,6 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
     layers = len(blocks)
     if asked.window is not None and not 1 <= asked.window <= layers:
         raise SpecError("window", asked.window, f"give 1 to {layers}, the layers of this rank, or auto")
-    for name in ("host_threads", "updaters", "device_memory", "host_memory"):
-        if (given := getattr(asked, name)) is not None and given < 1:
-            raise SpecError(name, given, "give 1 or more")
     times, ends = layer_times(step, blocks, asked)
     sizes = sizes_of(step, blocks, result)
     budget = asked.device_memory or layout.cluster.gpu.usable_memory_bytes
@@ -84,7 +81,7 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
         )  # fmt: skip
 
     fitting = [
-        window for window in range(1, layers + 1) if sizes.reserved(window) * constants().window_headroom <= budget
+        window for window in range(1, layers + 1) if sizes.reserved(window) * constants.WINDOW_HEADROOM <= budget
     ]
     window = asked.window or chosen(times, layers, fitting, ends)
     after = stepped(window)
@@ -133,29 +130,29 @@ def layer_times(
     step: FlatStep, blocks: list[Block], asked: OffloadPlan
 ) -> tuple[LayerTimes, tuple[float, float, float]]:  # fmt: skip
     """Seconds of the mean layer, and of what stands before, between and behind the layers."""
-    layout, pricer, known = step.layout, step.pricer, constants()
+    layout, pricer = step.layout, step.pricer
 
-    def took(block: Block, phase: Phase) -> float:
+    def took(block: Block, phase: Kind) -> float:
         return play(layer_tasks(pricer, block, phase), step.lanes).makespan_ns / 1e9
 
     n = len(blocks)
-    forward = sum(took(block, Phase.FORWARD) for block in blocks) / n
-    backward = sum(took(block, Phase.BACKWARD) for block in blocks) / n
+    forward = sum(took(block, Kind.FORWARD) for block in blocks) / n
+    backward = sum(took(block, Kind.BACKWARD) for block in blocks) / n
     parameters = sum(block.dense_parameters + block.expert_parameters for block in blocks) / n
     ends = [block for block in step.blocks if block.is_end]
-    first = sum(took(block, Phase.FORWARD) for block in ends[:1])
-    between = sum(took(block, Phase.FORWARD) for block in ends[1:]) + sum(took(b, Phase.BACKWARD) for b in ends)
+    first = sum(took(block, Kind.FORWARD) for block in ends[:1])
+    between = sum(took(block, Kind.FORWARD) for block in ends[1:]) + sum(took(b, Kind.BACKWARD) for b in ends)
     update = step.one[-2] if step.one[-1].name == "between steps" else step.one[-1]
     assert update.role == "update", "a step ends with its update"
     everything = sum(block.dense_parameters + block.expert_parameters for block in step.blocks)
     per_parameter = update.work_ns / 1e9 / everything
-    link = layout.cluster.host.offload_bandwidth_bytes_per_s * known.pcie_efficiency
+    link = layout.cluster.host.offload_bandwidth_bytes_per_s * constants.PCIE_EFFICIENCY
     width = parameter_bytes(layout.plan)
-    gradient = float(GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"])
+    gradient = layout.gradient_bytes
     if layout.plan.precision == "fp32":
         gradient = 4.0
-    traffic = known.eager_adam_bytes if asked.optimizer == "eager" else known.fused_adam_bytes
-    drive = parameters * (FP32_STATE - 4.0) * 2.0 / known.nvme_bytes_per_s if asked.nvme else 0.0
+    traffic = constants.EAGER_ADAM_BYTES if asked.optimizer == "eager" else constants.FUSED_ADAM_BYTES
+    drive = parameters * (FP32_STATE - 4.0) * 2.0 / constants.NVME_BYTES_PER_S if asked.nvme else 0.0
     reduce = 0.0
     if layout.group("dp").size > 1:
         reduce = pricer.transfer(Transfer("all_reduce", "dp", parameters * gradient))[0].seconds
@@ -164,7 +161,7 @@ def layer_times(
         backward=backward,
         fetch=parameters * width / link,
         gradients=parameters * gradient / link,
-        update=parameters * traffic / (asked.host_threads * known.host_bytes_per_s_per_thread),
+        update=parameters * traffic / (asked.host_threads * constants.HOST_BYTES_PER_S_PER_THREAD),
         resident_update=parameters * per_parameter,
         drive=drive,
         reduce=reduce,

@@ -16,6 +16,7 @@ Not yet run on a GPU.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from windtunnel.techniques.offload.arena import Arena, HostedLayer, Link, device
 from windtunnel.units import parse_bytes
 
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+KEPT = 10_000
 MOMENTS = 2  # of Adam, taken when a window is chosen before there is any state
 
 
@@ -117,7 +119,7 @@ class Windowed:
         self._accumulating, self._pending_add = False, [False] * self.away
         self._rest_state = 0
         self._half_done = False  # layers that are away have been updated, and `step` has not been called
-        self.events: list[tuple[str, int]] = []
+        self.events: deque[tuple[str, int]] = deque(maxlen=KEPT)  # the newest: what became of which layer
         self._lock = threading.Lock()
         self._handles = [self._hook(number, layer) for number, layer in enumerate(self.hosted)]
         self._handles.append([model.register_forward_pre_hook(lambda module, args: self._new_pass())])

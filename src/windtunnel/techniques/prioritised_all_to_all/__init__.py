@@ -10,18 +10,13 @@ with prioritised_all_to_all.Communicator() as lane:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel.lazy import lazily
 
 if TYPE_CHECKING:
     from windtunnel.techniques.prioritised_all_to_all.communicator import Communicator
     from windtunnel.techniques.prioritised_all_to_all.packed_experts import PackedExperts
 
-_HOME = {"Communicator": "communicator", "PackedExperts": "packed_experts"}
 __all__ = ["Communicator", "PackedExperts"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazily(__name__, {"Communicator": "communicator", "PackedExperts": "packed_experts"})

@@ -27,6 +27,7 @@ from windtunnel.errors import SpecError
 
 Policy = Literal["static", "leader", "adaptive"]
 ALL_TO_ALL, ALL_REDUCE, SWITCH, END = 1, 2, 3, 0
+KEPT = 10_000
 IN_FLIGHT = 2  # pieces of all-reduces
 LETTERS = {"a": ALL_TO_ALL, "r": ALL_REDUCE}
 
@@ -91,7 +92,7 @@ class Communicator:
         self._static = policy != "leader"
         self._changed, self._closing = threading.Condition(), False
         self._failure: BaseException | None = None
-        self.executed: list[str] = []  # letters, in the order in which they ran: the same on every rank
+        self.executed: deque[str] = deque(maxlen=KEPT)  # the newest letters, as they ran: the same on every rank
         self._thread = threading.Thread(target=self._run, daemon=True, name="communicator")
         self._thread.start()
 

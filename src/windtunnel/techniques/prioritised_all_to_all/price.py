@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.techniques.constants import constants
+from windtunnel.techniques import constants
 from windtunnel.techniques.flat import FlatStep, Lane, Task, cut
 from windtunnel.techniques.flat.task import SCALE_OUT, SCALE_UP
 from windtunnel.techniques.prioritised_all_to_all.packing import choose_packing
 from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
 
 PIECES = (1, 2, 4, 8)  # of an all-to-all and its experts
+MOST_MICRO_OPS = 4096  # of one collective
 ONE_BY_ONE = {lane: Lane() for lane in (SCALE_UP, SCALE_OUT)}  # the most urgent first
 
 
@@ -45,7 +46,7 @@ def checked(step: FlatStep, asked: LinaPlan) -> None:
             "prioritised_all_to_all (lina) without an all-to-all: no experts, or ep 1",
             "use a model with experts and --ep 2 or more",
         )
-    if asked.packing is not None and (asked.packing < 1 or step.layout.plan.ep % asked.packing):
+    if asked.packing is not None and step.layout.plan.ep % asked.packing:
         raise SpecError("packing", asked.packing, f"give a divisor of ep {step.layout.plan.ep}, or auto")
 
 
@@ -59,10 +60,14 @@ def in_pieces(tasks: Sequence[Task], asked: LinaPlan, experts: int) -> tuple[Tas
 
     def pieces(task: Task) -> int:
         if task.role in ("reduce", "gather") and asked.micro_op:
-            return max(1, math.ceil(task.bytes_total / asked.micro_op))
+            count = max(1, math.ceil(task.bytes_total / asked.micro_op))
+            if count > MOST_MICRO_OPS:
+                least = math.ceil(task.bytes_total / MOST_MICRO_OPS)
+                raise SpecError("micro_op", asked.micro_op, f"{count:,} pieces of {task.name}: give {least:,} or more")
+            return count
         return experts if task.role in ("all_to_all", "expert") else 1
 
-    return cut(tasks, pieces, round(constants().cut_launch_s * 1e9))
+    return cut(tasks, pieces, round(constants.CUT_LAUNCH_S * 1e9))
 
 
 def packing_by_rule(steps: Mapping[int, FlatStep]) -> int:

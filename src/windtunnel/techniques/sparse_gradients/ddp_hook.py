@@ -35,10 +35,6 @@ class State:
 
     def __init__(self, module: nn.Module, plan: SparsePlan | None = None, group: Any = None, **parameters: Any) -> None:
         self.plan = plan if plan is not None else SparsePlan(**parameters)
-        if not 0.0 < self.plan.ratio <= 1.0:
-            raise SpecError("ratio", self.plan.ratio, "give a share above 0, at most 1")
-        if self.plan.chunk < 1:
-            raise SpecError("chunk", self.plan.chunk, "give 1 element or more")
         self.group = group
         self.names: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
         self.residual: dict[str, torch.Tensor] = {}

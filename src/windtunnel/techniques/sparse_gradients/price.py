@@ -17,70 +17,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from windtunnel.errors import LayoutError, SpecError
+from windtunnel.cost.price import nanoseconds
+from windtunnel.errors import LayoutError
 from windtunnel.model.operations import Transfer
-from windtunnel.techniques.constants import constants
-from windtunnel.techniques.flat import FlatStep, Task
+from windtunnel.techniques import constants
+from windtunnel.techniques.flat import FlatStep, Task, chained
 from windtunnel.techniques.flat.lower import collective_task
 from windtunnel.techniques.flat.task import COMPUTE
 from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 
 NORM_BYTES = INDEX_BYTES = 4.0
 
 
-def checked(step: FlatStep, asked: SparsePlan) -> None:
-    """Refuse what cannot be: SpecError on a number, LayoutError on a plan without whole gradients."""
-    if not 0.0 < asked.ratio <= 1.0:
-        raise SpecError("ratio", asked.ratio, "give a share above 0, at most 1")
-    if asked.chunk < 1:
-        raise SpecError("chunk", asked.chunk, "give 1 element or more")
+def rewrite(step: FlatStep, asked: SparsePlan) -> FlatStep:
+    """Every gradient reduction as: choose, norms, packed chunks. Raises LayoutError where gradients are not whole."""
     if (step.layout.plan.zero_stage or 0) > 1:
         raise LayoutError(
             f"sparse_gradients with zero_stage {step.layout.plan.zero_stage}: every pass reduces its own shards",
             "use zero_stage 0 or 1",
         )
-
-
-def rewrite(step: FlatStep, asked: SparsePlan) -> FlatStep:
-    """Every gradient reduction as: choose, norms, packed chunks, unpack."""
-    checked(step, asked)
     return step.rewritten(lambda tasks: sparse(tasks, step.pricer, asked))
 
 
 def sparse(tasks: Sequence[Task], pricer: Pricer, asked: SparsePlan) -> tuple[Task, ...]:
-    """The tasks with sparse reductions in place of whole ones."""
-    made: list[Task] = []
-    new: dict[int, int] = {}
-    width = float(GRADIENT_BYTES[pricer.layout.plan.gradient_dtype or "bf16"])
-    for number, task in enumerate(tasks):
-        after = tuple(new[one] for one in task.after)
+    """The tasks with sparse reductions in place of whole ones.
+
+    A reduction of what another has reduced, as where it is done by group, has the chunks that were chosen there.
+    """
+    width = pricer.layout.gradient_bytes
+
+    def parts(task: Task) -> tuple[Task, ...]:
         if task.role != "reduce" or asked.ratio >= 1.0:
-            new[number] = len(made)
-            made.append(replace(task, after=after))
-            continue
-        choosing = pricer.copied(task.bytes_total).scaled(constants().select_passes / 2.0).seconds
-        # Its place among the backward's kernels: after what made the gradients, before what is launched next.
-        made.append(Task("choose chunks", COMPUTE, nanoseconds(choosing), after, "choose", phase="backward"))
-        chosen = len(made) - 1
+            return (task,)
         group = "edp" if "expert" in task.name else "dp"
         elements = task.bytes_total / width
+        divided = round((task.work_ns - task.latency_ns) * asked.ratio)
+        packed = replace(
+            task, name=f"{task.name}, chosen chunks", work_ns=task.latency_ns + divided,
+            bytes_total=task.bytes_total * asked.ratio,
+        )  # fmt: skip
+        if any(tasks[one].role == "reduce" for one in task.after):
+            return (packed,)
+        # Its place among the backward's kernels: after what made the gradients, before what is launched next.
+        choosing = nanoseconds(pricer.copied(task.bytes_total).scaled(constants.SELECT_PASSES / 2.0).seconds)
+        choose = Task("choose chunks", COMPUTE, choosing, (), "choose", phase="backward")
         if asked.chunk > 1:
             norms = Transfer("all_reduce", group, NORM_BYTES * elements / asked.chunk)
-            made.append(collective_task(pricer, "chunk norms", norms, (chosen,), "reduce"))
-            divided = (task.work_ns - task.latency_ns) * asked.ratio
-            made.append(
-                replace(
-                    task, name=f"{task.name}, chosen chunks", work_ns=task.latency_ns + round(divided),
-                    bytes_total=task.bytes_total * asked.ratio, after=(len(made) - 1,),
-                )
-            )  # fmt: skip
-        else:
-            ranks = pricer.layout.group(group).size
-            gathered = Transfer("all_gather", group, ranks * asked.ratio * elements * (width + INDEX_BYTES))
-            made.append(collective_task(pricer, "chosen elements", gathered, (chosen,), "reduce"))
-        new[number] = len(made) - 1
-    return tuple(made)
+            return choose, collective_task(pricer, "chunk norms", norms, (), "reduce"), packed
+        ranks = pricer.layout.group(group).size
+        gathered = Transfer("all_gather", group, ranks * asked.ratio * elements * (width + INDEX_BYTES))
+        return choose, collective_task(pricer, "chosen elements", gathered, (), "reduce")
+
+    return chained(tasks, parts)
 
 
 def break_even_ratio(step: FlatStep, asked: SparsePlan) -> float:

@@ -16,7 +16,7 @@ from windtunnel.graph.program import OpKind
 from windtunnel.traces.chakra.node import ChakraFile, Node, NodeType
 from windtunnel.traces.joined import joined
 from windtunnel.traces.kernel_kinds import collective_kind, kernel_kind
-from windtunnel.traces.rank_ops import Communication, RankOps
+from windtunnel.traces.rank_ops import Communication, RankOps, rank_of_file
 from windtunnel.traces.trace import Trace
 
 _COLLECTIVES = (
@@ -41,21 +41,18 @@ def chakra_trace(files: Sequence[ChakraFile]) -> Trace:
     """
     ranks: dict[int, RankOps] = {}
     for number, file in enumerate(files):
-        rank, said = _rank(file.path)
-        rank = rank if said else number
-        if rank in ranks:
-            raise InputFileError(file.path, f"is of rank {rank}, as is {ranks[rank].path}", "give one trace per rank")
+        stated = _rank(file.path)
+        rank = rank_of_file(file.path, stated, number, ranks)
         ranks[rank] = _ops(file, rank)
-        if not said and len(files) > 1:
+        if stated is None and len(files) > 1:
             ranks[rank].notes.append("the file name holds no rank: numbered in the order given")
     return joined("Chakra", list(ranks.values()))
 
 
-def _rank(path: Path) -> tuple[int, bool]:
+def _rank(path: Path) -> int | None:
     """The last number of the name: traces are named `job.12.et`."""
     numbers = re.findall(r"\d+", path.name.split(".gz")[0].removesuffix(".json").removesuffix(".et"))
-    found = bool(numbers) and len(numbers[-1]) < 10
-    return (int(numbers[-1]), True) if found else (0, False)
+    return int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else None
 
 
 def _ops(file: ChakraFile, rank: int) -> RankOps:

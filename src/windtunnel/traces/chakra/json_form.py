@@ -6,16 +6,14 @@ be texts, as protobuf's mapping has them.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
 from windtunnel.traces.chakra.node import ChakraFile, Node, NodeType
-from windtunnel.traces.json_trace import JsonTrace
+from windtunnel.traces.json_trace import JsonTrace, whole_values
 
-_BLANK = re.compile(r"[\s,]*")
 _VALUE = re.compile(r"(double|float|s?int32|s?int64|uint32|uint64|s?fixed32|s?fixed64|bool|string)_?[vV]al")
 
 
@@ -43,21 +41,8 @@ def nodes_of(trace: JsonTrace) -> ChakraFile:
 
 def concatenated(path: Path, text: str) -> JsonTrace | None:
     """One JSON object after another, as the Chakra jsonizer writes them; None if `text` is not that."""
-    decoder = json.JSONDecoder()
-    items: list[Any] = []
-    at = 0
-    notes: tuple[str, ...] = ()
-    while True:
-        blank = _BLANK.match(text, at)
-        at = blank.end() if blank else at
-        if at >= len(text):
-            break
-        try:
-            item, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            notes = (f"cut off or damaged: the {len(items):,} objects before that point were used",)
-            break
-        items.append(item)
+    items, ended = whole_values(text, 0)
+    notes = () if ended else (f"cut off or damaged: the {len(items):,} objects before that point were used",)
     nodes = [item for item in items if isinstance(item, dict) and "id" in item]
     return JsonTrace(path, nodes, False, {}, notes) if nodes else None
 

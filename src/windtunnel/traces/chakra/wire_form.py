@@ -102,27 +102,21 @@ def _is_metadata(message: bytes) -> bool:
 
 
 def _node(message: bytes) -> Node:
-    id_ = kind = start = duration = 0
     name = ""
     needs: list[int] = []
     attributes: dict[str, object] = {}
+    numbers: dict[int, int] = {}
     for number, wire, value in _fields(message):
         if number in (4, 5):
             needs += _packed(value)
         elif isinstance(value, int):
-            if number == 1:
-                id_ = value
-            elif number == 3:
-                kind = value
-            elif number == 6:
-                start = value
-            elif number == 7:
-                duration = value
+            numbers[number] = value
         elif number == 2 and wire == _BYTES:
             name = value.decode("utf-8", "replace")
         elif number == 10 and wire == _BYTES:
             key, content = _attribute(value)
             attributes[key] = content
+    id_, kind, start, duration = (numbers.get(number, 0) for number in (1, 3, 6, 7))
     return Node(id_, name, kind, tuple(needs), start, duration, attributes)
 
 

@@ -15,28 +15,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from math import nan
 from typing import Any, NamedTuple
 
 from windtunnel.graph.program import OpKind
 from windtunnel.traces.json_trace import JsonTrace
 from windtunnel.traces.kernel_kinds import collective_kind
+from windtunnel.traces.kineto.events import Event, Steps, event_of
 from windtunnel.traces.rank_ops import Communication, RankOps
 
 _COLLECTIVE = re.compile(r"^(gloo|mpi|ucc|nccl|xccl):")
 _LAUNCH = re.compile(r"^c10d::\w")
 _PREFIX = re.compile(r"^(aten::|autograd::engine::evaluate_function: (torch::autograd::)?)")
-_LARGEST_US = 4e15
-
-
-class HostEvent(NamedTuple):
-    """An operator, or a collective of the backend."""
-
-    start_ns: int
-    end_ns: int
-    name: str
-    thread: Hashable
-    args: dict[str, Any]
 
 
 class Launched(NamedTuple):
@@ -47,7 +36,7 @@ class Launched(NamedTuple):
     thread: Hashable  # that launched it
 
 
-def cpu_ops(trace: JsonTrace, rank: int, steps: tuple[list[int], list[int]]) -> RankOps:
+def cpu_ops(trace: JsonTrace, rank: int, steps: Steps) -> RankOps:
     """The ops of one file that holds no GPU work."""
     ops = RankOps(rank=rank, path=str(trace.path), notes=list(trace.notes))
     operators, collectives, damaged = _events(trace.items)
@@ -67,7 +56,7 @@ def cpu_ops(trace: JsonTrace, rank: int, steps: tuple[list[int], list[int]]) -> 
         )
     launchers = calls if agree else []
     runs = _collectives(ops, trace, collectives, launchers, steps)
-    by_thread: dict[Hashable, list[HostEvent]] = {}
+    by_thread: dict[Hashable, list[Event]] = {}
     for event in operators:
         by_thread.setdefault(event.thread, []).append(event)
     for number, thread in enumerate(sorted(by_thread, key=str)):
@@ -76,10 +65,10 @@ def cpu_ops(trace: JsonTrace, rank: int, steps: tuple[list[int], list[int]]) -> 
     return ops
 
 
-def _events(items: Sequence[Any]) -> tuple[list[HostEvent], list[HostEvent], int]:
+def _events(items: Sequence[Any]) -> tuple[list[Event], list[Event], int]:
     """(operators, collectives, damaged events), in order of start, the longer first."""
-    operators: list[HostEvent] = []
-    collectives: list[HostEvent] = []
+    operators: list[Event] = []
+    collectives: list[Event] = []
     damaged = 0
     for item in items:
         if type(item) is not dict or item.get("ph") != "X" or item.get("cat") not in ("cpu_op", "user_annotation"):
@@ -88,26 +77,18 @@ def _events(items: Sequence[Any]) -> tuple[list[HostEvent], list[HostEvent], int
         is_run = type(name) is str and _COLLECTIVE.match(name) is not None
         if not is_run and item["cat"] != "cpu_op":
             continue
-        start, taken = _us(item.get("ts")), _us(item.get("dur"))
-        if type(name) is not str or not (0 <= taken < _LARGEST_US and -_LARGEST_US < start < _LARGEST_US):
+        event = event_of(item)
+        if event is None:
             damaged += 1
-            continue
-        args = item.get("args")
-        begin = round(start * 1000)
-        thread = (str(item.get("pid")), str(item.get("tid")))
-        event = HostEvent(begin, begin + round(taken * 1000), name, thread, args if type(args) is dict else {})
-        (collectives if is_run else operators).append(event)
+        else:
+            (collectives if is_run else operators).append(event)
     for found in (operators, collectives):
         found.sort(key=lambda event: (event.start_ns, -event.end_ns))
     return operators, collectives, damaged
 
 
-def _us(value: Any) -> float:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else nan
-
-
-def _outermost(events: Sequence[HostEvent]) -> list[HostEvent]:
-    found: list[HostEvent] = []
+def _outermost(events: Sequence[Event]) -> list[Event]:
+    found: list[Event] = []
     for event in events:
         if not found or event.start_ns >= found[-1].end_ns:
             found.append(event)
@@ -117,9 +98,9 @@ def _outermost(events: Sequence[HostEvent]) -> list[HostEvent]:
 def _collectives(
     ops: RankOps,
     trace: JsonTrace,
-    collectives: Sequence[HostEvent],
-    launchers: Sequence[HostEvent],
-    steps: tuple[list[int], list[int]],
+    collectives: Sequence[Event],
+    launchers: Sequence[Event],
+    steps: Steps,
 ) -> list[Launched]:
     group = _group(trace)
     if collectives and group is None:
@@ -131,7 +112,7 @@ def _collectives(
             streams[event.thread] = ops.stream_of(f"collectives on thread {event.thread}")
         taken, size = event.end_ns - event.start_ns, str(event.args.get("Input Dims"))
         category = collective_kind(event.name)
-        step = _step_at(steps, launchers[at].start_ns if launchers else event.start_ns)
+        step = steps.at(launchers[at].start_ns if launchers else event.start_ns)
         op = ops.add(
             OpKind.COLLECTIVE,
             streams[event.thread],
@@ -167,10 +148,10 @@ def _group(trace: JsonTrace) -> tuple[str, tuple[int, ...]] | None:
 def _thread(
     ops: RankOps,
     number: int,
-    operators: Sequence[HostEvent],
+    operators: Sequence[Event],
     launches: Sequence[tuple[int, int]],
     runs: Sequence[Launched],
-    steps: tuple[list[int], list[int]],
+    steps: Steps,
 ) -> None:
     """The operators of a thread, split where they launch, and the host work between them."""
     stream = ops.stream_of(f"host thread {operators[0].thread}")
@@ -180,7 +161,7 @@ def _thread(
     end_times = [end for end, _ in ends]
     pending = list(launches)
     for event in operators:
-        step = _step_at(steps, event.start_ns)
+        step = steps.at(event.start_ns)
         name = _PREFIX.sub("", event.name)
         first, last = bisect_right(end_times, free), bisect_right(end_times, event.start_ns)
         waited = [op for _, op in ends[first:last]]
@@ -209,10 +190,3 @@ def _thread(
             free = max(free, when)
         ops.add(OpKind.COMPUTE, stream, free, event.end_ns - free, event.name, name, (number, name), step)
         free = event.end_ns
-
-
-def _step_at(steps: tuple[list[int], list[int]], when_ns: int) -> int:
-    if not steps[0]:
-        return 0
-    at = bisect_right(steps[0], when_ns) - 1
-    return steps[1][at] if at >= 0 else -1

@@ -18,7 +18,7 @@ from typing import Any
 from windtunnel.errors import InputFileError
 from windtunnel.input_file import MIB, UNPACKED_BYTES_MOST, read_bytes
 from windtunnel.traces.chakra.json_form import concatenated
-from windtunnel.traces.json_trace import JsonTrace
+from windtunnel.traces.json_trace import JsonTrace, whole_values
 
 TRACE_BYTES_MOST = 8192 * MIB
 _REMEDY = "give a trace written by torch.profiler's export_chrome_trace, or a Chakra trace"
@@ -125,23 +125,14 @@ def _salvaged(path: Path, text: str) -> JsonTrace:
             raise InputFileError(path, "is no JSON", _REMEDY)
         return sequence
     at, is_kineto = min(begins)
-    decoder = json.JSONDecoder()
-    items: list[Any] = []
-    blank = re.compile(r"[\s,]*")
-    try:
-        while True:
-            at = blank.match(text, at).end()  # type: ignore[union-attr]  # matches everywhere, if only nothing
-            item, at = decoder.raw_decode(text, at)
-            items.append(item)
-    except (ValueError, RecursionError):
-        pass
+    items, _ = whole_values(text, at)
     if not items:
         raise InputFileError(path, "is damaged before its first event", _REMEDY)
     top: dict[str, Any] = {}
     info = _RANK.search(text)
     if info:
         try:
-            top["distributedInfo"] = decoder.raw_decode(text, info.end())[0]
+            top["distributedInfo"] = json.JSONDecoder().raw_decode(text, info.end())[0]
         except (ValueError, RecursionError):
             top = {}
     note = f"cut off or damaged: the {len(items):,} events before that point were used"

@@ -4,9 +4,8 @@
     launch        GPU work waits for the call with the same correlation id
     stream        GPU work of a stream runs in the order in which it ran
     event         `cudaStreamWaitEvent`: GPU work launched afterwards on the waiting stream waits for what was launched
-                  on
-                  the other stream before the event was recorded. The event's identity is in the trace only if it was
-                  recorded with `enable_cuda_sync_events`; waits without it are counted
+                  on the other stream before the event was recorded. The event's identity is in the trace only if it
+                  was recorded with `enable_cuda_sync_events`; waits without it are counted
     synchronise   a call that waits for a stream, an event or the device ends when the GPU work launched before it has
 
 (Lumos, MLSys'25, names these kinds.) The pure work of a synchronising call is what is left after the GPU work ended.
@@ -15,14 +14,14 @@ Waiting of one host thread for another is not in the trace; it stays part of the
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Hashable
-from math import nan
 from typing import Any, NamedTuple
 
 from windtunnel.graph.program import OpKind
 from windtunnel.traces.json_trace import JsonTrace
 from windtunnel.traces.kernel_kinds import IS_COMMUNICATION, collective_kind, kernel_kind
+from windtunnel.traces.kineto.events import Event, Steps, event_of, steps_of
 from windtunnel.traces.rank_ops import Communication, RankOps
 
 _GPU = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
@@ -34,17 +33,9 @@ _SYNCHRONISING = frozenset(
     )
 )
 _WAITS_FOR_EVENT = frozenset(("cudaStreamWaitEvent", "hipStreamWaitEvent"))
-_LARGEST_US = 4e15  # 2096 in microseconds since 1970: nanoseconds still fit in 63 bits
 
 
-class _Event(NamedTuple):
-    start_ns: int
-    end_ns: int
-    name: str
-    cat: str
-    thread: Hashable
-    args: dict[str, Any]
-    correlation: int
+_Stream = tuple[str, str]  # device and number, as the trace has them
 
 
 class _Launch(NamedTuple):
@@ -65,7 +56,7 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
     """The ops of one file."""
     ops = RankOps(rank=rank, path=str(trace.path), notes=list(trace.notes))
     gpu, calls, syncs, comms, damaged = _sorted_out(trace.items)
-    steps = _steps(trace.items)
+    steps = steps_of(trace.items)
     if not gpu:
         from windtunnel.traces.kineto.cpu import cpu_ops
 
@@ -73,12 +64,12 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
     if damaged:
         ops.notes.append(f"{damaged:,} events without usable time left out")
     used = {event.correlation for event in gpu}
-    launched_by: dict[int, _Event] = {}
+    launched_by: dict[int, Event] = {}
     for one in calls:
         if one.correlation in used:
             launched_by.setdefault(one.correlation, one)
-    streams: dict[Hashable, int] = {}
-    by_stream: dict[Hashable, list[tuple[int, int]]] = {}
+    streams: dict[_Stream, int] = {}
+    by_stream: dict[_Stream, list[tuple[int, int]]] = {}
     correlated: dict[int, list[int]] = {}
     orphans = 0
     for event in sorted(gpu, key=_by_start):
@@ -87,7 +78,7 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
             streams[stream] = ops.stream_of(f"gpu {stream[0]} stream {stream[1]}")
         call = launched_by.get(event.correlation) if event.correlation >= 0 else None
         op = _gpu_op(ops, streams[stream], event, comms)
-        ops.step[op] = _step_at(steps, event.start_ns if call is None else call.start_ns)
+        ops.step[op] = steps.at(event.start_ns if call is None else call.start_ns)
         if call is None:
             orphans += 1
             when = event.start_ns
@@ -97,7 +88,7 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
         by_stream.setdefault(stream, []).append((when, op))
     if orphans:
         ops.notes.append(f"{orphans:,} of {len(gpu):,} GPU ops without the call that launched them: stream order only")
-    launches: dict[Hashable, _Launch] = {}
+    launches: dict[_Stream, _Launch] = {}
     for key, pairs in by_stream.items():
         pairs.sort()
         launches[key] = _Launch([when for when, _ in pairs], [op for _, op in pairs])
@@ -106,36 +97,16 @@ def kineto_ops(trace: JsonTrace, rank: int) -> RankOps:
     return ops
 
 
-def _steps(items: list[Any]) -> tuple[list[int], list[int]]:
-    """Start and number of the training steps that the profiler annotated, in order of start."""
-    found: list[tuple[int, int]] = []
-    for item in items:
-        if type(item) is dict and item.get("cat") == "user_annotation" and type(item.get("ts")) in (int, float):
-            head, _, number = str(item.get("name")).partition("#")
-            if head == "ProfilerStep" and number.isdigit() and len(number) < 12 and abs(item["ts"]) < _LARGEST_US:
-                found.append((round(item["ts"] * 1000), int(number)))
-    found.sort()
-    return [start for start, _ in found], [number for _, number in found]
-
-
-def _step_at(steps: tuple[list[int], list[int]], when_ns: int) -> int:
-    """The step in which the host was; all work is step 0 where none is annotated."""
-    if not steps[0]:
-        return 0
-    at = bisect_right(steps[0], when_ns) - 1
-    return steps[1][at] if at >= 0 else -1
-
-
-def _by_start(event: _Event) -> tuple[int, int]:
+def _by_start(event: Event) -> tuple[int, int]:
     return event.start_ns, event.end_ns
 
 
 def _sorted_out(
     items: list[Any],
-) -> tuple[list[_Event], list[_Event], dict[int, dict[str, Any]], dict[int, dict[str, Any]], int]:
+) -> tuple[list[Event], list[Event], dict[int, dict[str, Any]], dict[int, dict[str, Any]], int]:
     """(GPU work, CUDA calls, sync records by correlation, communication records by external id, damaged events)."""
-    gpu: list[_Event] = []
-    calls: list[_Event] = []
+    gpu: list[Event] = []
+    calls: list[Event] = []
     syncs: dict[int, dict[str, Any]] = {}
     comms: dict[int, dict[str, Any]] = {}
     damaged = 0
@@ -149,47 +120,22 @@ def _sorted_out(
         is_comm = item.get("name") == "record_param_comms"
         if not (is_gpu or is_call or is_comm or cat == "cuda_sync"):
             continue
-        args = item.get("args")
-        if type(args) is not dict:
-            args = {}
-        if is_comm:
-            external = args.get("External id")
-            if type(external) is int:
-                comms[external] = args
+        if is_comm or cat == "cuda_sync":
+            args = item.get("args")
+            args = args if type(args) is dict else {}
+            key = args.get("External id" if is_comm else "correlation")
+            if type(key) is int and (is_comm or key >= 0):  # calls without a number have -1
+                (comms if is_comm else syncs)[key] = args
             continue
-        correlation = args.get("correlation", -1)
-        if type(correlation) is not int:
-            correlation = -1
-        if cat == "cuda_sync":
-            syncs[correlation] = args
-            continue
-        name = item.get("name")
-        start, taken = _number(item.get("ts")), _number(item.get("dur"))
-        if type(name) is not str or not (0 <= taken < _LARGEST_US and -_LARGEST_US < start < _LARGEST_US):
+        event = event_of(item)
+        if event is None or (is_gpu and type(event.args.get("stream")) not in (int, str)):
             damaged += 1
-            continue
-        begin = round(start * 1000)
-        stream = args.get("stream")
-        if is_gpu and type(stream) not in (int, str):
-            damaged += 1
-            continue
-        thread = (str(item.get("pid")), str(item.get("tid")))
-        found = _Event(begin, begin + round(taken * 1000), name, cat, thread, args, correlation)
-        (gpu if is_gpu else calls).append(found)
+        else:
+            (gpu if is_gpu else calls).append(event)
     return gpu, calls, syncs, comms, damaged
 
 
-def _number(value: Any) -> float:
-    """A JSON number, or one in quotes as some exporters write them; nan for anything else."""
-    if type(value) is float or type(value) is int:
-        return value
-    try:
-        return float(value) if type(value) is str else nan
-    except ValueError:
-        return nan
-
-
-def _gpu_op(ops: RankOps, stream: int, event: _Event, comms: dict[int, dict[str, Any]]) -> int:
+def _gpu_op(ops: RankOps, stream: int, event: Event, comms: dict[int, dict[str, Any]]) -> int:
     taken = event.end_ns - event.start_ns
     args = event.args
     if event.cat == "kernel" and IS_COMMUNICATION.match(event.name):
@@ -203,7 +149,7 @@ def _gpu_op(ops: RankOps, stream: int, event: _Event, comms: dict[int, dict[str,
     return ops.add(OpKind.COMPUTE, stream, event.start_ns, taken, event.name, category, peer)
 
 
-def _communication(ops: RankOps, stream: int, event: _Event, taken: int, comms: dict[int, dict[str, Any]]) -> int:
+def _communication(ops: RankOps, stream: int, event: Event, taken: int, comms: dict[int, dict[str, Any]]) -> int:
     """A NCCL kernel; what it says of itself, or the framework's record with the same external id."""
     args = event.args
     if "Process Group Name" not in args:
@@ -272,27 +218,27 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 def _host(
     ops: RankOps,
-    calls: list[_Event],
+    calls: list[Event],
     syncs: dict[int, dict[str, Any]],
     correlated: dict[int, list[int]],
-    launches: dict[Hashable, _Launch],
-    steps: tuple[list[int], list[int]],
+    launches: dict[_Stream, _Launch],
+    steps: Steps,
 ) -> None:
     """The threads: one op per call that launches or synchronises, with the host work before it."""
-    threads: dict[Hashable, list[_Event]] = {}
+    threads: dict[Hashable, list[Event]] = {}
     for call in calls:
         if call.correlation in correlated or call.name in _SYNCHRONISING:
             threads.setdefault(call.thread, []).append(call)
     ends = [s + d for s, d in zip(ops.start_ns, ops.duration_ns, strict=True)]
-    by_name: dict[str, Hashable] = {stream[1]: stream for stream in launches if isinstance(stream, tuple)}
+    by_name = {stream[1]: stream for stream in launches}
     for number, thread in enumerate(sorted(threads, key=str)):
         mine = sorted(threads[thread], key=_by_start)
         stream = ops.stream_of(f"host thread {thread}")
         free = mine[0].start_ns
         ops.openings.append(ops.add(OpKind.HOST, stream, free, 0, "before the first call", "host", None))
-        last_stream: Hashable = None
+        last_stream = -1
         for call in mine:
-            step = _step_at(steps, call.start_ns)
+            step = steps.at(call.start_ns)
             launched = correlated.get(call.correlation, ())
             if call.name not in _SYNCHRONISING:
                 end = max(call.end_ns, free)
@@ -317,11 +263,11 @@ def _host(
 
 
 def _synchronised(
-    call: _Event,
+    call: Event,
     syncs: dict[int, dict[str, Any]],
-    launches: dict[Hashable, _Launch],
-    by_name: dict[str, Hashable],
-    last_stream: Hashable,
+    launches: dict[_Stream, _Launch],
+    by_name: dict[str, _Stream],
+    last_stream: int,
     ops: RankOps,
 ) -> list[int]:
     """The GPU work for which a synchronising call waits: the last that each stream concerned was given before."""
@@ -347,11 +293,11 @@ def _synchronised(
 
 
 def _events(
-    ops: RankOps, calls: list[_Event], syncs: dict[int, dict[str, Any]], launches: dict[Hashable, _Launch]
+    ops: RankOps, calls: list[Event], syncs: dict[int, dict[str, Any]], launches: dict[_Stream, _Launch]
 ) -> None:
     """Streams that wait for events of other streams."""
     called = {call.correlation: call.start_ns for call in calls if call.correlation >= 0}
-    by_name: dict[str, Hashable] = {stream[1]: stream for stream in launches if isinstance(stream, tuple)}
+    by_name = {stream[1]: stream for stream in launches}
     for call in calls:
         if call.name not in _WAITS_FOR_EVENT:
             continue

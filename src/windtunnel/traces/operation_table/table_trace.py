@@ -38,16 +38,7 @@ def read_table_trace(path: Path) -> Trace:
     table = read_operation_table(path)
     notes = list(table.notes)
     usual = _usual_order(table, notes)
-    pattern = find_pattern(
-        path,
-        table.stage,
-        table.kind,
-        table.seq,
-        table.chunk,
-        table.model_chunk,
-        table.start_s[usual],
-        table.duration_s[usual],
-    )
+    pattern = find_pattern(path, table, usual)
     start_s = _aligned(table, pattern, notes)
     return _trace(table, pattern, start_s, notes)
 

@@ -40,28 +40,17 @@ class LinkFactors:
         shape = (layout.dp, layout.plan.pp)
         return cls(np.ones(shape), np.ones(layout.plan.pp), np.ones(shape))
 
-    def worst(self, other: LinkFactors) -> LinkFactors:
-        """Element by element the longer."""
-        return LinkFactors(
-            np.maximum(self.inside, other.inside),
-            np.maximum(self.reduced, other.reduced),
-            np.maximum(self.hops, other.hops),
-        )
 
-
-def uplink_factors(
-    layout: Layout, weak: Mapping[str, float], ecmp_seed: int | None = None, uplinks: int | None = None
-) -> LinkFactors:
+def uplink_factors(layout: Layout, weak: Mapping[str, float], ecmp_seed: int | None = None) -> LinkFactors:
     """Factors of a fabric whose uplinks are `weak` (link name as in `hardware.topology` -> share of its rate that is
-    left), and whose flows, with an `ecmp_seed`, are hashed to single ones of the `uplinks` of each leaf.
+    left), and whose flows, with an `ecmp_seed`, are hashed to single uplinks.
 
     Raises:
         UnknownNameError: no such link.
         SpecError: a share that is not above 0 and at most 1.
     """
     even = topology_of(layout.cluster)
-    real = topology_of(layout.cluster, ecmp_seed=ecmp_seed, uplinks=uplinks if ecmp_seed is not None else None)
-    real = slowed(real, weak)
+    real = slowed(topology_of(layout.cluster, ecmp_seed=ecmp_seed), weak)
     found = LinkFactors.none(layout)
     data_parallel = _data_parallel(layout)
     for name, groups in _families(layout).items():

@@ -20,7 +20,7 @@ from windtunnel.training.disturbances.cells import cell_factors, cells_of, stage
 from windtunnel.training.disturbances.op_noise import pass_factors
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
-from windtunnel.training.lowering.passes import slowed_passes
+from windtunnel.training.lowering.passes import pass_durations
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 
@@ -167,7 +167,8 @@ def _warm_cells(
         key = (cold, hot, float(links[unit * tied, stage]))
         if key not in priced:
             knots = np.linspace(cold, hot, KNOTS if hot > cold else 1)
-            taken = np.array([slowed_passes(step, pieces, pricer, float(knot), key[2]) for knot in knots], np.float64)
+            prices = [pricer.slowed(float(knot), key[2]) for knot in knots]
+            taken = np.array([pass_durations(step, pieces, one) for one in prices], np.float64)
             priced[key] = knots, taken / np.maximum(taken[-1], 1.0)
         cells.append(_Warm(unit, stage, cold, float(work[stage]), tuple(found), *priced[key]))
     return cells

@@ -59,22 +59,7 @@ def cell_graph(layout: Layout, base: Graph, copies: int) -> Graph:
         first = rank // (stride * size) * (stride * size) + rank % stride
         ops = np.flatnonzero(joint & (base.category == category))
         meets[:, ops] = first[:, None] * n + ops
-    which = rank[:, None]
-    return Graph(
-        kind=np.tile(base.kind, copies),
-        stream=(base.stream + which * base.n_streams).ravel().astype(np.int32),
-        stream_rank=np.repeat(np.arange(copies, dtype=np.int32), base.n_streams),
-        dep_ptr=np.concatenate([[0], (base.dep_ptr[1:] + which * len(base.dep_idx)).ravel()]).astype(np.int64),
-        dep_idx=(base.dep_idx + which * n).ravel().astype(np.int32),
-        rendezvous=meets.ravel().astype(np.int32),
-        label=np.tile(base.label, copies),
-        category=np.tile(base.category, copies),
-        flops=np.tile(base.flops, copies),
-        bytes=np.tile(base.bytes, copies),
-        multiplicity=np.ones(copies, np.int64),
-        labels=base.labels,
-        categories=base.categories,
-    )
+    return base.copies(copies, meets, np.ones(copies, np.int64))
 
 
 def _members(layout: Layout, group: str) -> tuple[int, int] | None:

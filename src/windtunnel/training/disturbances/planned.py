@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +14,7 @@ from windtunnel.graph import OpKind
 from windtunnel.hardware.topology import topology_of
 from windtunnel.result import Disturbed
 from windtunnel.step.disturbances.attribution import Explanation
-from windtunnel.step.disturbances.disturbances import SAMPLES, Disturbances
+from windtunnel.step.disturbances.disturbances import SAMPLES, Disturbances, turns_of
 from windtunnel.step.disturbances.disturbed_step import DisturbedStep, Replayed
 from windtunnel.step.disturbances.effect import effect_of
 from windtunnel.step.disturbances.parse import Slow
@@ -37,9 +36,7 @@ def disturb(
     pricer: Pricer,
     undisturbed_ns: int,
     disturbances: Disturbances,
-    *,
-    link_factors: Callable[[tuple[Slow, ...]], LinkFactors] | None = None,
-    sources: Mapping[str, Source] | None = None,
+    sources: Mapping[str, Source],
 ) -> tuple[int, Disturbed]:
     """The makespan under `disturbances` in nanoseconds, and what explains it.
 
@@ -52,19 +49,17 @@ def disturb(
         pricer: Its prices.
         undisturbed_ns: Its makespan.
         disturbances: What is asked for.
-        link_factors: What links that cells share come to under given disturbances; None = by `uplink` and `ecmp`.
         sources: More that makes steps differ, by name; sampled and blamed like what is random among `disturbances`.
             Their units are blocks of `tied_replicas` replicas, their ops those of `step.graph`.
 
     Raises:
         SpecError: a disturbance that this layout has no place for.
     """
-    asked, more = placed(disturbances, layout), dict(sources or {})
-    if more and not asked.samples:
+    asked = placed(disturbances, layout)
+    if sources and not asked.samples:
         asked = replace(asked, samples=SAMPLES)
-    parts = (*asked.parts, *(Slow(name, (), 1.0, link=False, kind="source") for name in more))
-    links = link_factors or partial(uneven_fabric, layout)
-    planned = PlannedStep(step, layout, pieces, pricer, undisturbed_ns, links)
+    parts = (*asked.parts, *(Slow(name, (), 1.0, link=False, kind="source") for name in sources))
+    planned = PlannedStep(step, layout, pieces, pricer, undisturbed_ns)
     job = planned.disturbed(parts)
 
     def explained(now: Replayed[Unfolded], slow: Sequence[Slow]) -> Explanation:
@@ -81,20 +76,19 @@ def disturb(
         units = layout.dp // tied
         return units * layout.plan.pp, (tied,) * units
 
-    sample = partial(planned.makespans, job, planned.random_sources(parts, asked.seed, more))
+    sample = partial(planned.makespans, job, planned.random_sources(parts, asked.seed, sources))
     return effect_of(job, asked, sample=sample, explain=explained, place=place, simulated=simulated)
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedStep:
-    """An undisturbed step, what it was lowered from, and what happens on the links that its cells share."""
+    """An undisturbed step, and what it was lowered from."""
 
     step: LoweredStep
     layout: Layout
     pieces: tuple[Piece, ...]
     pricer: Pricer
     undisturbed_ns: int
-    link_factors: Callable[[tuple[Slow, ...]], LinkFactors]
 
     def disturbed(self, parts: tuple[Slow, ...]) -> DisturbedStep[Unfolded]:
         """It under these disturbances or any of them."""
@@ -103,19 +97,16 @@ class PlannedStep:
     def unfolded(self, slow: tuple[Slow, ...]) -> Unfolded:
         """Its classes of replicas under these; chance apart."""
         factors = cell_factors(self.layout, slow)
-        return unfold(self.step, self.layout, self.pieces, self.pricer, *factors, self.link_factors(slow))
+        return unfold(self.step, self.layout, self.pieces, self.pricer, *factors, uneven_fabric(self.layout, slow))
 
     def random_sources(self, parts: Sequence[Slow], seed: int, more: Mapping[str, Source]) -> dict[int, Source]:
         """What draws for each random disturbance, by its number; `more`: for those of other modules, by their text."""
-        before: Counter[str] = Counter()
-        random: dict[int, Source] = {}
-        for number, one in enumerate(parts):
-            if one.kind == "source":
-                random[number] = more[one.text]
-            elif one.random:
-                random[number] = random_source(one, before[one.kind], self.step, self.layout, seed)
-                before[one.kind] += 1
-        return random
+        return {
+            number: more[parts[number].text]
+            if parts[number].kind == "source"
+            else random_source(parts[number], turn, self.step, self.layout, seed)
+            for number, turn in turns_of(parts).items()
+        }
 
     def makespans(
         self, job: DisturbedStep[Unfolded], random: Mapping[int, Source], sets: Sequence[frozenset[int]], count: int
@@ -132,7 +123,8 @@ class PlannedStep:
         taken = (steady.timeline.end_ns - steady.timeline.start_ns).reshape(-1, self.step.graph.n_ops)
         sources = tuple(random[number] for number in sorted(numbers) if number in random)
         if any(one.kind == "thermal" for one in slow):
-            links = np.maximum(cell_factors(self.layout, slow)[1], in_step(self.layout, self.link_factors(slow).inside))
+            shared = in_step(self.layout, uneven_fabric(self.layout, slow).inside)
+            links = np.maximum(cell_factors(self.layout, slow)[1], shared)
             step_s = self.undisturbed_ns / 1e9
             sources += warming(slow, self.step, self.layout, self.pieces, self.pricer, links, step_s)
         return Variant(taken, np.ascontiguousarray(steady.made.class_of[::tied]), sources)

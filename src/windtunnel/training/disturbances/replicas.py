@@ -67,23 +67,8 @@ def unfold(
     refuse_if_too_large(k * n, k * len(base.dep_idx), k * base.n_streams, folded=folded)
     slowed = _slowed_passes(step, pieces, pricer, cells)
     duration = _durations(step, cells, slowed, reduced)
-    which = np.arange(k, dtype=np.int64)[:, None]
-    graph = Graph(
-        kind=np.tile(base.kind, k),
-        stream=(base.stream + which * base.n_streams).ravel().astype(np.int32),
-        stream_rank=(base.stream_rank + which * stages).ravel().astype(np.int32),
-        dep_ptr=np.concatenate([[0], (base.dep_ptr[1:] + which * len(base.dep_idx)).ravel()]).astype(np.int64),
-        dep_idx=(base.dep_idx + which * n).ravel().astype(np.int32),
-        rendezvous=_rendezvous(base, k),
-        label=np.tile(base.label, k),
-        category=np.tile(base.category, k),
-        flops=np.tile(base.flops, k),
-        bytes=np.tile(base.bytes, k),
-        multiplicity=np.repeat(sizes, stages) * (layout.plan.tp * layout.plan.cp),
-        labels=base.labels,
-        categories=base.categories,
-        stream_names=base.stream_names * k,
-    )
+    multiplicity = np.repeat(sizes, stages) * (layout.plan.tp * layout.plan.cp)
+    graph = base.copies(k, _rendezvous(base, k), multiplicity)
     class_of = class_of.ravel()
     ready = step_of(
         graph,
@@ -107,7 +92,7 @@ def _is_norm(base: Graph) -> NDArray[np.bool_]:
     return norm
 
 
-def _rendezvous(base: Graph, classes: int) -> NDArray[np.int32]:
+def _rendezvous(base: Graph, classes: int) -> NDArray[np.int64]:
     """Data-parallel collectives of one stage meet across classes; so does what already met across stages."""
     n = base.n_ops
     meets = np.full((classes, n), -1, np.int64)
@@ -120,7 +105,7 @@ def _rendezvous(base: Graph, classes: int) -> NDArray[np.int32]:
     within = (base.rendezvous >= 0) & ~norm
     if within.any():
         meets[:, within] = np.flatnonzero(within)[0] + n * np.arange(classes)[:, None]
-    return meets.ravel().astype(np.int32)
+    return meets
 
 
 @dataclass(frozen=True, eq=False)

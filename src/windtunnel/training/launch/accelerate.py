@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.training.launch import deepspeed
-from windtunnel.training.launch.found import Native, Options, with_left_out
+from windtunnel.training.launch.found import PLAIN, Native, Options, with_left_out
 
 MARKS = ("distributed_type", "fsdp_config", "deepspeed_config", "compute_environment", "num_processes")
 FORMATS = {"no": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
@@ -27,11 +27,9 @@ NO_EFFECT = (
     "deepspeed_config.deepspeed_moe_layer_cls_names", "parallelism_config.parallelism_config_cp_comm_strategy",
 )  # fmt: skip
 USUAL = {
-    "ep": 1, "overlap_grad_reduce": True, "overlap_param_gather": True, "overlap_tp": False, "overlap_p2p": False,
-    "overlap_tp_backward": False, "overlap_ep": False, "cuda_graphs": False, "optimizer": "adam", "pp": 1,
-    "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_parameters": False, "fp8_activation_input": False, "lora_rank": 0, "virtual_stages": 1, "schedule": "1f1b",
-    "sequence_parallel": False, "cp_kind": "ring", "gradient_dtype": "bf16",
+    **PLAIN, "ep": 1, "pp": 1, "virtual_stages": 1, "schedule": "1f1b", "overlap_grad_reduce": True, "cp_kind": "ring",
+    "overlap_param_gather": True, "overlap_tp": False, "optimizer": "adam", "sequence_parallel": False,
+    "gradient_dtype": "bf16",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "cp", "dp", "zero_stage", "shard_group", "precision", "recompute", "offload_optimizer",
@@ -141,7 +139,7 @@ def _stage(options: Options) -> int:
     strategy = options.take("fsdp_config.fsdp_sharding_strategy")
     reshard = options.take("fsdp_config.fsdp_reshard_after_forward")
     name = str(reshard if isinstance(reshard, str) else strategy or "").upper()
-    if name.isdigit() and 1 <= int(name) <= len(BY_NUMBER):
+    if name.isdecimal() and 1 <= int(name) <= len(BY_NUMBER):
         name = BY_NUMBER[int(name) - 1]
     if name in SHARDED:
         if name.startswith("HYBRID"):  # replicas of what size is not said here

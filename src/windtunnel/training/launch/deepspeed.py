@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.training.launch.found import Native, Options, with_left_out
+from windtunnel.training.launch.found import PLAIN, Native, Options, with_left_out
 
 BUCKET = 500_000_000  # `reduce_bucket_size`
 DTYPES = {"fp32": "fp32", "bf16": "bf16", "float32": "fp32", "bfloat16": "bf16"}
@@ -31,11 +31,8 @@ NO_EFFECT = (
     "activation_checkpointing.synchronize_checkpoint_boundary",
 )  # fmt: skip
 USUAL = {
-    "framework": "deepspeed", "ep": 1, "overlap_param_gather": True, "overlap_tp": False, "overlap_tp_backward": False,
-    "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False, "compile": False, "optimizer_dtype": "fp32",
-    "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False, "fp8_parameters": False,
-    "fp8_activation_input": False, "lora_rank": 0, "virtual_stages": 1, "schedule": "1f1b", "recompute": "none",
-    "sequence_parallel": False, "cp_kind": "ulysses",
+    **PLAIN, "framework": "deepspeed", "ep": 1, "virtual_stages": 1, "schedule": "1f1b", "overlap_param_gather": True,
+    "overlap_tp": False, "compile": False, "recompute": "none", "sequence_parallel": False, "cp_kind": "ulysses",
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "dp", "global_batch", "micro_batch", "zero_stage", "shard_group", "precision",

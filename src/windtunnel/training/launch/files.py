@@ -34,7 +34,7 @@ def launch_flags(kind: str, plan: Mapping[str, Any], n_gpus: int, model: str) ->
     if kind == "accelerate":
         return "accelerate.yaml", *accelerate.write(plan, dp, n_gpus)
     if kind == "nanotron":
-        return "nanotron.yaml", nanotron.write(plan, dp), ()
+        return "nanotron.yaml", *nanotron.write(plan, dp)
     raise UnknownNameError("launch format", kind, FORMATS)
 
 

@@ -87,6 +87,14 @@ def _leaves(document: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]
             yield name, value
 
 
+# Fields that only Megatron-Core has options for, as they are elsewhere.
+PLAIN: Mapping[str, Any] = {
+    "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False,
+    "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
+    "fp8_activation_input": False, "fp8_parameters": False, "lora_rank": 0,
+}  # fmt: skip
+
+
 def with_left_out(plan: Mapping[str, Any], written: set[str], usual: Mapping[str, Any]) -> list[str]:
     """Fields of a plan that a framework has no option for and that are not as it has them anyway."""
     return [

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.training.launch.found import Native, Options, with_left_out
+from windtunnel.training.launch.found import PLAIN, Native, Options, with_left_out
 
 SCHEDULES = {
     "1f1b": "1F1B",
@@ -43,11 +43,8 @@ NO_EFFECT = (
     "activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check",
 )  # fmt: skip
 USUAL = {
-    "framework": "torchtitan", "gradient_dtype": "fp32", "overlap_grad_reduce": True, "overlap_param_gather": True,
-    "overlap_tp_backward": False, "overlap_p2p": False, "overlap_ep": False, "cuda_graphs": False, "optimizer": "adam",
-    "optimizer_dtype": "fp32", "offload_activations": 0, "attention_impl": "flash", "account_for_embedding": False,
-    "fp8_activation_input": False, "lora_rank": 0, "sequence_parallel": True, "fp8_parameters": False,
-    "cp_kind": "ring",
+    **PLAIN, "framework": "torchtitan", "gradient_dtype": "fp32", "overlap_grad_reduce": True, "cp_kind": "ring",
+    "overlap_param_gather": True, "optimizer": "adam", "sequence_parallel": True,
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages", "schedule", "zero_stage", "shard_group",

@@ -44,18 +44,13 @@ def simulate_by_stage(
     stages = schedule.stages
     program_of = np.repeat(np.arange(stages), pricers[0].layout.cluster.n_gpus // stages)
     ready = step_of(step.graph, step.duration_ns, interference, slowdown, step.nic_share, program_of)
-    held = tuple(pieces[of_rank[_holder(schedule, v)]][v] for v in range(schedule.n_virtual))
+    held = tuple(pieces[type_of[schedule.holders(v)[0]]][v] for v in range(schedule.n_virtual))
     return Simulated(held, step, ready.replay())
 
 
 def _crossing(pricers: Sequence[Pricer]) -> tuple[int, str]:
     """A send from one type to another: they share no scale-up domain, and the slower network decides."""
     return max(hop(pricer, far=True) for pricer in pricers)
-
-
-def _holder(schedule: Schedule, stage: int) -> int:
-    """The rank that holds a virtual stage."""
-    return int(np.argwhere(schedule.virtual_stage == stage)[0, 0])
 
 
 def _joined(steps: Sequence[LoweredStep], of_rank: NDArray[np.int64], crossing: tuple[int, str]) -> LoweredStep:
@@ -84,7 +79,7 @@ def _joined(steps: Sequence[LoweredStep], of_rank: NDArray[np.int64], crossing: 
     duration[crosses], category[crosses] = crossing_ns, categories.index(across)
     segment_of = np.full_like(first.segment_of, -1)
     for stage in range(len(segment_of)):
-        number = int(of_rank[_holder(first.schedule, stage)])
+        number = int(of_rank[first.schedule.holders(stage)[0]])
         own = steps[number].segment_of[stage]
         segment_of[stage] = np.where(own >= 0, own + base[number], -1)
     traffic: dict[str, float] = {}

@@ -53,7 +53,7 @@ def lower(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, pricer:
     return LoweredStep(
         graph=graph,
         duration_ns=np.ascontiguousarray(columns["duration"]),
-        interference=columns["class"].astype(np.uint8),
+        interference=columns["interference"].astype(np.uint8),
         segments=segments,
         segment_names=names,
         segment_of=segment_of,

@@ -26,7 +26,6 @@ from windtunnel.training.memory.forward_trace import Tape, write
 from windtunnel.training.memory.pass_trace import Stringing, Unit, string_together
 from windtunnel.training.memory.saved_tensors import Keeping, keeping
 from windtunnel.training.plan import Plan
-from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import TRAITS
 from windtunnel.training.workload.router_load import RouterLoad, rank_loads_of
 
@@ -197,7 +196,7 @@ def _piece(
         passes=passes,
         root_bytes=root,
         whole_bytes=parameters * _gathered_width(layout, shard) if layout.shares_once and plan.zero_stage == 3 else 0.0,
-        summed_bytes=summed * GRADIENT_BYTES[plan.gradient_dtype or "bf16"] if layout.shares_once else 0.0,
+        summed_bytes=summed * layout.gradient_bytes if layout.shares_once else 0.0,
         buffer_bytes=stream if how.buffers else 0.0,
         unmerged_bytes=trained * shard.activation_bytes if layout.shares_once and how.split == "graph" else 0.0,
         key=key,
@@ -279,12 +278,11 @@ def _units(
         parameters = block.dense_parameters + block.expert_parameters
         gathered = parameters * width if layout.gathers_in_passes and number not in ends else 0.0
         learns, experts = block.learning
-        width_of = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
-        reduced = (learns + experts) * width_of if layout.reduces_in_passes else 0.0
+        reduced = (learns + experts) * layout.gradient_bytes if layout.reduces_in_passes else 0.0
         kept = 0.0
         if fresh_gradients(layout):
             own = learns / layout.shard_group + experts / layout.group("edp").size
-            kept = own * width_of
+            kept = own * layout.gradient_bytes
         flat = gathered
         if number in ends[:1]:
             flat = width * sum(blocks[one].dense_parameters + blocks[one].expert_parameters for one in set(ends))

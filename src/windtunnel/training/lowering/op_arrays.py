@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-COLUMNS = ("kind", "stream", "label", "category", "duration", "class", "rendezvous", "nic", "sender", "receiver")
+COLUMNS = ("kind", "stream", "label", "category", "duration", "interference", "rendezvous", "nic", "sender", "receiver")
 ABSENT = {"rendezvous": -1, "sender": -1, "receiver": -1}  # what stands where nothing is given; 0 elsewhere
 
 
@@ -36,20 +36,9 @@ class OpArrays:
         self.n += count
         return first
 
-    def one(
-        self,
-        kind: int,
-        stream: int,
-        label: int,
-        category: int,
-        duration: int,
-        interference: int,
-        rendezvous: int,
-        bytes_total: float = 0.0,
-        nic: int = 0,
-    ) -> int:
+    def one(self, *, bytes_total: float = 0.0, **columns: int) -> int:
         """Append one op; returns its index."""
-        self._singles.append((kind, stream, label, category, duration, interference, rendezvous, nic, -1, -1))
+        self._singles.append(tuple(columns.get(name, ABSENT.get(name, 0)) for name in COLUMNS))
         self._single_bytes.append(bytes_total)
         self.n += 1
         return self.n - 1

@@ -11,13 +11,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.price import Price, Source
+from windtunnel.cost.price import Price, Source, nanoseconds
 from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC
 from windtunnel.engine import Exposure, Slowdown, exposed, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.step.nic_sharing import pass_sharing
-from windtunnel.training.pricing import Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import TRAITS
 
 Key = TypeVar("Key", bound=Hashable)
@@ -77,31 +77,23 @@ class PassBuilder:
         kernels: int = 1,
     ) -> int:
         """A kernel (or `share` of one) on the compute stream, launched by the host."""
-        builder, pricer = self.builder, self.pricer
-        if category == "attention" and self.pricer.document_length is not None:
-            flops *= self.pricer.document_length / self.pricer.layout.plan.seq_len
-        launch = builder.op(
-            OpKind.HOST,
-            builder.stream(0, "host"),
-            after=self.sync,
-            duration_ns=nanoseconds(kernels * (pricer.backward_launch_s if self.backward else pricer.launch_s)),
-            label=name,
-            category="host",
-        )
+        pricer = self.pricer
+        if category == "attention" and pricer.document_length is not None:
+            flops *= pricer.document_length / pricer.layout.plan.seq_len
+        each = pricer.backward_launch_s if self.backward else pricer.launch_s
+        launch = self._op(OpKind.HOST, "host", kernels * each, name, "host", after=self.sync)
         self.sync = ()
-        self.classes.append(0)
-        self.last = builder.op(
+        self.last = self._op(
             OpKind.COMPUTE,
-            builder.stream(0, "compute"),
+            "compute",
+            price.seconds * share * pricer.slow_compute,
+            name,
+            category,
+            interference=TRAFFIC if category == "memory-bound" else MATH,
             after=(launch, *self.pending, *after),
-            duration_ns=nanoseconds(price.seconds * share * self.pricer.slow_compute),
-            label=name,
-            category=category,
             flops=flops * share,
         )
-        self.classes.append(TRAFFIC if category == "memory-bound" else MATH)
         self.pending = []
-        self.block_of += (self.block, self.block)
         self._account(self.last, price, share)
         self.flops.append(flops * share)
         return self.last
@@ -113,32 +105,22 @@ class PassBuilder:
         price, tier = self.pricer.transfer(transfer, skew)
         slower = self.pricer.slow_links if tier == "scale_out" else 1.0
         handed_over_s = self.pricer.exchange_s if transfer.group == "tp" else 0.0
-        builder = self.builder
-        kind = OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE
         waits = after or ((self.last,) if self.last >= 0 else ())
-        launch = builder.op(
-            OpKind.HOST,
-            builder.stream(0, "host"),
-            duration_ns=nanoseconds(self.pricer.collective_launch_s),
-            label=name,
-            category="host",
-        )
-        self.classes.append(0)
-        op = builder.op(
-            kind,
-            builder.stream(0, transfer.group),
+        apart = tier.replace("_", "-")
+        launch = self._op(OpKind.HOST, "host", self.pricer.collective_launch_s, name, "host")
+        op = self._op(
+            OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE,
+            transfer.group,
+            price.seconds * share * slower + handed_over_s,
+            name,
+            f"exposed {transfer.group} ({apart})",
+            interference=TIER_CLASS[tier],
             after=(launch, *waits),
-            duration_ns=nanoseconds(price.seconds * share * slower + handed_over_s),
-            label=name,
-            category=f"exposed {transfer.group} ({tier.replace('_', '-')})",
-            bytes=transfer.bytes_total * share,
+            moved=transfer.bytes_total * share,
         )
-        self.classes.append(TIER_CLASS[tier])
         if tier == "scale_out":
             self.nic_shares[op] = self.pricer.nic_share(transfer)
-        key = f"{transfer.kind} {transfer.group} ({tier.replace('_', '-')})"
-        self.sent.append((key, transfer.bytes_total * share))
-        self.block_of += (self.block, self.block)
+        self.sent.append((f"{transfer.kind} {transfer.group} ({apart})", transfer.bytes_total * share))
         self._account(op, price, share)
         return op
 
@@ -157,20 +139,36 @@ class PassBuilder:
     def copy(self, name: str, bytes_total: float) -> int:
         """A copy between host and device on its own stream."""
         seconds = bytes_total / self.pricer.layout.cluster.host.offload_bandwidth_bytes_per_s
-        builder = self.builder
-        op = builder.op(
-            OpKind.SEND,
-            builder.stream(0, "host copy"),
-            after=(self.last,) if self.last >= 0 else (),
-            duration_ns=nanoseconds(seconds),
-            label=name,
-            category="exposed host copy",
-            bytes=bytes_total,
-        )
-        self.classes.append(0)
-        self.block_of.append(self.block)
+        after = (self.last,) if self.last >= 0 else ()
+        op = self._op(OpKind.SEND, "host copy", seconds, name, "exposed host copy", after=after, moved=bytes_total)
         self._account(op, Price(seconds, seconds, seconds * 1.3, Source.ROOFLINE), 1.0)
         return op
+
+    def _op(
+        self,
+        kind: OpKind,
+        stream: str,
+        seconds: float,
+        name: str,
+        category: str,
+        *,
+        interference: int = 0,
+        after: Sequence[int] = (),
+        flops: float = 0.0,
+        moved: float = 0.0,
+    ) -> int:
+        self.classes.append(interference)
+        self.block_of.append(self.block)
+        return self.builder.op(
+            kind,
+            self.builder.stream(0, stream),
+            after=after,
+            duration_ns=nanoseconds(seconds),
+            label=name,
+            category=category,
+            flops=flops,
+            bytes=moved,
+        )
 
     def _account(self, op: int, price: Price, share: float) -> None:
         if self.noted is not None:

@@ -13,7 +13,6 @@ of the collective can hide; else only the backward's re-gather and reduce-scatte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 
 from windtunnel.cost.price import Price
 from windtunnel.model.adapters import ADAPTER
@@ -23,6 +22,7 @@ from windtunnel.training.lowering.pass_builder import PassBuilder, Segment
 from windtunnel.training.lowering.shards.block_shards import Gathers
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import Kind
 
 # A ring works on pieces: each step copies its part of the queries, and adds its output to the others' in fp32; going
 # back it cuts output and gradient alike and adds up the queries' gradient. Bytes per element of the queries and step
@@ -40,17 +40,8 @@ CATEGORY = {
 }
 
 
-class Phase(Enum):
-    """What a pass computes."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    BACKWARD_INPUT = "backward-input"
-    BACKWARD_WEIGHT = "backward-weight"
-
-
 def build_segment(
-    pricer: Pricer, blocks: Sequence[Block], phase: Phase, noted: list[tuple[int, int, Price]] | None = None
+    pricer: Pricer, blocks: Sequence[Block], phase: Kind, noted: list[tuple[int, int, Price]] | None = None
 ) -> Segment:
     """Lower, price and replay one pass over `blocks`.
 
@@ -60,12 +51,12 @@ def build_segment(
 
 
 def build_pass(
-    pricer: Pricer, blocks: Sequence[Block], phase: Phase, noted: list[tuple[int, int, Price]] | None = None
+    pricer: Pricer, blocks: Sequence[Block], phase: Kind, noted: list[tuple[int, int, Price]] | None = None
 ) -> PassBuilder:
     """The same pass, lowered and priced, but not replayed."""
     build = PassBuilder(pricer, noted=noted)
-    order = list(blocks) if phase is Phase.FORWARD else list(reversed(blocks))
-    gathers = Gathers(build, order, phase.value)
+    order = list(blocks) if phase is Kind.FORWARD else list(reversed(blocks))
+    gathers = Gathers(build, order, phase)
     fetched: dict[int, int] = {}
     number = 0
     while number < len(order):
@@ -75,26 +66,26 @@ def build_pass(
         # Equal blocks that begin alike add the same ops: once is enough, and the rest are copies.
         times = _alike(order, number - 1)
         if times and (build.state(), gathers.state(number)) == before:
-            moved = build.repeat(begun, times, 1 if phase is Phase.FORWARD else -1)
+            moved = build.repeat(begun, times, 1 if phase is Kind.FORWARD else -1)
             gathers.moved_on(number, times, moved)
             number += times
     return build
 
 
 def _add_block(
-    build: PassBuilder, order: list[Block], number: int, phase: Phase, gathers: Gathers, fetched: dict[int, int]
+    build: PassBuilder, order: list[Block], number: int, phase: Kind, gathers: Gathers, fetched: dict[int, int]
 ) -> None:  # fmt: skip
     block = order[number]
     gathers.before(number)
     build.block = gathers.index(number)
-    if phase is not Phase.FORWARD:
+    if phase is not Kind.FORWARD:
         _fetch(build, order, number, fetched)
-    if phase is Phase.FORWARD:
+    if phase is Kind.FORWARD:
         _forward(build, block)
-    elif phase is Phase.BACKWARD_WEIGHT:
+    elif phase is Kind.BACKWARD_WEIGHT:
         _weights(build, block)
     else:
-        _backward(build, block, weights=phase is Phase.BACKWARD)
+        _backward(build, block, weights=phase is Kind.BACKWARD)
     gathers.after(number)
 
 

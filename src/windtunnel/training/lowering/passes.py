@@ -9,17 +9,11 @@ from numpy.typing import NDArray
 
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.pass_builder import Segment
-from windtunnel.training.lowering.pass_lowering import Phase, build_segment
+from windtunnel.training.lowering.pass_lowering import build_segment
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind, Schedule
 
-PHASE = {
-    Kind.FORWARD: Phase.FORWARD,
-    Kind.BACKWARD: Phase.BACKWARD,
-    Kind.BACKWARD_INPUT: Phase.BACKWARD_INPUT,
-    Kind.BACKWARD_WEIGHT: Phase.BACKWARD_WEIGHT,
-}
 PARTS = 1_000_000  # of a NIC, as shares are kept in whole numbers
 
 
@@ -38,7 +32,7 @@ def distinct_passes(
             if key not in known:
                 known[key] = len(segments)
                 segments.append(_pass(piece, kind, pricer))
-                names.append(PHASE[kind].value)
+                names.append(kind.words)
             table[stage, kind] = known[key]
     return tuple(segments), tuple(names), table
 
@@ -60,19 +54,12 @@ def _pass(piece: Piece, kind: Kind, pricer: Pricer) -> Segment:
     key = (id(layout.model), layout.pass_key, piece.key, kind, pace)
     found = _PASSES.get(key)
     if found is None:
-        found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, PHASE[kind]))
+        found = _PASSES[key] = (layout.model, build_segment(pricer, piece.blocks, kind))
         while len(_PASSES) > PASSES_KEPT:
             _PASSES.popitem(last=False)
     else:
         _PASSES.move_to_end(key)
     return found[1]
-
-
-def slowed_passes(
-    step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer, compute: float, links: float
-) -> NDArray[np.int64]:
-    """int64[segments]: how long each pass takes on a cell with these factors on its compute and its links."""
-    return pass_durations(step, pieces, pricer.slowed(compute, links))
 
 
 def pass_durations(step: LoweredStep, pieces: tuple[Piece, ...], pricer: Pricer) -> NDArray[np.int64]:

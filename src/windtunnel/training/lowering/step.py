@@ -37,3 +37,8 @@ class LoweredStep:
     nic_share: NDArray[np.float64]  # [ops] share of a GPU's NIC that each op takes while it runs
     sender: NDArray[np.int64]  # [ops] of a send: the program that it comes from; -1 elsewhere
     receiver: NDArray[np.int64]  # [ops] of a send: the program that it goes to; -1 elsewhere
+
+    def runs(self) -> NDArray[np.int64]:
+        """int64[segments]: how often each pass runs, over all programs."""
+        used = self.segment_of[self.schedule.stage_of, self.schedule.kind]
+        return np.bincount(used, minlength=len(self.segments))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.cost.price import FREE
+from windtunnel.cost.price import FREE, nanoseconds
 from windtunnel.cost.training import MATH
 from windtunnel.graph import OpKind
 from windtunnel.model.operations import Transfer
@@ -21,8 +21,8 @@ from windtunnel.training.lowering.pass_builder import Segment
 from windtunnel.training.lowering.passes import nic_parts
 from windtunnel.training.lowering.step import COMPUTE, PP_BACKWARD, PP_FORWARD, STREAMS
 from windtunnel.training.lowering.step_builder import StepBuilder
-from windtunnel.training.pricing import Pricer, nanoseconds
-from windtunnel.training.schedules import Kind
+from windtunnel.training.pricing import Pricer
+from windtunnel.training.schedules import Kind, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def add_actions(
         "label": np.where(is_send, build.label("send"), segment),
         "category": np.where(is_send, sends.category[action], segment),
         "duration": np.where(is_send, sends.duration_ns[action], duration),
-        "class": np.where(is_send, 0, MATH),
+        "interference": np.where(is_send, 0, MATH),
         "nic": np.where(is_send, 0, inside),
         "sender": np.where(is_send, schedule.rank[action], -1),
         "receiver": np.where(is_send, sends.receiver[action], -1),
@@ -93,24 +93,28 @@ def add_actions(
 
 def connect(build: StepBuilder, actions: Actions) -> None:
     """Actions wait for what other ranks send. What a rank needs of itself comes earlier in its own stream."""
-    pointer, needs = build.schedule.depends()
-    consumer = np.repeat(np.arange(len(build.schedule.rank)), np.diff(pointer))
-    crossing = build.schedule.rank[consumer] != build.schedule.rank[needs]
-    build.ops.depend(actions.first[consumer[crossing]], actions.arrival[needs[crossing]])
+    consumer, needs = _crossing(build.schedule)
+    build.ops.depend(actions.first[consumer], actions.arrival[needs])
+
+
+def _crossing(schedule: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Actions that need what another rank computes, and which of its actions that is."""
+    pointer, needs = schedule.depends()
+    consumer = np.repeat(np.arange(len(schedule.rank)), np.diff(pointer))
+    crossing = schedule.rank[consumer] != schedule.rank[needs]
+    return consumer[crossing], needs[crossing]
 
 
 def _sends(build: StepBuilder) -> _Sends:
     """Which actions' outputs another rank needs, and what sending them costs."""
     schedule = build.schedule
-    pointer, needs = schedule.depends()
-    consumer = np.repeat(np.arange(len(schedule.rank)), np.diff(pointer))
-    crossing = schedule.rank[consumer] != schedule.rank[needs]
+    consumer, needs = _crossing(schedule)
     sent = np.zeros(len(schedule.rank), bool)
     receiver = np.zeros(len(schedule.rank), np.int64)
     needed = np.zeros(len(schedule.rank), np.int64)
-    sent[needs[crossing]] = True
-    receiver[needs[crossing]] = schedule.rank[consumer[crossing]]
-    needed[needs[crossing]] = consumer[crossing]
+    sent[needs] = True
+    receiver[needs] = schedule.rank[consumer]
+    needed[needs] = consumer
     return _Sends(sent, receiver, needed, *_hops(build, sent, receiver), hop_bytes(build.layout))
 
 

@@ -6,15 +6,16 @@ gradients reduced by ranks that share them) and `step_end` (the optimizer).
 
 from __future__ import annotations
 
-from windtunnel.cost.training import SCALE_OUT, SCALE_UP
+from windtunnel.cost.price import nanoseconds
 from windtunnel.graph import OpKind
 from windtunnel.model.operations import Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece
 from windtunnel.training.lowering.op_arrays import OpArrays
+from windtunnel.training.lowering.pass_builder import TIER_CLASS
 from windtunnel.training.lowering.passes import PARTS
 from windtunnel.training.lowering.step import COMPUTE, DP, STREAMS
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer, nanoseconds
+from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Schedule
 
 
@@ -30,8 +31,7 @@ class StepBuilder:
         self.categories = [f"segment {number}" for number in range(len(names))]
         self.labels: list[str] = list(names)
         self.traffic: dict[str, float] = {}  # bytes of all programs together
-        self._known: dict[tuple[str, Transfer, int, bool], tuple[int, int, int, int, int, str]] = {}  # collectives
-        self.gradient_bytes = float(GRADIENT_BYTES[self.plan.gradient_dtype or "bf16"])
+        self._known: dict[tuple[str, Transfer, int, bool], tuple[str, dict[str, int]]] = {}  # collectives
 
     def held(self, rank: int) -> list[Piece]:
         """Pieces of a pipeline rank."""
@@ -68,40 +68,39 @@ class StepBuilder:
         known = self._known.get((name, transfer, messages, shared))
         if known is None:
             known = self._known[name, transfer, messages, shared] = self._collective(name, transfer, messages, shared)
-        label, category, duration, interference, nic, key = known
+        key, columns = known
         if key:
             self.traffic[key] = self.traffic.get(key, 0.0) + transfer.bytes_total
         at = rank * len(STREAMS) + stream
         return self.ops.one(
-            OpKind.COLLECTIVE, at, label, category, duration, interference, rendezvous, transfer.bytes_total, nic
+            kind=OpKind.COLLECTIVE, stream=at, rendezvous=rendezvous, bytes_total=transfer.bytes_total, **columns
         )
 
-    def _collective(
-        self, name: str, transfer: Transfer, messages: int, shared: bool
-    ) -> tuple[int, int, int, int, int, str]:  # fmt: skip
-        """Its label, category, duration, interference and share of a NIC, and as what its bytes count; "": as none."""
+    def _collective(self, name: str, transfer: Transfer, messages: int, shared: bool) -> tuple[str, dict[str, int]]:
+        """As what its bytes count, "" for nothing; and columns of the op that hang on nothing else."""
         message = transfer._replace(bytes_total=transfer.bytes_total / messages)
         price, tier = self.pricer.transfer(message)
         apart = tier.replace("_", "-")
-        return (
-            self.label(name),
-            self.category(f"exposed {transfer.group} ({apart})"),
-            nanoseconds(price.seconds * messages),
-            (SCALE_UP if tier == "scale_up" else SCALE_OUT) if shared else 0,
-            round(PARTS * self.pricer.nic_share(message)) if shared else 0,
-            f"{transfer.kind} {transfer.group} ({apart})" if self.layout.group(transfer.group).size > 1 else "",
-        )
+        columns = {
+            "label": self.label(name),
+            "category": self.category(f"exposed {transfer.group} ({apart})"),
+            "duration": nanoseconds(price.seconds * messages),
+        }
+        if shared:
+            columns["interference"] = TIER_CLASS[tier]
+            columns["nic"] = round(PARTS * self.pricer.nic_share(message))
+        sent = self.layout.group(transfer.group).size > 1
+        return f"{transfer.kind} {transfer.group} ({apart})" if sent else "", columns
 
     def compute(self, name: str, category: str, kind: OpKind, seconds: float, interference: int, rank: int) -> int:
         """One op on a rank's compute stream."""
         return self.ops.one(
-            kind,
-            rank * len(STREAMS) + COMPUTE,
-            self.label(name),
-            self.category(category),
-            nanoseconds(seconds),
-            interference,
-            -1,
+            kind=kind,
+            stream=rank * len(STREAMS) + COMPUTE,
+            label=self.label(name),
+            category=self.category(category),
+            duration=nanoseconds(seconds),
+            interference=interference,
         )
 
     def sum_norms(self, rank: int, pieces: list[Piece], after: list[int]) -> list[int]:
@@ -109,7 +108,7 @@ class StepBuilder:
         count = sum(block.norms for piece in pieces for block in piece.blocks)
         if not count:
             return after
-        size = count * self.layout.model.norm_parameters * self.gradient_bytes
+        size = count * self.layout.model.norm_parameters * self.layout.gradient_bytes
         messages = count if self.layout.habits.sums_norms_apart else 1
         op = self.collective("sum norms", Transfer("all_reduce", "tp", size), rank, messages=messages, shared=False)
         for one in after:

@@ -71,20 +71,15 @@ def add_end(
 def _tie_embeddings(build: StepBuilder, ends: list[int]) -> None:
     """Where first and last stage hold a copy each of the same table, its gradients are summed."""
     layout = build.layout
-    first, last = _holders(build, 0), _holders(build, len(build.pieces) - 1)
+    first, last = build.schedule.holders(0), build.schedule.holders(len(build.pieces) - 1)
     if not layout.model.tied_embeddings or first == last or layout.plan.lora_rank:
         return
     vocabulary = layout.vocab_padded * layout.model.hidden_size / build.plan.tp
-    for rank in sorted(first | last):
-        transfer = Transfer("all_reduce", "pp", vocabulary * build.gradient_bytes)
+    for rank in sorted({*first, *last}):
+        transfer = Transfer("all_reduce", "pp", vocabulary * build.layout.gradient_bytes)
         op = build.collective("tied embedding", transfer, rank, rendezvous=1)
         build.ops.wait(op, ends[rank])
         ends[rank] = op
-
-
-def _holders(build: StepBuilder, stage: int) -> set[int]:
-    """Ranks that hold a virtual stage: two where a schedule runs in both directions."""
-    return {rank for rank, row in enumerate(build.schedule.virtual_stage.tolist()) if stage in row}
 
 
 def _added(build: StepBuilder, rank: int) -> tuple[Price, int]:

@@ -125,6 +125,13 @@ class ForwardTape:
     def _keep(self, slot: int, wanted: bool) -> list[int]:
         return [self.w.hold(slot)] if self.holding and wanted else []
 
+    def _keep_new(self, size: float, wanted: bool = True) -> list[int]:
+        """A tensor that only the backward reads."""
+        slot = self.w.new(size)
+        held = self._keep(slot, wanted)
+        self.w.drop(slot)
+        return held
+
     def _norm(self, op: Operation, rest: tuple[Operation, ...]) -> None:
         w = self.w
         size = w.size[self.now]
@@ -132,9 +139,7 @@ class ForwardTape:
         held = self._keep(self.now, True)  # the first tensor of a block is kept under every policy
         extra = op.saved_bytes - size
         if extra >= 1 and not w.keep.triton_norms and not dropped:
-            statistics = w.new(extra)  # eager upcasts
-            held += self._keep(statistics, True)
-            w.drop(statistics)
+            held += self._keep_new(extra)  # eager upcasts
         self.readers = 0
         for later in rest:
             if later.part == "norms":
@@ -193,9 +198,7 @@ class ForwardTape:
             held += self._keep(source, True)  # recomputation starts from here
         kept = self.products.get(op.name, 0.0)
         if 0.0 < kept < 1.0:  # a tensor of its own
-            product = w.new(kept * op.output_bytes)
-            held += self._keep(product, True)
-            w.drop(product)
+            held += self._keep_new(kept * op.output_bytes)
         out = w.new(op.output_bytes, 1.0 - kept if kept < 1.0 else 1.0)
         held += self._keep(out, kept == 1.0)
         if op.after is not None and op.after.kind == "reduce_scatter":
@@ -285,9 +288,7 @@ class ForwardTape:
             out = w.new(op.output_bytes)
             held = []
             if op.saved_bytes:
-                mask = w.new(op.saved_bytes)
-                held = self._keep(mask, True)
-                w.drop(mask)
+                held = self._keep_new(op.saved_bytes)
             w.drop(self.now, self.residual, *([self.aside] if self.aside >= 0 else []))
             self.now, self.residual, self.aside = out, out, -1
             self._step(op, size, held)
@@ -308,23 +309,17 @@ class ForwardTape:
         size = w.size[source]
         held = []
         if op.name == "router":
-            scores = w.new(op.saved_bytes)
-            held = self._keep(scores, True)
-            w.drop(scores)
+            held = self._keep_new(op.saved_bytes)
             self._done(op, source)
             self._step(op, size, held)
             return
         if op.part in ("activation", "moe_activation") and op.saved_bytes < 0.75 * size:
-            narrow = w.new(op.saved_bytes)  # a copy in a format of fewer bytes
-            held = self._keep(narrow, True)
-            w.drop(narrow)
+            held = self._keep_new(op.saved_bytes)  # a copy in a format of fewer bytes
         elif op.saved_bytes and not dropped:
             held = self._keep(source, True)
             extra = op.saved_bytes - size
             if extra >= 1:
-                gate = w.new(extra)
-                held += self._keep(gate, True)
-                w.drop(gate)
+                held += self._keep_new(extra)  # the gate
         out = w.new(op.output_bytes)
         self._done(op, source)
         self.now = out
@@ -334,7 +329,7 @@ class ForwardTape:
         w, rules = self.w, self.w.keep.loss
         logits = op.saved_bytes / 4.0
         size = w.size[self.now]
-        widths = self._widths("work")
+        widths = rules.get("work_tp", rules["work"]) if w.tp > 1 else rules["work"]
         work = [w.new(width * logits) for width in (widths[1:] if size >= FP32 * logits else widths)]
         kept = [w.new(width * logits) for width in rules["kept"]]
         held = list(kept)
@@ -344,7 +339,3 @@ class ForwardTape:
         w.drop(self.now)
         self.now = -1
         self._step(op, size, held)
-
-    def _widths(self, name: str) -> list[int]:
-        rules = self.w.keep.loss
-        return list(rules.get(f"{name}_tp", rules[name]) if self.w.tp > 1 else rules[name])

@@ -16,7 +16,7 @@ from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES
 from windtunnel.training.layout import Layout
 from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.pricing import GRADIENT_BYTES, Pricer
+from windtunnel.training.pricing import Pricer
 
 MOMENTS = {"adam": 2, "muon": 1, "sgd": 1}
 FOREACH_PASSES = 2.5  # over one pass of a fused kernel
@@ -47,7 +47,7 @@ def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | N
     for count, shard in ((dense, shards["dense"]), (expert, shards["expert"])):
         own = count / shard
         if layout.habits.pure_precision:
-            width = float(GRADIENT_BYTES[plan.gradient_dtype or "bf16"])
+            width = layout.gradient_bytes
             kept = (own if stage >= 1 else count) * (1.0 - plan.offload_optimizer)
             total = State(
                 total.parameters + width * count,
@@ -66,7 +66,7 @@ def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | N
         kept = own if stage >= 1 else count
         total = State(
             total.parameters + working,
-            total.gradients + GRADIENT_BYTES[plan.gradient_dtype or "bf16"] * (own if stage >= 2 else count),
+            total.gradients + layout.gradient_bytes * (own if stage >= 2 else count),
             total.optimizer + optimizer * kept * (1.0 - plan.offload_optimizer),
         )
     return total
@@ -114,7 +114,7 @@ def optimizer_price(
     own = dense / layout.shard_group + expert / layout.group("edp").size if stage >= 1 else dense + expert
     if layout.habits.pure_precision and plan.optimizer == "adam" and not plan.offload_optimizer:
         return _plain_update(layout, pricer, own, [size * own / (dense + expert) for size in tensors])
-    gradient = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+    gradient = layout.gradient_bytes
     moments = MOMENTS[plan.optimizer] * (8.0 if plan.optimizer_dtype == "fp32" else 4.0)
     update = gradient + 8.0 + moments + 2.0  # gradient; master and moments read and written; working copy written
     if not layout.habits.fused_optimizer:
@@ -146,7 +146,7 @@ def _plain_update(layout: Layout, pricer: Pricer, own: float, tensors: Sequence[
     """AdamW as PyTorch runs it unless told otherwise: all tensors at once on a GPU, one by one on a CPU."""
     calibrated, dtype = pricer.calibrated, layout.plan.precision
     if calibrated is None:
-        width = float(GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"])
+        width = layout.gradient_bytes
         # Gradient read, parameters and moments read and written, in several passes.
         return pricer.moved(own * 7.0 * width * (1.0 if layout.habits.fused_optimizer else FOREACH_PASSES))
     if not pricer.on_cpu or not tensors:

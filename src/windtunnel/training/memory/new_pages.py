@@ -19,7 +19,6 @@ from windtunnel.graph.heap import Heap
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.model_chunks import Piece, tensors_of
 from windtunnel.training.memory.allocations import Events
-from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import Kind, Schedule
 
 STEPS = 3
@@ -52,11 +51,11 @@ class _Rank:
     def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, heap: Heap) -> None:
         self.pieces, self.heap = pieces, heap
         self.counted = [0, 0, 0]
-        width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
+        width = layout.gradient_bytes
         held = [pieces[int(v)] for v in schedule.virtual_stage[rank]]
         self.weights = [int(width * one) for one in tensors_of(held)]
         self.moments = 2 if layout.plan.optimizer == "adam" else 1
-        window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+        window = schedule.of_rank(rank)
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
         wanted = (kind != Kind.BACKWARD_INPUT) & (micro < MICRO_BATCHES)
         self.actions = list(zip(stage[wanted].tolist(), kind[wanted].tolist(), micro[wanted].tolist(), strict=True))

@@ -6,7 +6,7 @@ and the next block's ahead of that, and its weight gradients leave with it, as t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -66,16 +66,8 @@ def string_together(
     if not how.split:
         return passes
     inputs, weights = line.halves()
-    return Passes(
-        passes.forward,
-        backward,
-        line.stream,
-        gradients,
-        passes.later_backward,
-        inputs,
-        weights,
-        others.halves(later=True)[1] if others is not None else None,
-    )
+    later_weight = others.halves(later=True)[1] if others is not None else None
+    return replace(passes, backward_input=inputs, backward_weight=weights, later_weight=later_weight)
 
 
 class _Line:
@@ -94,10 +86,8 @@ class _Line:
             self.maps.append(where)
             before = int(where[unit.tape.output]) if unit.tape.output >= 0 else -1
         self.output = before
-        following, received = (
-            -1,
-            [0],
-        )  # slot of the gradient that leaves the block behind; slots of what is sent to here
+        following = -1  # slot of the gradient that leaves the block behind
+        received = [0]  # slots of what is sent to here
         self.received: Events = as_events([])
         for unit, where in zip(reversed(units), reversed(self.maps), strict=True):
             tape = unit.tape

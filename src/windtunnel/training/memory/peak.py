@@ -18,8 +18,9 @@ the optimizer's peak all of them. A CPU's allocator hands out what is asked for:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -40,7 +41,6 @@ from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.allocations import Load, Passes, Resident, two_steps
 from windtunnel.training.memory.model_state import State, state_bytes
 from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.pricing import GRADIENT_BYTES
 from windtunnel.training.schedules import TRAITS, Kind, Schedule
 
 BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's default
@@ -70,95 +70,70 @@ def memory_of(
     ranks: Sequence[int] | None = None,
 ) -> tuple[StageMemory, ...]:
     """Memory of every pipeline rank, or of those that lie on this type of GPU."""
-    schedule = step.schedule
-    drafts, allocated, reserved, device = _sizes(layout, pieces, schedule)
+    all_ranks, schedule = _Ranks(layout, pieces, step.schedule), step.schedule
+    reserved, device = all_ranks.reserved, all_ranks.device
     usable, full = layout.cluster.gpu.usable_memory_bytes, False
     here = range(schedule.stages) if ranks is None else ranks
-    most, peaks = max(device[rank] for rank in here), [walk.at for _, walk in drafts]
-    if most > usable and _gets_through(layout, pieces, schedule, {rank: allocated[rank] for rank in here}, peaks):
+    if max(device[rank] for rank in here) > usable and all_ranks.get_through(here):
         room = usable - outside_bytes(layout)
         reserved, device, full = [min(one, room) for one in reserved], [min(one, usable) for one in device], True
     found = []
     for rank in here:
-        categories, walk = drafts[rank]
-        first, last = int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1])
-        times = end_ns[step.action_last[first:last]]
-        static = allocated[rank] - walk.peak
+        categories, walk = all_ranks.drafts[rank]
+        times = end_ns[step.action_last[schedule.of_rank(rank)]]
+        allocated = all_ranks.allocated[rank]
         found.append(
             StageMemory(
                 stage=rank,
                 ranks=layout.cluster.n_gpus // schedule.stages,
                 categories=categories,
-                peak_allocated_bytes=allocated[rank],
+                peak_allocated_bytes=allocated,
                 peak_reserved_bytes=reserved[rank],
                 device_bytes=device[rank],
                 peak_time_ns=int(times[walk.at]),
-                timeline=_thinned(times, walk.levels + static),
+                timeline=_thinned(times, walk.levels + (allocated - walk.peak)),
                 gives_back=full,
             )
         )
     return tuple(found)
 
 
-def peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+def peak_bytes(
+    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, capacity: int | None = None
+) -> int:  # fmt: skip
     """What the fullest rank class needs on the device without giving cached memory back to the driver.
 
-    Memory follows from the order of the passes, not from their times.
+    Memory follows from the order of the passes, not from their times. Where what is allocated is more than `capacity`
+    already, no allocator is replayed: the answer is then what is needed at least.
     """
-    return max(ranks_peak_bytes(layout, pieces, schedule))
+    ranks = _Ranks(layout, pieces, schedule)
+    least = max(ranks.least)
+    return least if capacity is not None and least > capacity else max(ranks.device)
+
+
+def least_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> int:
+    """The same if the allocator left no gaps between tensors: never more, and none is replayed."""
+    return max(_Ranks(layout, pieces, schedule).least)
 
 
 def ranks_peak_bytes(layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> list[int]:
     """The same of every rank class."""
-    return _sizes(layout, pieces, schedule)[3]
-
-
-def _sizes(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule
-) -> tuple[list[tuple[dict[str, int], _Walk]], list[int], list[int], list[int]]:
-    """Of every rank class: its peak by category, and what is allocated, reserved and on the device then."""
-    outside = outside_bytes(layout)
-    headroom = _headroom(layout)
-    capacity = layout.cluster.gpu.usable_memory_bytes - outside
-    loads = _loads(pieces, schedule)
-    drafts = [_draft(layout, pieces, schedule, rank, loads) for rank in range(schedule.stages)]
-    allocated, peaks = [sum(categories.values()) for categories, _ in drafts], [walk.at for _, walk in drafts]
-    reserved = _reserved(layout, pieces, schedule, allocated, peaks, capacity)
-    device = [int(value * (1.0 + headroom)) + outside for value in reserved]
-    return drafts, allocated, reserved, device
-
-
-def _gets_through(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: Mapping[int, int], peaks: list[int]
-) -> bool:  # fmt: skip
-    """Whether every request of these ranks finds place, with headroom, once what is only cached has been given back."""
-    if _holds_to_all(layout):
-        return False
-    most = (layout.cluster.gpu.usable_memory_bytes - outside_bytes(layout)) / (1.0 + _headroom(layout))
-    room = int(most / (1.0 + float(memory_document()["slack"]["segments"])))
-    return max(allocated.values()) <= room and all(
-        _replay(layout, pieces, schedule, rank, peaks[rank], room).oom_event is None
-        for rank in _shown(layout, allocated)
-    )
-
-
-def _holds_to_all(layout: Layout) -> bool:
-    """Whether the allocator has nothing that it could give back: a CPU's, or one whose segments expand."""
-    return _exact(layout) or keeping(layout.plan.framework).expandable
-
-
-def _headroom(layout: Layout) -> float:
-    return 0.0 if _holds_to_all(layout) else float(memory_document()["headroom"])
+    return _Ranks(layout, pieces, schedule).device
 
 
 def least_reserved(layout: Layout) -> float:
     """So many times what is allocated is reserved on the device at least, with its headroom."""
+    return _slack(layout) * (1.0 + _headroom(layout))
+
+
+def _slack(layout: Layout) -> float:
+    """So many times what is allocated is reserved at least."""
     if _exact(layout):
         return 1.0
     keep, slack = keeping(layout.plan.framework), memory_document()["slack"]
     if keep.expandable:
         return 1.0 if keep.fsdp2 else 1.0 + float(slack["expandable"])
-    return (1.0 + float(slack["segments"])) * (1.0 + _headroom(layout))
+    return 1.0 + float(slack["segments"])
 
 
 def outside_bytes(layout: Layout) -> int:
@@ -167,156 +142,259 @@ def outside_bytes(layout: Layout) -> int:
     return outside_of_allocator(layout.cluster, communicators)
 
 
-def _draft(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, loads: _Loads
-) -> tuple[dict[str, int], _Walk]:
-    """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
-    held = [pieces[v] for v in schedule.virtual_stage[rank]]
-    state = _state(layout, held)
-    fresh = fresh_gradients(layout)
-    walk = _walk(layout, pieces, rank, loads, schedule)
-    updating = float(sum(_updated(layout, held)))
-    in_step = updating + (state.gradients if fresh else 0.0)
-    if in_step > walk.peak:
-        levels = walk.levels.copy()
-        levels[-1] = max(levels[-1], in_step)
-        walk = _Walk(len(levels) - 1, 0.0, updating, levels, in_step - updating)
-    standing = 0.0 if fresh else state.gradients
-    categories = {
-        "parameters": state.parameters + walk.parameters,
-        "gradients": standing + walk.gradients + float(sum(_buckets(layout, held))),
-        "optimizer": state.optimizer,
-        "activations": walk.held,
-        "workspace": walk.workspace,
-    }
-    return {name: int(value) for name, value in categories.items()}, walk
-
-
 def _exact(layout: Layout) -> bool:
     """Whether the device's allocator keeps nothing back."""
     return layout.cluster.gpu.generation == "cpu"
 
 
-def _state(layout: Layout, held: list[Piece]) -> State:
-    state = _held_state(layout, held)
-    # Sharded gradients take the place of whole ones when the step is nearly over.
-    return replace(state, gradients=0.0) if layout.shares_once else state
+def _headroom(layout: Layout) -> float:
+    """0 where the allocator has nothing that it could give back: a CPU's, or one whose segments expand."""
+    holds_to_all = _exact(layout) or keeping(layout.plan.framework).expandable
+    return 0.0 if holds_to_all else float(memory_document()["headroom"])
 
 
-def _held_state(layout: Layout, held: list[Piece]) -> State:
-    adapters = sum(piece.adapters or 0.0 for piece in held) if layout.plan.lora_rank else None
-    return state_bytes(layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held), adapters)
+class _Ranks:
+    """Memory of all rank classes of a job."""
 
+    def __init__(self, layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule) -> None:
+        self.layout, self.pieces, self.schedule = layout, pieces, schedule
+        self.keep, self.slack = keeping(layout.plan.framework), memory_document()["slack"]
+        self.width = layout.gradient_bytes
+        self.held = [[pieces[v] for v in row] for row in schedule.virtual_stage]
+        loads = self._loads()
+        self.drafts = [self._draft(rank, loads) for rank in range(schedule.stages)]
+        self.allocated = [sum(categories.values()) for categories, _ in self.drafts]
 
-def _loads(pieces: tuple[Piece, ...], schedule: Schedule) -> _Loads:
-    """int64[first or later, kinds, virtual stages, fields of `Load`]."""
-    table = np.zeros((2, len(Kind), len(pieces), len(Load._fields)), np.int64)
-    known: dict[tuple[int, Kind, bool], Load] = {}
-    for kind in (Kind(int(one)) for one in np.unique(schedule.kind)):
-        for stage, piece in enumerate(pieces):
-            for later in (False, True):
-                key = (id(piece.passes), kind, later)
-                if key not in known:
-                    known[key] = piece.passes.load(kind, later=later)
-                table[int(later), kind, stage] = known[key]
-    return table
+    @cached_property
+    def least(self) -> list[int]:
+        """On the device of each, if the allocator left no gaps between tensors."""
+        return self._on_device(self._with_slack(self.allocated))
 
+    @cached_property
+    def device(self) -> list[int]:
+        """On the device of each."""
+        return self._on_device(self.reserved)
 
-def _walk(
-    layout: Layout, pieces: tuple[Piece, ...], rank: int, loads: _Loads, schedule: Schedule
-) -> _Walk:  # fmt: skip
-    """Through the rank's actions, to the one that holds the most."""
-    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
-    kind, stage = schedule.kind[window], schedule.stage_of[window]
-    held = [pieces[v] for v in schedule.virtual_stage[rank]]
-    makes = np.zeros(len(kind), bool)
-    backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
-    makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
-    adds, most, learned, learns = loads[np.where(makes, 0, 1), kind, stage].astype(np.float64).T
-    before = np.cumsum(adds) - adds
-    gradients = np.cumsum(learns) - learns
-    parameters = np.zeros(len(kind))
-    if layout.shares_once:
-        sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in held]).T
-        parameters = gathered_chunks(schedule, rank) @ sizes[0]
-        gradients = gradients + summed_chunks(schedule, rank) @ sizes[1] + unmerged_chunks(schedule, rank) @ sizes[2]
-    root = float(sum(piece.root_bytes for piece in held)) + _buffers(pieces, schedule, rank)
-    during = before + most + gradients + parameters + root
-    at = int(np.argmax(during))
-    # What a pass leaves may come after its peak: no more of it is there than the peak holds besides gradients.
-    stays = max(0.0, min(float(adds[at]), float(most[at] - learned[at])))
-    return _Walk(
-        at,
-        held=float(before[at]) + stays,
-        workspace=float(most[at] - learned[at]) - stays + root,
-        levels=during,
-        gradients=float(gradients[at] + learned[at]),
-        parameters=float(parameters[at]),
-    )
+    def _on_device(self, reserved: Sequence[int]) -> list[int]:
+        headroom, outside = _headroom(self.layout), outside_bytes(self.layout)
+        return [int(value * (1.0 + headroom)) + outside for value in reserved]
 
+    def _with_slack(self, allocated: Sequence[int]) -> list[int]:
+        return [int(value * _slack(self.layout)) for value in allocated]
 
-def _buffers(pieces: tuple[Piece, ...], schedule: Schedule, rank: int) -> float:
-    """Where every micro-batch's tensors from other ranks have buffers of their own."""
-    held = {int(v) for v in schedule.virtual_stage[rank]}
-    ends = [(v, v - 1) for v in held if v > 0] + [(v, v + 1) for v in held if v < len(pieces) - 1]
-    return schedule.micro_batches * sum(pieces[v].buffer_bytes for v, other in ends if other not in held)
+    def get_through(self, here: Sequence[int]) -> bool:
+        """Whether all requests of these ranks find place, with headroom, once what is only cached was given back."""
+        if _exact(self.layout) or self.keep.expandable:
+            return False
+        usable = self.layout.cluster.gpu.usable_memory_bytes
+        most = (usable - outside_bytes(self.layout)) / (1.0 + _headroom(self.layout))
+        room = int(most / (1.0 + float(self.slack["segments"])))
+        return max(self.allocated[rank] for rank in here) <= room and all(
+            self._replay(rank, room).oom_event is None for rank in self._shown(here)
+        )
 
+    def _draft(self, rank: int, loads: _Loads) -> tuple[dict[str, int], _Walk]:
+        """Allocated bytes at the peak, by category. The optimizer's step is told as part of the last action."""
+        held = self.held[rank]
+        state = self._state(held)
+        fresh = fresh_gradients(self.layout)
+        walk = self._walk(rank, loads)
+        updating = float(sum(self._updated(held)))
+        in_step = updating + (state.gradients if fresh else 0.0)
+        if in_step > walk.peak:
+            levels = walk.levels.copy()
+            levels[-1] = max(levels[-1], in_step)
+            walk = _Walk(len(levels) - 1, 0.0, updating, levels, in_step - updating)
+        standing = 0.0 if fresh else state.gradients
+        categories = {
+            "parameters": state.parameters + walk.parameters,
+            "gradients": standing + walk.gradients + float(sum(self._buckets(held))),
+            "optimizer": state.optimizer,
+            "activations": walk.held,
+            "workspace": walk.workspace,
+        }
+        return {name: int(value) for name, value in categories.items()}, walk
 
-def _reserved(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, allocated: list[int], peaks: list[int], capacity: int
-) -> list[int]:  # fmt: skip
-    """Reserved bytes of every rank class."""
-    slack = memory_document()["slack"]
-    if _exact(layout):
-        return allocated
-    keep = keeping(layout.plan.framework)
-    if keep.expandable and not keep.fsdp2:  # one stream, and pages that can be anywhere
-        return [int(value * (1.0 + float(slack["expandable"]))) for value in allocated]
-    replayed = {}
-    for rank in _shown(layout, dict(enumerate(allocated))):
-        # Beyond `capacity` only when nothing that the allocator can give back is enough.
-        bounded = _replay(layout, pieces, schedule, rank, peaks[rank], capacity)
-        fits = bounded.oom_event is None
-        replayed[rank] = bounded if fits else _replay(layout, pieces, schedule, rank, peaks[rank], None)
-    ratio = max(result.peak_reserved_bytes / max(1, allocated[rank]) for rank, result in replayed.items())
-    whole = [
-        replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
-        for rank, value in enumerate(allocated)
-    ]
-    more = 1.0 if keep.expandable else 1.0 + float(slack["segments"])
-    return [int(max(value, least) * more) for value, least in zip(whole, allocated, strict=True)]
+    def _state(self, held: list[Piece]) -> State:
+        state = self._held_state(held)
+        # Sharded gradients take the place of whole ones when the step is nearly over.
+        return replace(state, gradients=0.0) if self.layout.shares_once else state
 
+    def _held_state(self, held: list[Piece]) -> State:
+        adapters = sum(piece.adapters or 0.0 for piece in held) if self.layout.plan.lora_rank else None
+        return state_bytes(
+            self.layout, sum(p.dense_parameters for p in held), sum(p.expert_parameters for p in held), adapters
+        )
 
-def _shown(layout: Layout, allocated: Mapping[int, int]) -> list[int]:
-    """The rank classes that are replayed: the fullest, and perhaps the first."""
-    fullest = max(allocated, key=allocated.__getitem__)
-    return sorted({fullest} if keeping(layout.plan.framework).expandable else {min(allocated), fullest})
+    def _loads(self) -> _Loads:
+        """int64[first or later, kinds, virtual stages, fields of `Load`]."""
+        table = np.zeros((2, len(Kind), len(self.pieces), len(Load._fields)), np.int64)
+        known: dict[tuple[int, Kind, bool], Load] = {}
+        for kind in (Kind(int(one)) for one in np.unique(self.schedule.kind)):
+            for stage, piece in enumerate(self.pieces):
+                for later in (False, True):
+                    key = (id(piece.passes), kind, later)
+                    if key not in known:
+                        known[key] = piece.passes.load(kind, later=later)
+                    table[int(later), kind, stage] = known[key]
+        return table
 
+    def _walk(self, rank: int, loads: _Loads) -> _Walk:
+        """Through the rank's actions, to the one that holds the most."""
+        schedule = self.schedule
+        window = schedule.of_rank(rank)
+        kind, stage = schedule.kind[window], schedule.stage_of[window]
+        held = self.held[rank]
+        makes = np.zeros(len(kind), bool)
+        backward = np.flatnonzero((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))
+        makes[backward[np.unique(stage[backward], return_index=True)[1]]] = True
+        adds, most, learned, learns = loads[np.where(makes, 0, 1), kind, stage].astype(np.float64).T
+        before = np.cumsum(adds) - adds
+        gradients = np.cumsum(learns) - learns
+        parameters = np.zeros(len(kind))
+        if self.layout.shares_once:
+            sizes = np.array([(piece.whole_bytes, piece.summed_bytes, piece.unmerged_bytes) for piece in held]).T
+            parameters = gathered_chunks(schedule, rank) @ sizes[0]
+            gradients = (
+                gradients + summed_chunks(schedule, rank) @ sizes[1] + unmerged_chunks(schedule, rank) @ sizes[2]
+            )
+        root = float(sum(piece.root_bytes for piece in held)) + self._buffers(rank)
+        during = before + most + gradients + parameters + root
+        at = int(np.argmax(during))
+        # What a pass leaves may come after its peak: no more of it is there than the peak holds besides gradients.
+        stays = max(0.0, min(float(adds[at]), float(most[at] - learned[at])))
+        return _Walk(
+            at,
+            held=float(before[at]) + stays,
+            workspace=float(most[at] - learned[at]) - stays + root,
+            levels=during,
+            gradients=float(gradients[at] + learned[at]),
+            parameters=float(parameters[at]),
+        )
 
-def _replay(
-    layout: Layout, pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int, capacity: int | None
-) -> AllocatorResult:  # fmt: skip
-    """Two steps of a rank class whose allocator may reserve `capacity` bytes."""
-    held = [pieces[v] for v in schedule.virtual_stage[rank]]
-    events, stream = two_steps(
-        _actions(pieces, schedule, rank, peak), _resident(layout, held, _buffers(pieces, schedule, rank))
-    )
-    expandable = keeping(layout.plan.framework).expandable
-    return replay_allocator(
-        events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
-    )
+    def _buffers(self, rank: int) -> float:
+        """Where every micro-batch's tensors from other ranks have buffers of their own."""
+        held = {int(v) for v in self.schedule.virtual_stage[rank]}
+        ends = [(v, v - 1) for v in held if v > 0] + [(v, v + 1) for v in held if v < len(self.pieces) - 1]
+        return self.schedule.micro_batches * sum(self.pieces[v].buffer_bytes for v, other in ends if other not in held)
 
+    @cached_property
+    def reserved(self) -> list[int]:
+        """Reserved bytes of every rank class."""
+        if _exact(self.layout) or (self.keep.expandable and not self.keep.fsdp2):
+            return self._with_slack(self.allocated)  # one stream, and pages that can be anywhere
+        capacity = self.layout.cluster.gpu.usable_memory_bytes - outside_bytes(self.layout)
+        shown = self._shown(range(self.schedule.stages))
+        replayed = {rank: self._replay(rank, capacity, beyond=True) for rank in shown}
+        ratio = max(result.peak_reserved_bytes / max(1, self.allocated[rank]) for rank, result in replayed.items())
+        whole = [
+            replayed[rank].peak_reserved_bytes if rank in replayed else int(value * max(1.0, ratio))
+            for rank, value in enumerate(self.allocated)
+        ]
+        return self._with_slack([max(value, least) for value, least in zip(whole, self.allocated, strict=True)])
 
-def _actions(pieces: tuple[Piece, ...], schedule: Schedule, rank: int, peak: int) -> list[tuple[Passes, Kind, int]]:
-    """The rank's passes of the micro-batches that have begun by its peak, and of the next: then everything repeats."""
-    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
-    kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
-    key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
-    begins = np.flatnonzero(kind == Kind.FORWARD)
-    begun = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
-    wanted = np.isin(key, begun)
-    rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
-    return [(pieces[v].passes, Kind(k), name) for v, k, name in rows]
+    def _shown(self, here: Sequence[int]) -> list[int]:
+        """The rank classes that are replayed: the fullest, and perhaps the first."""
+        fullest = max(here, key=self.allocated.__getitem__)
+        return sorted({fullest} if self.keep.expandable else {min(here), fullest})
+
+    def _replay(self, rank: int, capacity: int, *, beyond: bool = False) -> AllocatorResult:
+        """Two steps of a rank class whose allocator may reserve `capacity` bytes.
+
+        `beyond`: and more, where nothing that it can give back is enough.
+        """
+        events, stream = two_steps(self._actions(rank), self._resident(rank))
+        expandable = self.keep.expandable
+        if not beyond or int(np.cumsum(events[:, 1]).max(initial=0)) <= capacity:
+            bounded = replay_allocator(
+                events[:, 0], events[:, 1], stream=stream, capacity_bytes=capacity, expandable_segments=expandable
+            )
+            if not beyond or bounded.oom_event is None:
+                return bounded
+        return replay_allocator(events[:, 0], events[:, 1], stream=stream, expandable_segments=expandable)
+
+    def _actions(self, rank: int) -> list[tuple[Passes, Kind, int]]:
+        """The rank's passes of the micro-batches that have begun by its peak, and of the next: then all repeats."""
+        schedule, peak = self.schedule, self.drafts[rank][1].at
+        window = schedule.of_rank(rank)
+        kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
+        key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
+        begins = np.flatnonzero(kind == Kind.FORWARD)
+        begun = key[begins[: int(np.searchsorted(begins, peak, side="right")) + 1]]
+        wanted = np.isin(key, begun)
+        rows = zip(stage[wanted].tolist(), kind[wanted].tolist(), key[wanted].tolist(), strict=True)
+        return [(self.pieces[v].passes, Kind(k), name) for v, k, name in rows]
+
+    def _resident(self, rank: int) -> Resident:
+        """Tensors outside of passes."""
+        layout, held = self.layout, self.held[rank]
+        plan, stage = layout.plan, layout.plan.zero_stage or 0
+        state = self._state(held)
+        weights = _weights(held)
+        whole = sum(weights) or 1.0
+        root = int(sum(piece.root_bytes for piece in held))
+        moments = 2 if plan.optimizer == "adam" else 1
+        master = 0.0 if layout.habits.parameter_dtype == "fp32" else 4.0
+        share = 1.0 - master / (master + moments * (4.0 if plan.optimizer_dtype == "fp32" else 2.0))
+        made_later = state.optimizer * share / moments
+        units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
+        first = [int(state.parameters * one / whole) for one in units]
+        transient = self._updated(held)
+        if layout.habits.pure_precision:
+            share, made_later = 1.0, state.optimizer / moments
+        if layout.habits.pure_precision or (fresh_gradients(layout) and layout.micro_batches == 1):
+            transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
+            state = replace(state, gradients=0.0)
+        first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
+        first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *self._buckets(held)]
+        first += [int(self._buffers(rank)), *self._pools(held)]
+        return Resident(
+            first=tuple(size for size in first if size > 0),
+            optimizer=tuple(
+                size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0
+            ),
+            transient=tuple(size for size in transient if size > 0),
+        )
+
+    def _pools(self, held: list[Piece]) -> list[int]:
+        """FSDP2 in a pipeline, whose passes gather and reduce nothing: what its streams for that hold on to.
+
+        The shards of the gradients; and, where layers are gathered one by one, the flat buffers of two units.
+        """
+        if not self.layout.shares_once:
+            return []
+        found = [int(self._held_state(held).gradients)]
+        if not TRAITS[self.layout.schedule].has_runtime and self.keep.fsdp2:
+            sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
+            whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
+            found.append(int(whole * sum(sorted(sizes)[-2:])))
+        return found
+
+    def _buckets(self, held: list[Piece]) -> list[int]:
+        """Flat gradient buckets of DistributedDataParallel."""
+        layout = self.layout
+        if not self.keep.buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
+            return []
+        size = (self.width if layout.habits.pure_precision else 2) * sum(sum(piece.learning) for piece in held)
+        return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
+
+    def _updated(self, held: list[Piece]) -> list[int]:
+        """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat.
+
+        In plain PyTorch what AdamW computes: the roots of all second moments; or on a CPU, which updates tensor by
+        tensor, roots and divisor of one tensor while the divisor of the one before is still there.
+        """
+        layout = self.layout
+        if layout.habits.pure_precision and layout.plan.optimizer == "adam":
+            sizes = [int(self.width * one) for one in tensors_of(held)]
+            if not _exact(layout):
+                return sizes
+            return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))
+        if not self.keep.updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
+            return []
+        size = int(2 * sum(sum(p.learning) for p in held))
+        part = max(1, size // layout.shard_group)
+        return [part] * (1 + layout.shard_group) + [size]
 
 
 def _weights(held: Sequence[Piece]) -> list[float]:
@@ -330,80 +408,6 @@ def _weights(held: Sequence[Piece]) -> list[float]:
         else:
             found += [op.weight_elements for op in block.operations if op.weight_elements]
     return found
-
-
-def _resident(layout: Layout, held: list[Piece], buffers: float) -> Resident:
-    """Tensors outside of passes."""
-    plan, stage = layout.plan, layout.plan.zero_stage or 0
-    state = _state(layout, held)
-    weights = _weights(held)
-    whole = sum(weights) or 1.0
-    root = int(sum(piece.root_bytes for piece in held))
-    moments = 2 if plan.optimizer == "adam" else 1
-    master = 0.0 if layout.habits.parameter_dtype == "fp32" else 4.0
-    share = 1.0 - master / (master + moments * (4.0 if plan.optimizer_dtype == "fp32" else 2.0))
-    made_later = state.optimizer * share / moments
-    units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
-    first = [int(state.parameters * one / whole) for one in units]
-    transient = _updated(layout, held)
-    if layout.habits.pure_precision:
-        share, made_later = 1.0, state.optimizer / moments
-        transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
-        state = replace(state, gradients=0.0)
-    elif fresh_gradients(layout) and layout.micro_batches == 1:
-        transient = [*(int(state.gradients * one / whole) for one in weights), *transient]
-        state = replace(state, gradients=0.0)
-    first += [int(size) for piece in held for size in (piece.whole_bytes, piece.summed_bytes)]
-    first += [int(state.gradients), int(state.optimizer * (1.0 - share)), root, *_buckets(layout, held)]
-    first += [int(buffers), *_pools(layout, held)]
-    return Resident(
-        first=tuple(size for size in first if size > 0),
-        optimizer=tuple(size for one in weights for _ in range(moments) if (size := int(made_later * one / whole)) > 0),
-        transient=tuple(size for size in transient if size > 0),
-    )
-
-
-def _pools(layout: Layout, held: list[Piece]) -> list[int]:
-    """FSDP2 in a pipeline, whose passes gather and reduce nothing: what its streams for that hold on to.
-
-    The shards of the gradients; and, where layers are gathered one by one, the flat buffers of two units.
-    """
-    if not layout.shares_once:
-        return []
-    found = [int(_held_state(layout, held).gradients)]
-    if not TRAITS[layout.schedule].has_runtime and keeping(layout.plan.framework).fsdp2:
-        sizes = [block.dense_parameters + block.expert_parameters for piece in held for block in piece.blocks]
-        whole = sum(piece.whole_bytes for piece in held) / max(1.0, sum(sizes))
-        found.append(int(whole * sum(sorted(sizes)[-2:])))
-    return found
-
-
-def _buckets(layout: Layout, held: list[Piece]) -> list[int]:
-    """Flat gradient buckets of DistributedDataParallel."""
-    if not keeping(layout.plan.framework).buckets or layout.plan.zero_stage or layout.dp * layout.plan.cp == 1:
-        return []
-    width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"] if layout.habits.pure_precision else 2
-    size = width * sum(sum(p.learning) for p in held)
-    return [BUCKET_BYTES] * int(size // BUCKET_BYTES)
-
-
-def _updated(layout: Layout, held: list[Piece]) -> list[int]:
-    """Copies through which updated parameters are gathered: the shard, every rank's part, and all of them flat.
-
-    In plain PyTorch what AdamW computes: the roots of all second moments; or on a CPU, which updates tensor by tensor,
-    roots and divisor of one tensor while the divisor of the one before is still there.
-    """
-    if layout.habits.pure_precision and layout.plan.optimizer == "adam":
-        width = GRADIENT_BYTES[layout.plan.gradient_dtype or "bf16"]
-        sizes = [int(width * one) for one in tensors_of(held)]
-        if not _exact(layout):
-            return sizes
-        return list(max(zip([0, *sizes], sizes, sizes, strict=False), key=sum, default=()))
-    if not keeping(layout.plan.framework).updated_copy or layout.plan.zero_stage != 1 or layout.shard_group == 1:
-        return []
-    size = int(2 * sum(sum(p.learning) for p in held))
-    part = max(1, size // layout.shard_group)
-    return [part] * (1 + layout.shard_group) + [size]
 
 
 def _thinned(times: NDArray[np.int64], levels: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:

@@ -49,5 +49,4 @@ def dual_pipe(stages: int, micro_batches: int) -> Schedule:
         programs.append(np.stack([kind, chunk, micro_batch + half * chunk, with_next]))
     down = np.arange(stages)
     pieces = np.stack([down, stages - 1 - down], axis=1)
-    direction = np.broadcast_to([0, 1], (stages, 2))
-    return from_programs("dualpipe", micro_batches, pieces, programs, direction=direction)
+    return from_programs("dualpipe", micro_batches, pieces, programs)

@@ -55,7 +55,6 @@ def from_programs(
     micro_batches: int,
     virtual_stage: ArrayLike,
     programs: Sequence[NDArray[np.int64]],
-    direction: ArrayLike | None = None,
 ) -> Schedule:
     """Join the programs of all ranks. Actions on micro-batches beyond the last are dropped."""
     length = [p.shape[1] for p in programs]
@@ -72,6 +71,5 @@ def from_programs(
         kind=kind[keep],
         chunk=chunk[keep],
         micro_batch=micro_batch[keep],
-        direction=direction,
         with_next=with_next[keep],
     )

@@ -38,6 +38,11 @@ class Kind(IntEnum):
     BACKWARD_INPUT = 2
     BACKWARD_WEIGHT = 3
 
+    @property
+    def words(self) -> str:
+        """`backward-input`."""
+        return self.name.lower().replace("_", "-")
+
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
@@ -57,7 +62,6 @@ class Schedule:
     overlap: Ints  # [actions], the action that runs at the same time on the same rank (DualPipe's F&B), else -1
     rank_offset: Longs  # [stages + 1], rank r owns actions rank_offset[r] : rank_offset[r + 1]
     virtual_stage: Ints  # [stages, chunks], the place of each piece in its chain
-    direction: Ints  # [stages, chunks], 0, or 1 for a piece of DualPipe's second chain
 
     @property
     def n_virtual(self) -> int:
@@ -68,6 +72,14 @@ class Schedule:
     def stage_of(self) -> Ints:
         """The virtual stage of each action, [actions]."""
         return _frozen(self.virtual_stage[self.rank, self.chunk], np.int32)
+
+    def of_rank(self, rank: int) -> slice:
+        """The actions of a rank."""
+        return slice(int(self.rank_offset[rank]), int(self.rank_offset[rank + 1]))
+
+    def holders(self, stage: int) -> list[int]:
+        """Ranks that hold a virtual stage: two where the schedule runs in both directions."""
+        return np.flatnonzero((self.virtual_stage == stage).any(axis=1)).tolist()
 
     def depends(self) -> tuple[Longs, Longs]:
         """Which actions' outputs each action needs, as CSR: action i needs dep_idx[dep_ptr[i] : dep_ptr[i + 1]].
@@ -103,7 +115,7 @@ class Schedule:
 
     def describe(self, action: int) -> str:
         """One action in words, for messages."""
-        kind = Kind(int(self.kind[action])).name.lower().replace("_", "-")
+        kind = Kind(int(self.kind[action])).words
         return (
             f"rank {self.rank[action]}: {kind} of micro-batch {self.micro_batch[action]} on chunk {self.chunk[action]}"
             f" (stage {self.stage_of[action]} of {self.n_virtual})"
@@ -120,7 +132,6 @@ def table(
     kind: ArrayLike,
     chunk: ArrayLike,
     micro_batch: ArrayLike,
-    direction: ArrayLike | None = None,
     with_next: ArrayLike | None = None,
 ) -> Schedule:
     """Sort actions by (rank, key), keys distinct in a rank, into a `Schedule`. `with_next` marks overlapped pairs."""
@@ -147,7 +158,6 @@ def table(
         overlap=_frozen(overlap, np.int32),
         rank_offset=_frozen(offset, np.int64),
         virtual_stage=_frozen(piece, np.int32),
-        direction=_frozen(np.zeros_like(piece) if direction is None else np.asarray(direction), np.int32),
     )
 
 

@@ -44,7 +44,7 @@ def _check_complete(schedule: Schedule) -> None:
     ):
         if np.any(wrong):
             stage, micro_batch = divmod(int(np.argmax(wrong)), schedule.micro_batches)
-            rank = int(np.argwhere(schedule.virtual_stage == stage)[0][0])
+            rank = schedule.holders(stage)[0]
             raise ScheduleError(
                 f"schedule {schedule.name!r} {what} of micro-batch {micro_batch} on stage {stage} (rank {rank})"
             )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from windtunnel.emulate.peers.peers_replay import Event, HostProgram, Replay
+from windtunnel.emulate.peers.host_program import Event, HostProgram
+from windtunnel.emulate.peers.peers_replay import Replay
 from windtunnel.programs.communication import Communication
 
 TAKES = 0.5

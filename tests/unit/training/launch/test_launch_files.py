@@ -117,6 +117,12 @@ def test_deepspeed(tmp_path: Path) -> None:
     )
 
 
+def test_accelerate_with_a_strategy_of_an_odd_number(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: '²'}\n")
+    assert read_native(file, 8).fields["zero_stage"] == 3  # as where none is given
+
+
 def test_accelerate(tmp_path: Path) -> None:
     found = read_native(_write(tmp_path, "fsdp.yaml", ACCELERATE), 16)
     assert found.fields == {
@@ -216,3 +222,24 @@ def test_experts_gathered_instead_of_sent_are_not_passed_over(tmp_path: Path) ->
             f"--global-batch-size 64 --seq-length 2048 --moe-token-dispatcher-type {kind}\n", encoding="utf-8"
         )
         assert read_native(path, 8).unknown == unknown
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted", "left"),
+    [
+        ({}, "zero_stage: 1", ()),
+        ({"zero_stage": None, "micro_batch": None, "tp": None}, "batch_accumulation_per_replica: 8", ()),
+        ({"pp": 2, "schedule": "gpipe"}, "pp_engine: afab", ()),
+        ({"pp": 2, "schedule": "zb-h1"}, "no key for: schedule zb-h1", ("schedule zb-h1",)),
+        ({"cp": 2}, "context_parallel_size: 2", ()),
+        ({"ep": 8}, "expert_parallel_size: 8", ()),
+        ({"recompute": "full:2"}, "recompute_layer: false", ("recompute full:2",)),
+        ({"zero_stage": 3}, "zero_stage: 1", ("zero_stage 3",)),
+        ({"precision": "fp8"}, "no key for: precision fp8", ("precision fp8",)),
+    ],
+)
+def test_nanotron_says_what_it_has_no_key_for(fields: dict[str, Any], wanted: str, left: tuple[str, ...]) -> None:
+    plan = {"framework": "nanotron", "global_batch": 64, "seq_len": 2048, **fields}
+    _, text, found = launch_flags("nanotron", plan, 8, "a model")
+    assert wanted in text
+    assert found == left

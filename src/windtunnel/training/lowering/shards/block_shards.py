@@ -8,7 +8,8 @@ from windtunnel.model.operations import Transfer
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.lowering.pass_builder import PassBuilder
 from windtunnel.training.memory.saved_tensors import keeping
-from windtunnel.training.pricing import GRADIENT_BYTES, parameter_bytes
+from windtunnel.training.pricing import parameter_bytes
+from windtunnel.training.schedules import Kind
 
 
 class Gathers:
@@ -18,13 +19,13 @@ class Gathers:
     begins, stays until the backward pass has ended, and is reduced then.
     """
 
-    def __init__(self, build: PassBuilder, order: list[Block], phase: str) -> None:
+    def __init__(self, build: PassBuilder, order: list[Block], phase: Kind) -> None:
         plan, layout = build.pricer.layout.plan, build.pricer.layout
         self._build, self._order = build, order
-        self._gather = layout.gathers_in_passes and phase != "backward-weight"
-        self._reduce = layout.reduces_in_passes and phase in ("backward", "backward-weight")
+        self._gather = layout.gathers_in_passes and phase is not Kind.BACKWARD_WEIGHT
+        self._reduce = layout.reduces_in_passes and phase in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
         self._parameter_bytes = parameter_bytes(plan)
-        self._gradient_bytes = GRADIENT_BYTES[plan.gradient_dtype or "bf16"]
+        self._gradient_bytes = layout.gradient_bytes
         self._replicas = layout.replicas
         self._overlap_gather, self._overlap_reduce = plan.overlap_param_gather, plan.overlap_grad_reduce
         self._ready: dict[int, list[int]] = {}
@@ -35,10 +36,10 @@ class Gathers:
             root = [order[number] for number in ends]
             for number in ends:
                 gathered[number], reduced[number] = [], []
-            gathered[ends[0]] = root if phase == "forward" else []
+            gathered[ends[0]] = root if phase is Kind.FORWARD else []
             reduced[ends[-1]] = root
         self._gathered, self._reduced = gathered, reduced
-        self._forward = phase == "forward"
+        self._forward = phase is Kind.FORWARD
 
     def state(self, number: int) -> tuple[object, ...]:
         """What the block will wait for, counted back from the next op."""

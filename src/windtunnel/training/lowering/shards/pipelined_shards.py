@@ -36,7 +36,7 @@ class Fetch(NamedTuple):
 
 def _next_use(schedule: Schedule, rank: int) -> NDArray[np.int64]:
     """int64[actions of the rank, chunks]: where each chunk is needed next; the number of actions where it is not."""
-    chunk = schedule.chunk[int(schedule.rank_offset[rank]) : int(schedule.rank_offset[rank + 1])]
+    chunk = schedule.chunk[schedule.of_rank(rank)]
     n = len(chunk)
     place = np.where(chunk[:, None] == np.arange(schedule.chunks), np.arange(n)[:, None], n)
     return np.minimum.accumulate(place[::-1], axis=0)[::-1]
@@ -52,7 +52,7 @@ def gathered_chunks(schedule: Schedule, rank: int) -> NDArray[np.bool_]:
 
 def summed_chunks(schedule: Schedule, rank: int) -> NDArray[np.bool_]:
     """bool[actions of the rank, chunks]: which chunks' gradients are there, unsharded, at some time of each action."""
-    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+    window = schedule.of_rank(rank)
     kind, chunk = schedule.kind[window], schedule.chunk[window]
     makes = ((kind == Kind.BACKWARD) | (kind == Kind.BACKWARD_WEIGHT))[:, None]
     makes = makes & (chunk[:, None] == np.arange(schedule.chunks))
@@ -77,7 +77,7 @@ def unmerged_chunks(schedule: Schedule, rank: int) -> NDArray[np.bool_]:
     Where the backward is split, these stay as the second half left them until the next micro-batch's first half, whose
     hooks add them to the sum.
     """
-    window = slice(int(schedule.rank_offset[rank]), int(schedule.rank_offset[rank + 1]))
+    window = schedule.of_rank(rank)
     kind, chunk = schedule.kind[window], schedule.chunk[window]
     own = chunk[:, None] == np.arange(schedule.chunks)
     place = np.arange(1, len(kind) + 1)[:, None]

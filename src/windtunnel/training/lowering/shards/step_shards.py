@@ -128,7 +128,7 @@ def add_shared_once(build: StepBuilder, buckets: Buckets, actions: Actions) -> d
     waits = by_torch or not build.plan.overlap_grad_reduce
     schedule, pointer, needs = build.schedule, *build.schedule.depends()
     layer_by_layer = not TRAITS[schedule.name].has_runtime
-    widths = {"all_gather": parameter_bytes(build.plan), "reduce_scatter": build.gradient_bytes}
+    widths = {"all_gather": parameter_bytes(build.plan), "reduce_scatter": build.layout.gradient_bytes}
     ends: dict[int, int] = {}
     for rank in range(schedule.stages):
         begin, end = (int(offset) for offset in schedule.rank_offset[rank : rank + 2])
@@ -173,7 +173,7 @@ def add_reductions(build: StepBuilder, buckets: Buckets, actions: Actions, rank:
         piece, count = build.piece(rank, chunk), int(buckets.count[rank, chunk])
         for number in range(count):
             before = build.ops.n
-            op = _piecewise(build, "reduce gradients", kind, piece, count, build.gradient_bytes, rank)
+            op = _piecewise(build, "reduce gradients", kind, piece, count, build.layout.gradient_bytes, rank)
             if op >= 0:
                 ready = int(actions.first[buckets.last[rank, chunk]]) + number
                 build.ops.wait(before, ready if build.plan.overlap_grad_reduce else final)

@@ -1,8 +1,7 @@
 """One run as an event loop: checkpoints, phases, returns and failures, one after the other.
 
-The readable form, and the oracle of `many.py`: it keeps a list of the checkpoints that were written where `many.py`
-has a formula, and takes one event where that takes a closed form. Decisions are in `Machine`, a pure state machine on
-`engine/events.py`; `Episode` is its log for the timeline of a report.
+The oracle of `resilience/run/many.py`: it keeps a list of the checkpoints that were written where that has a formula,
+and takes one event where that takes a closed form.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from windtunnel.resilience.run.outcome import (
     PRODUCTIVE,
     SLOW_HOSTS,
     STALL,
+    Episode,
     Saving,
 )
 
@@ -35,16 +35,6 @@ class Happens:
 
     kind: Kind
     number: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """A stretch of one run spent on one part of the wall time."""
-
-    begin_ns: int
-    end_ns: int
-    part: str
-    cause: str = ""
 
 
 class Machine:
@@ -82,10 +72,10 @@ class Machine:
                 return self._fail(now, event.number)
             case "back":
                 del self.away[event.number]
-                return self._pause(now) if self.doing in (PRODUCTIVE, STALL) else ()
+                return self._pause(now, "machines return", self.policy.rejoin)
             case "slow end":
                 due, self.evict_slow = self.evict_slow, False
-                return self._pause(now) if due and self.doing in (PRODUCTIVE, STALL) else ()
+                return self._pause(now, "slow host", self.policy.swap) if due else ()
             case "phase":
                 self.phases.pop(0)
                 return self._next(now)
@@ -147,9 +137,12 @@ class Machine:
         self.phases = [(part, ns) for part, ns in parts if ns > 0]
         return self._next(now)
 
-    def _pause(self, now: int) -> list[At[Happens] | Cancel]:
-        self.because = "machines return"
-        return self._recover(now, self.policy.rejoin)
+    def _pause(self, now: int, because: str, phases: Phases) -> list[At[Happens] | Cancel]:
+        """A planned change; of a job that is down already it is a part."""
+        if self.doing not in (PRODUCTIVE, STALL):
+            return []
+        self.because = because
+        return self._recover(now, phases)
 
     def _fail(self, now: int, number: int) -> Iterable[At[Happens] | Cancel]:
         kind = int(self.trace.cause[self.seed, number])

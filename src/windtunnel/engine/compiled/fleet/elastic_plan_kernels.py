@@ -1,4 +1,4 @@
-"""Compiled plans of ElasticFlow: one job over a timeline of free GPUs, all jobs by deadline, and who gets spare GPUs.
+"""Compiled plans of ElasticFlow: one job over a timeline of free GPUs (all jobs: `elastic_spread_kernels.py`).
 
 The least level q is found that, filled from the deadline backwards (at each interval the largest level <= q that is
 free), does the work in time; then it is laid out forwards: the level before q until the interval in which the backward
@@ -89,7 +89,7 @@ def level_up(jobs: Jobs, job: int, gpus: int) -> int:
 
 
 @njit(cache=True)
-def _within(jobs: Jobs, job: int, gpus: int) -> int:
+def within(jobs: Jobs, job: int, gpus: int) -> int:
     """Index of the largest level up to `gpus`; -1 where there is none."""
     best = -1
     for at in range(jobs.levels[job]):
@@ -223,7 +223,7 @@ def plan(
     for at in range(first, n):
         if time[at] > bound:
             break
-        pick_of[at] = _within(jobs, job, after[at])
+        pick_of[at] = within(jobs, job, after[at])
     limit, below, top, fastest = min(cluster, jobs.largest[job]), -1, 0, 0.0
     while top < jobs.levels[job] and level[top] <= limit:
         fastest = max(fastest, rate[top])
@@ -335,7 +335,7 @@ def _late(
     for later_at in range(n):
         if time[later_at] <= bound:
             continue
-        pick = _within(jobs, job, after[here])
+        pick = within(jobs, job, after[here])
         given[here] = level[pick] if pick >= 0 else 0
         if pick >= 0:
             work = (time[later_at] - time[here]) * rate[pick]
@@ -356,186 +356,9 @@ def _late(
                 if time[here] <= time[at] < time[later_at]:
                     after[at] -= given[here]
         here = later_at
-    pick = assigned if assigned >= 0 else _within(jobs, job, min(cluster, jobs.largest[job]))
+    pick = assigned if assigned >= 0 else within(jobs, job, min(cluster, jobs.largest[job]))
     given[here] = level[pick]
     real = np.ceil(time[here] + max(left, 0.0) / rate[pick])
     end = aligned(now, real, slot)
     after[here] = cluster - level[pick]
     _finish(end, real, cluster, False, deadline, whole, out)
-
-
-@njit(cache=True)
-def plan_all(
-    jobs: Jobs, now: float, cluster: int, slot: float, as_released: bool, out: Plan, free: Line, kept: Any, end: Array
-) -> bool:
-    """Plan all jobs in order; whether all are in time. Into `free` what is left, `kept` (time, gpus, count) [jobs, ..]
-    what each gets, `end` f64[jobs, 2] when it ends."""
-    free.time[0], free.gpus[0], free.used[0] = now, cluster, 1
-    in_time = True
-    for job in range(len(jobs.left)):
-        plan(jobs, job, now, free, cluster, slot, -1, as_released, True, out)
-        _keep(kept, job, out)
-        end[job] = out.end
-        _copy(out.free, free)
-        in_time &= out.in_time[0]
-    return in_time
-
-
-@njit(cache=True)
-def _keep(kept: Any, job: int, out: Plan) -> None:
-    kept[2][job] = out.allocations.used[0]
-    for at in range(out.allocations.used[0]):
-        kept[0][job, at], kept[1][job, at] = out.allocations.time[at], out.allocations.gpus[at]
-
-
-@njit(cache=True)
-def _copy(source: Line, target: Line) -> None:
-    target.used[0] = source.used[0]
-    for at in range(source.used[0]):
-        target.time[at], target.gpus[at] = source.time[at], source.gpus[at]
-
-
-@njit(cache=True)
-def _given_back(kept: Any, job: int, end: float, free: Line, cluster: int, wide: Line) -> None:
-    """The timeline as if a job had nothing: both step functions in one pass, without times at which nothing changes."""
-    count, n = kept[2][job], free.used[0]
-    at, mark, used = 0, 0, 0
-    base, held, last, ended = cluster, 0, -1, False
-    while at < n or mark < count or not ended:
-        time = np.inf if ended else end
-        if at < n:
-            time = min(time, free.time[at])
-        if mark < count:
-            time = min(time, kept[0][job, mark])
-        if at < n and free.time[at] == time:
-            base = free.gpus[at]
-            at += 1
-        if mark < count and kept[0][job, mark] == time:
-            held = kept[1][job, mark]
-            mark += 1
-        ended |= end == time
-        total = base + (0 if time >= end else held)
-        if total != last:
-            wide.time[used], wide.gpus[used] = time, total
-            used += 1
-            last = total
-    wide.used[0] = used
-
-
-@njit(cache=True)
-def _gpu_time(time: Array, gpus: Array, count: int, end: float) -> float:
-    total = 0.0
-    for at in range(count):
-        total += gpus[at] * ((time[at + 1] if at + 1 < count else end) - time[at])
-    return total
-
-
-@njit(cache=True)
-def _consider(
-    jobs: Jobs,
-    job: int,
-    now: float,
-    held: int,
-    end: float,
-    spare: int,
-    cluster: int,
-    slot: float,
-    as_released: bool,
-    free: Line,
-    kept: Any,
-    held_gpu_s: float,
-    whole: bool,
-    wide: Line,
-    out: Plan,
-) -> float:
-    """What one level more is worth to a job that holds some; its plan is left in `out`. -inf where it cannot be.
-    `held_gpu_s`: of its plan so far. `whole`: as for `plan`."""
-    level = level_up(jobs, job, held)
-    if level == held or level - held > spare:
-        return -np.inf
-    _given_back(kept, job, end, free, cluster, wide)
-    plan(jobs, job, now, wide, cluster, slot, _within(jobs, job, level), as_released, whole, out)
-    added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - held_gpu_s
-    worth: float = added / (level - held)
-    return worth if as_released else -worth
-
-
-@njit(cache=True)
-def spread(
-    jobs: Jobs,
-    order: Array,
-    held: Array,
-    end: Array,
-    now: float,
-    cluster: int,
-    slot: float,
-    as_released: bool,
-    free: Line,
-    kept: Any,
-    wide: Line,
-    out: Plan,
-) -> None:
-    """Give spare GPUs, one level at a time, to the job that gains most.
-
-    `order`: of jobs, re-ordered by worth in place; `held` i64[jobs] and `end` f64[jobs], the planned end, become what
-    they are then. The better plans are in `kept`, what is left in `free`.
-    """
-    n = len(order)
-    spare = cluster - held.sum()
-    worth, planned, held_gpu_s = np.full(n, -np.inf), np.zeros(n, np.bool_), np.empty(n)
-    for job in range(n):
-        held_gpu_s[job] = _gpu_time(kept[0][job], kept[1][job], kept[2][job], end[job])
-    while True:
-        for job in range(n):
-            level = level_up(jobs, job, held[job])
-            if level > held[job] == 0:  # comes first whatever its plan
-                planned[job] = level <= spare
-                worth[job] = np.inf if planned[job] else -np.inf
-            elif level > held[job]:
-                worth[job] = _consider(
-                    jobs,
-                    job,
-                    now,
-                    held[job],
-                    end[job],
-                    spare,
-                    cluster,
-                    slot,
-                    as_released,
-                    free,
-                    kept,
-                    held_gpu_s[job],
-                    False,
-                    wide,
-                    out,
-                )
-                planned[job] = worth[job] != -np.inf
-        _sort(order, worth)
-        best = -1
-        for at in range(n):
-            if planned[order[at]]:
-                best = order[at]
-                break
-        if best < 0 or spare <= 0:
-            return
-        _consider(
-            jobs, best, now, held[best], end[best], spare, cluster, slot, as_released, free, kept, 0.0, True, wide, out
-        )
-        _keep(kept, best, out)
-        _copy(out.free, free)
-        level = level_up(jobs, best, held[best])
-        spare -= level - held[best]
-        held[best], end[best] = level, out.end[0]
-        held_gpu_s[best] = _gpu_time(kept[0][best], kept[1][best], kept[2][best], end[best])
-        planned[best] = False
-
-
-@njit(cache=True)
-def _sort(order: Array, worth: Array) -> None:
-    """By falling worth; equal ones keep their order."""
-    for at in range(1, len(order)):
-        job, back = order[at], at
-        while back > 0 and worth[order[back - 1]] < worth[job]:
-            order[back] = order[back - 1]
-            back -= 1
-        order[back] = job

@@ -1,0 +1,38 @@
+"""Attributes of modules and classes that are replaced for a while."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+
+class Replacements:
+    """Replaces attributes; `undo`, or leaving the context, puts back what was there, last first.
+
+    with Replacements((module, "name", value), ...):
+        ...
+    """
+
+    def __init__(self, *triples: tuple[Any, str, Any]) -> None:
+        self._undo = ExitStack()
+        for owner, name, value in triples:
+            self.set(owner, name, value)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """`owner.name = value` until `undo`; `owner` is a module or a class, one of pybind11 too."""
+        own = vars(owner)
+        if name in own:
+            self._undo.callback(setattr, owner, name, own[name])
+        else:
+            self._undo.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        self._undo.close()
+
+    def __enter__(self) -> Replacements:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()

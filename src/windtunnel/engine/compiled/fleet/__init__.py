@@ -1,0 +1,1 @@
+"""Compiled code of the fleet: queues, packing, plans and speeds of jobs that change size."""

@@ -1,0 +1,18 @@
+"""Public names of a package that are loaded when first used, since what defines them imports torch or much else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`. `home`: each name's module, relative to the package."""
+
+    def attribute(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{home[name]}"), name)
+
+    return attribute

@@ -1,0 +1,64 @@
+"""A space too large to be listed one by one, or in time: the same answer, or an honest bound on a better one."""
+
+import itertools
+
+import pytest
+
+from windtunnel.hardware import parse_cluster
+from windtunnel.model import load_model
+from windtunnel.planning import search as searching
+from windtunnel.planning import space as spaces
+from windtunnel.planning.bounds import Bounds
+from windtunnel.planning.choices import Budget, choices
+from windtunnel.planning.oracle import straggling
+from windtunnel.planning.search import Answer, Search
+from windtunnel.planning.space import Space, families, structures
+
+CASES = {
+    "dense": ("llama-3-8b", 6, {"tp": 1, "cp": 1, "cuda_graphs": False, "overlap_tp": False}),
+    "experts": ("mixtral-8x7b", 5, {"tp": 2, "cp": 1, "zero_stage": 1, "recompute": "none"}),
+}
+
+
+def space_of(case: str) -> Space:
+    name, layers, given = CASES[case]
+    model = load_model(name).with_changes(layers=layers)
+    return Space(model, parse_cluster("h100-sxm:8"), {"global_batch": 16, "seq_len": 2048, **given})
+
+
+def searched(space: Space, within_s: float | None = None) -> tuple[Search, Answer]:
+    search = Search(space, Bounds(straggling(space.cluster)))
+    return search, search.run(1, within_s)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_families_of_structures_find_what_single_ones_do(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat_search, flat = searched(space_of(case))
+    monkeypatch.setattr(spaces, "FLAT_MOST", 0)
+    space = space_of(case)
+    assert any(len(family.pipelines) > 1 for family in families(space))
+    search, large = searched(space)
+    assert large.found[0].layout.asked == flat.found[0].layout.asked
+    assert (large.gap, large.counts.legal, large.counts.structures) == (0.0, flat.counts.legal, flat.counts.structures)
+    assert len(list(structures(space))) == flat.counts.structures
+    budget = Budget(10**9, float("inf"))  # enough for all: what other choices cost is the same
+    told = [choices(one, each.found[0], budget) for one, each in ((flat_search, flat), (search, large))]
+    assert {(one.field, one.value, round(one.regret, 12)) for one in told[0]} == {
+        (one.field, one.value, round(one.regret, 12)) for one in told[1]
+    }
+
+
+@pytest.mark.parametrize("ticks", [30, 100, 300, 1000])
+@pytest.mark.parametrize("case", CASES)
+def test_what_time_was_too_short_for_is_in_the_gap(case: str, ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimum = searched(space_of(case))[1].found[0].score_ns
+    clock = itertools.count()  # each look at the clock takes a second
+    monkeypatch.setattr(searching, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(searching, "FIRST_S", 1000.0)
+    answer = searched(space_of(case), ticks)[1]
+    assert answer.bound_ns <= optimum
+    assert answer.found
+    least = answer.found[0].score_ns
+    assert least >= optimum
+    assert least * (1.0 - answer.gap) <= optimum * (1.0 + 1e-12)
+    assert (answer.gap == 0.0) <= (least == optimum)
