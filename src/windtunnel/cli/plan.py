@@ -87,6 +87,7 @@ def plan(
     from windtunnel.cli.captured_plan import band_of_best
     from windtunnel.hardware.mixed import parse_mixed
     from windtunnel.planning import plan as find
+    from windtunnel.planning.ahead import working_ahead
     from windtunnel.training.question import Question
 
     mixed = parse_mixed(cluster)
@@ -94,7 +95,7 @@ def plan(
     head, colon, count = cluster.rpartition(":")
     spec = f"{head}:{{gpus}}" if colon and count.isdigit() and mixed is None else cluster
     sets = [word for text in set for word in ("--set", text)]
-    with working("planning"), _told(tried, model, spec) as told, _nothing_collected():
+    with _nothing_collected(), working_ahead() as exact, working("planning"), _told(tried, model, spec) as told:
         found = find(
             asked.model,
             mixed or asked.cluster,
@@ -110,6 +111,7 @@ def plan(
             techniques=techniques,
             named=" ".join([shlex.quote(model), *map(shlex.quote, sets), "--cluster", spec]),
             told=told,
+            exact=exact,
         )
     document = found.to_dict()
     if launch_flags is not None and document["plans"]:

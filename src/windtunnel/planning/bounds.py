@@ -46,7 +46,15 @@ from windtunnel.planning.least.block_times import (
     splits_backward,
 )
 from windtunnel.planning.least.block_work import block_work
-from windtunnel.planning.least.blocks import EMBEDDING, HEAD, block_parameters, blocks_of, kept_bytes, kinds_of
+from windtunnel.planning.least.blocks import (
+    EMBEDDING,
+    HEAD,
+    block_parameters,
+    blocks_of,
+    kept_bytes,
+    kinds_of,
+    pairs_of,
+)
 from windtunnel.planning.oracle import PEAK_DTYPE, Layout
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.pricing import Pricer
@@ -89,7 +97,7 @@ class Chain:
         found = []
         for which in (FORWARD, BACKWARD):
             a, b = (first, last) if which == FORWARD else (last, first)
-            least = self.begin[which][a] + np.abs(self.total[which][b] - self.total[which][a]) + self.end[which][b]
+            least = self.begin[which][a] + (self.total[which][last] - self.total[which][first]) + self.end[which][b]
             if again is not None and which == BACKWARD:
                 least = least + again.path
             for number, sums in enumerate(self.busy):
@@ -102,34 +110,50 @@ class Chain:
 
 def chain_of_work(kinds: tuple[int, ...], work: Mapping[tuple[int, int], int]) -> Chain:
     """Of kernels alone."""
-    blocks = (EMBEDDING, *kinds, HEAD)
-    zero = np.zeros(len(blocks))
+    own, of_block = _own(kinds)
+    zero = np.zeros(len(of_block))
     total, begin = [], []
     for which in (FORWARD, BACKWARD):
-        each = np.array([float(work[which, kind]) for kind in blocks])
+        each = np.array([work[which, kind] for kind in own], np.float64)[of_block]
         sums = np.cumsum(each)
         total.append(sums if which == FORWARD else sums - each)
         begin.append(each)
     return Chain((total[0], total[1]), (begin[0], begin[1]), (zero, zero))
 
 
+@lru_cache(maxsize=16)
+def _own(kinds: tuple[int, ...]) -> tuple[tuple[int, ...], NDArray[np.int64]]:
+    """The distinct blocks of a chain, and of each block in it which of them it is."""
+    blocks = (EMBEDDING, *kinds, HEAD)
+    own = tuple(dict.fromkeys(blocks))
+    return own, np.array([own.index(kind) for kind in blocks])
+
+
+@lru_cache(maxsize=16)
+def _neighbours(kinds: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], NDArray[np.int64]]:
+    """The distinct pairs of neighbours in a chain, and of each pair in it which of them it is."""
+    pairs = pairs_of(kinds)
+    return pairs, np.array([pairs.index(pair) for pair in pairwise((EMBEDDING, *kinds, HEAD))])
+
+
 def chain_of_costs(kinds: tuple[int, ...], costs: BlockCosts) -> Chain:
     """Of longest paths, and of what each stream has to do."""
-    blocks = (EMBEDDING, *kinds, HEAD)
+    pairs, place = _neighbours(kinds)
+    own, of_block = _own(kinds)
     total, begin, end = [], [], []
     for which in (FORWARD, BACKWARD):
-        each = [costs.step[(which, a, b) if which == FORWARD else (which, b, a)] for a, b in pairwise(blocks)]
-        total.append(np.cumsum(np.array([0.0, *each])))
-        begin.append(np.array([float(costs.lead.get((which, kind), 0)) for kind in blocks]))
-        end.append(np.array([float(costs.trail.get((which, kind), 0)) for kind in blocks]))
+        step = [costs.step[(which, a, b) if which == FORWARD else (which, b, a)] for a, b in pairs]
+        total.append(np.concatenate([[0.0], np.cumsum(np.array(step, np.float64)[place])]))
+        begin.append(np.array([costs.lead.get((which, kind), 0) for kind in own], np.float64)[of_block])
+        end.append(np.array([costs.trail.get((which, kind), 0) for kind in own], np.float64)[of_block])
     busy = []
     for stream in dict.fromkeys(name for name, _, _ in costs.busy):
-        sums = [
-            np.cumsum(np.array([0.0, *(float(costs.busy.get((stream, which, kind), 0)) for kind in blocks)]))
-            for which in (FORWARD, BACKWARD)
-        ]
-        if stream != "compute":
-            busy.append((sums[0], sums[1]))
+        if stream == "compute":
+            continue
+        each = np.array([[costs.busy.get((stream, which, kind), 0) for kind in own] for which in (FORWARD, BACKWARD)])
+        sums = np.zeros((2, len(of_block) + 1))
+        np.cumsum(each.astype(np.float64)[:, of_block], axis=1, out=sums[:, 1:])
+        busy.append((sums[0], sums[1]))
     return Chain((total[0], total[1]), (begin[0], begin[1]), (end[0], end[1]), tuple(busy))
 
 
@@ -323,9 +347,12 @@ class Bounds:
         return self._busy(layout, *self._quickest(layout, options, "none"))
 
     def rough_ns(self, layout: Layout, options: Options) -> float:
-        """The same, and the kernels that a saving runs again where whole layers are."""
+        """The same, and the kernels that a saving runs again where whole layers are; 0 where that is nothing."""
         some, again = layout.plan.recompute_layers, None
-        if some != 0 and layout.habits.reentrant_recompute:
+        whole = some != 0 and layout.habits.reentrant_recompute
+        if not (whole or layout.shares_once):
+            return 0.0
+        if whole:
             work = self.works(layout).total[FORWARD]
             again = Again(self._beyond(layout, np.concatenate([[0.0], work[:-1]]), some))
         return self._busy(layout, *self._quickest(layout, options, "none", again))
@@ -373,15 +400,23 @@ class Bounds:
         dense, expert = self._parameters[key]
         return dense[last] - dense[first], expert[last] - expert[first]
 
-    def memory_bytes(self, layout: Layout) -> int:
-        """Of the fullest rank, at least."""
+    def state_bytes(self, layout: Layout) -> int:
+        """Of the fullest rank, at least, whatever it keeps for backward passes."""
+        return least_memory(layout, self._held_by_ranks(layout)[1], [0.0] * layout.plan.pp)
+
+    def _held_by_ranks(self, layout: Layout) -> tuple[Class, Ranks]:
         chain = (*work_class(layout), layout.plan.pp, layout.virtual_layers, layout.schedule)
         if chain not in self._ranks:
             self._ranks[chain] = ranks_of(layout, *self._held(layout))
+        return chain, self._ranks[chain]
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """Of the fullest rank, at least."""
+        chain, ranks = self._held_by_ranks(layout)
         in_flight = (*chain, layout.micro_batches, layout.plan.recompute, layout.plan.offload_activations)
         if in_flight not in self._in_flight:
             self._in_flight[in_flight] = kept_in_flight(layout, self.held(layout)[2]).tolist()
-        return least_memory(layout, self._ranks[chain], self._in_flight[in_flight])
+        return least_memory(layout, ranks, self._in_flight[in_flight])
 
     def held(self, layout: Layout) -> tuple[Floats, Floats, Floats]:
         """Dense and expert parameters on one rank of every virtual stage, and what its layers keep of a micro-batch."""

@@ -22,6 +22,7 @@ from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 from windtunnel.hardware.mixed import JOINED, MixedCluster, parse_mixed
 from windtunnel.model import Model, load_model
+from windtunnel.planning.ahead import Exact
 from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.choices import LOOKS, Budget, Choice, choices
@@ -65,6 +66,7 @@ def plan(
     choices_within_s: float | None = None,
     named: str | None = None,
     told: Callable[[Layout, Replayed], None] | None = None,
+    exact: Exact | None = None,
     **fields: Any,
 ) -> Plans:
     """The best plans, proven inside the space that `planning/space.py` states.
@@ -76,7 +78,8 @@ def plan(
     `techniques`: `all`, `exact` (those that leave alone what is trained) or names, tried on the best plans
     (`planning/techniques.py`), after `within_s`. `choices_within_s`: how long to search on for what each single choice
     is worth, which is told by bounds then; if not given, a fixed number of looks, and no longer than `within_s`.
-    `told` is called with each plan that is replayed, while the search runs. Raises UserError on a question that cannot
+    `told` is called with each plan that is replayed, while the search runs. `exact`: who measures and replays single
+    plans; this process if not given (`planning/ahead.py`). Raises UserError on a question that cannot
     be; where nothing fits the answer has no plans, but the nearest ones and what makes one fit.
     """
     given = _given(plan, fields)
@@ -101,7 +104,7 @@ def plan(
         raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
     if top < 1:
         raise SpecError("top", top, "at least 1")
-    begun = monotonic()
+    begun, exact = monotonic(), exact or Exact()
     sizes = [cluster] if gpus is None else _sizes(cluster, *gpus)
     tried_on = [*sizes, *([] if mixed is None else [mixed.own()[0]])]  # the last one: stages that follow the types
     trouble = Trouble(tuple(slow), mtbf_s)
@@ -118,7 +121,10 @@ def plan(
             own = ByStage(mixed)
             search = Search(space, own, told=told, memory=own.memory, step=own.step)
         else:
-            search = Search(space, Bounds(straggling(one)), goal, told=told)
+            search = Search(
+                space, Bounds(straggling(one)), goal, told=told,
+                memory=exact.memory_bytes, step=exact.step_ns, soon=exact.soon,
+            )  # fmt: skip
         answer = search.run(top, left, spare=SPARE * (top + 1))
         if not answer.counts.structures:
             refusal = first_refusal(space) or refusal
@@ -134,7 +140,7 @@ def plan(
         raise refusal or UserError(f"no plan of {cluster.n_gpus} GPUs divides the batch and the model")
     found = [
         _planned(
-            model,
+            exact,
             mixed or one,
             each.layout,
             words,
@@ -160,7 +166,7 @@ def plan(
         finalists = ranked[:FINALISTS]
         for one, answer in answers:
             if answer.found and given.get("zero_stage") is None:
-                finalists += _plainly_sharded(searches[one.n_gpus][0], model, one, words, price_per_gpu_hour)
+                finalists += _plainly_sharded(searches[one.n_gpus][0], exact, one, words, price_per_gpu_hour)
         attempts = tried(_ranked(finalists, objective), asked, rewritten)
         ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
@@ -190,12 +196,12 @@ def plan(
             nearest=nearest(main, measured[id(main)]),
             remedies=()
             if mixed is not None
-            else remedies(model, cluster, given, main, lambda c, layout: _planned(model, c, layout, words, None, None)),
+            else remedies(model, cluster, given, main, lambda c, layout: _planned(exact, c, layout, words, None, None)),
         )
         return replace(result, seconds=monotonic() - begun)
     thumb = rule_of_thumb(Space(model, sizes[0], given, mixed=mixed))
     thumb_planned = (
-        None if thumb is None else _planned(model, mixed or sizes[0], thumb, words, price_per_gpu_hour, None)
+        None if thumb is None else _planned(exact, mixed or sizes[0], thumb, words, price_per_gpu_hour, None)
     )
     return replace(
         result,
@@ -265,26 +271,28 @@ def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[A
 
 
 def _plainly_sharded(
-    search: Search, model: Model, cluster: Cluster, words: str, price: float | None
+    search: Search, exact: Exact, cluster: Cluster, words: str, price: float | None
 ) -> list[Planned]:  # fmt: skip
     """The best plans with ZeRO 0 and 1: most techniques rewrite nothing else."""
     found = []
     for zero in (0, 1):
         space = replace(search.space, given={**search.space.given, "zero_stage": zero}, counts={})
         answer = Search(space, search.bounds).run(1, PLAINLY_WITHIN_S)
-        found += [_planned(model, cluster, one.layout, words, price, None) for one in answer.found]
+        found += [_planned(exact, cluster, one.layout, words, price, None) for one in answer.found]
     return found
 
 
 def _planned(
-    model: Model,
+    exact: Exact,
     cluster: Cluster | MixedCluster,
     layout: Layout,
     words: str,
     price: float | None,
     score_ns: float | None,
 ) -> Planned:
-    return _told(predict(model, cluster, layout.asked), cluster, layout.asked, words, price, score_ns)
+    plain = isinstance(cluster, Cluster)
+    result = exact.predicted(layout) if plain else predict(layout.model, cluster, layout.asked)
+    return _told(result, cluster, layout.asked, words, price, score_ns)
 
 
 def _told(

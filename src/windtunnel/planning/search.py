@@ -27,12 +27,14 @@ from time import monotonic
 from typing import Any
 
 from windtunnel.errors import UserError
+from windtunnel.planning.ahead import MEMORY, RESULT, STEP
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.oracle import Layout, Replayed, laid_out, memory_bytes, step_ns
 from windtunnel.planning.space import SAVINGS, Family, Space, count, families, leaves, members, savings, switches
 from windtunnel.planning.space import STRUCTURE as FIELDS
 
 FAMILY, STRUCTURE, SHAPED, ROUGH, SAVING, LEAF, PLAN, REPLAYED = range(8)
+ASKED_NEXT = {SAVING: MEMORY, PLAN: STEP}  # of the plans of a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Answer:
     counts: Counts
     gap: float
     bound_ns: float  # no plan of the space is faster than this
-    missed: tuple[Missed, ...]  # nearest to fitting first
+    missed: tuple[Missed, ...]  # where nothing was found: nearest to fitting first
     seconds: float
 
 
@@ -115,6 +117,7 @@ class Search:
     told: Callable[[Layout, Replayed], None] | None = None  # called with each plan that is replayed, at once
     memory: Callable[[Layout], int] = memory_bytes  # exact, held against the capacity of the layout's own GPU
     step: Callable[[Layout], int] = step_ns  # replayed
+    soon: Callable[[int, float, Layout], None] | None = None  # told what of a plan may be asked, at which bound
 
     def run(self, top: int = 1, within_s: float | None = None, *, spare: int = 0) -> Answer:
         """The `top` best plans that differ in more than switches.
@@ -124,7 +127,7 @@ class Search:
         begun = monotonic()
         self._heap: list[Node] = []
         self._number = 0
-        self._missed: list[Missed] = []
+        self._missed: list[Missed | tuple[Layout, dict[str, Any]]] = []
         self._told: list[Node] = []  # replayed plans that have come up
         self.counts = Counts()
         self._shortest_s = inf
@@ -150,6 +153,8 @@ class Search:
                 self._told.append(node)
                 if not any(_kind(self.space, one.layout) == _kind(self.space, node.layout) for one in answers):
                     answers.append(node.found)
+                    if self.soon is not None:
+                        self.soon(RESULT, node.key, node.layout)
             if unlisted is None or monotonic() > ends:
                 break
             self._heap += self._told
@@ -165,9 +170,20 @@ class Search:
             answers = [*answers, *tried][:top]
             if not proven:
                 gap = max(0.0, 1.0 - left / answers[0].score_ns) if answers else 1.0
-        missed = sorted(self._missed, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
+        missed = [] if any(one.score_ns < float("inf") for one in answers) else self._nearest()
         least = min([left, *(one.score_ns for one in answers[:1])])
         return Answer(tuple(answers), replace(self.counts), gap, least, tuple(missed), monotonic() - begun)
+
+    def _nearest(self) -> list[Missed]:
+        """What does not fit, that which needs least first."""
+        found = []
+        for one in self._missed:
+            if not isinstance(one, Missed):
+                layout, saving = one
+                laid = laid_out(layout.model, layout.cluster, layout.asked.model_copy(update=saving))
+                one = Missed(laid, self.bounds.memory_bytes(laid), exact=False)
+            found.append(one)
+        return sorted(found, key=lambda one: one.needed_bytes)[:NEAREST_KEPT]
 
     def left(self) -> list[Node]:
         """After a run: what every legal plan that fits is in, or lies under."""
@@ -238,6 +254,8 @@ class Search:
     ) -> None:  # fmt: skip
         self._number += 1
         heapq.heappush(self._heap, Node(bound_ns, level, self._number, layout, saving or {}, None, needed))
+        if self.soon is not None and level in ASKED_NEXT:
+            self.soon(ASKED_NEXT[level], bound_ns, layout)
 
     def _looked_at(self, node: Node) -> Iterator[Found]:
         """Put what a node stands for back, told more exactly."""
@@ -274,17 +292,35 @@ class Search:
 
     def _part(self, node: Node) -> None:
         layout, options = node.layout, self._options(node)
+        # What is recomputed does not change what parameters and optimizer take; most savings fail by that alone.
+        alike = not layout.plan.offload_activations  # with it some ways to recompute are refused
+        fits: set[object] = set()
+        too_much: set[object] = set()
         for saving in savings(self.space, layout):
+            sharded = (saving["zero_stage"], saving.get("shard_group"))
+            if sharded in too_much:
+                self._lost_unmeasured(layout, saving)
+                continue
             try:
                 one = laid_out(layout.model, layout.cluster, layout.asked.model_copy(update=saving))
             except UserError as error:  # a saving is legal wherever its structure is; a given one may not be
                 self._refused(layout, saving, error)
                 continue
+            if alike and sharded not in fits and self.bounds.state_bytes(one) > self._capacity(one):
+                too_much.add(sharded)
+                self._lost_unmeasured(layout, saving)
+                continue
+            fits.add(sharded)
             least = self.bounds.memory_bytes(one)
             if least > self._capacity(one):
                 self._lost(one, saving, least, exact=False)
             else:
                 self._push(max(node.key, self.bounds.rough_ns(one, options)), ROUGH, one, saving)
+
+    def _lost_unmeasured(self, layout: Layout, saving: dict[str, Any]) -> None:
+        """A structure with a saving whose state alone does not fit: how much it needs is found if somebody asks."""
+        self.counts.memory += leaves(self.space, layout, saving)
+        self._missed.append((layout, saving))
 
     def _refused(self, layout: Layout, saving: dict[str, Any], error: UserError) -> None:
         self.counts.legal -= leaves(self.space, layout, saving)
@@ -299,11 +335,15 @@ class Search:
         if needed > self._capacity(node.layout):
             self._lost(node.layout, node.saving, needed, exact=True)
             return
-        options = self._options(node)
+        options, first = self._options(node), True
         for chosen in product(*options.values()):
             update = dict(zip(options, chosen, strict=True))
             one = laid_out(node.layout.model, node.layout.cluster, node.layout.asked.model_copy(update=update))
-            self._push(max(node.key, self.bounds.leaf_ns(one, options)), LEAF, one, node.saving, needed)
+            least = max(node.key, self.bounds.leaf_ns(one, options))
+            self._push(least, LEAF, one, node.saving, needed)
+            if first and self.soon is not None:
+                self.soon(STEP, least, one)
+            first = False
 
     def _replayed(self, node: Node) -> Iterator[Found]:
         begun = monotonic()

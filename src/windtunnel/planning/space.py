@@ -219,7 +219,7 @@ def _shapes(space: Space) -> Iterator[Shape]:
     contexts = [cp for cp in degrees if length % (2 * cp) == 0 or cp == 1] if has.cp_kinds else [1]
     # Megatron-Core takes experts with tensor parallelism only where sequences are sharded too.
     sequence_parallel = HABIT if space.mixture else has.sequence_parallel
-    experts = divisors(_experts(model)) if space.mixture and has.experts else (1,)
+    experts = divisors(shared_experts(model)) if space.mixture and has.experts else (1,)
     types = space.mixed if space.by_stage else None
     for tp, pp, cp in product(space.values("tp", tuple(tensor)), space.values("pp", tuple(stages)),
                               space.values("cp", tuple(contexts))):  # fmt: skip
@@ -265,7 +265,8 @@ def micro_batches(sequences: int, tokens: int) -> tuple[int, ...]:
     return tuple(size for size in divisors(sequences) if size == 1 or size * tokens <= TOKENS_MOST)
 
 
-def _experts(model: Model) -> int:
+def shared_experts(model: Model) -> int:
+    """What the counts of experts of all its layers have in common."""
     common = 0
     for layer in model.layers:
         if layer.feed_forward.kind == "moe":

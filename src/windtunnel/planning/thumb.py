@@ -2,15 +2,15 @@
 
 The rule of Megatron-Core's documentation and of most recipes: tensor parallelism over the NVLink domain where the model
 does not fit without; then the shallowest pipeline that fits, one sequence per micro-batch, ZeRO-1, nothing recomputed
-if possible and everything if not; the rest data-parallel. For frameworks that shard parameters: ZeRO-3 alone, then the
-same with tensor parallelism.
+if possible and everything if not; the rest data-parallel. Experts, each whole, are spread over the NVLink domain. For
+frameworks that shard parameters: ZeRO-3 alone, then the same with tensor parallelism.
 """
 
 from __future__ import annotations
 
 from windtunnel.errors import UserError
 from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, laid_out, memory_bytes
-from windtunnel.planning.space import Space, divisors
+from windtunnel.planning.space import Space, divisors, expert_degrees, shared_experts
 
 TRIED_MOST = 24
 
@@ -27,6 +27,10 @@ def rule_of_thumb(space: Space) -> Layout | None:
     for tp, pp in [(degrees[0], 1), *((degrees[-1], pp) for pp in pipelines)]:
         for recompute in ("none", "full"):
             open_fields = {"tp": tp, "pp": pp, "zero_stage": zero, "recompute": recompute, "micro_batch": 1}
+            if space.mixture and space.features.experts:
+                among = space.cluster.n_gpus // (pp if space.features.folds else tp * pp)
+                spread = [ep for ep in divisors(shared_experts(space.model)) if ep <= domain and among % ep == 0]
+                open_fields |= {"ep": spread[-1], "etp": min(expert_degrees(tp, folds=space.features.folds))}
             fields = {**open_fields, **{name: value for name, value in space.given.items() if value is not None}}
             try:
                 layout = laid_out(space.model, space.cluster, Plan(**fields))
