@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -39,11 +40,10 @@ def in_this_process(function: str, inputs: Inputs) -> Iterator[tuple[int, Row]]:
         yield place, run_points(function, [point])[0]
 
 
-def _processes(count: int) -> ProcessPoolExecutor:
+def _processes(count: int, start: str = "spawn") -> ProcessPoolExecutor:
     """Processes of this machine, each started afresh; none outlives this one, however it ends."""
-    return ProcessPoolExecutor(
-        count, mp_context=get_context("spawn"), initializer=die_with_parent, initargs=(os.getpid(),)
-    )
+    context, parent = get_context(start), os.getpid()
+    return ProcessPoolExecutor(count, mp_context=context, initializer=die_with_parent, initargs=(parent,))
 
 
 def in_processes(function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
@@ -132,7 +132,8 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
     if address is None and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
         with RayCluster(workers) as cluster:
             lost: list[Batch] = []
-            with _processes(max(1, workers - 1)) as pool:
+            start = "fork" if threading.active_count() == 1 else "spawn"  # what is loaded need not be loaded again
+            with _processes(max(1, workers - 1), start) as pool:
                 todo = yield from _on_pool(pool, function, todo, lost, 2 * workers, cluster.is_there)
             todo = [[one] for batch in lost for one in batch] + todo
             if todo:

@@ -1,7 +1,7 @@
 """A Ray cluster of this machine, for one sweep: a process starts it beside what this one does, and ends it.
 
-Of Ray's daemons it leaves out those that only a cloud or a reader of logs needs, autoscaler and log monitor: `ray.init`
-cannot, and they cost a second of CPU at the start and one of waiting at the end.
+Of Ray's daemons it leaves out those that only a cloud or a reader needs: autoscaler, log monitor and dashboard.
+`ray.init` cannot, and they cost seconds of CPU at the start and one of waiting at the end.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ def _keep(parent: Connection, workers: int) -> None:
         prefix="windtunnel-ray-", dir="/tmp" if os.name == "posix" else None, ignore_cleanup_errors=True
     ) as folder:
         os.environ["RAY_TMPDIR"] = folder
+        from ray._private.node import Node
         from ray.cluster_utils import Cluster
 
+        Node.start_api_server = lambda *_, **__: None  # asked for or not, it starts, and is waited for
         daemons = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
         try:
             cluster = Cluster(
