@@ -12,6 +12,7 @@ import tempfile
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from threading import Thread
 from types import TracebackType
 from typing import Any
 
@@ -20,10 +21,20 @@ from windtunnel.errors import UserError
 OBJECTS_BYTES = 128 * 2**20  # rows are small
 
 
+_ending: list[Thread] = []
+
+
+def wait_for_ends() -> None:
+    """Until nothing is left of clusters that were left."""
+    while _ending:
+        _ending.pop().join()
+
+
 class RayCluster:
-    """Starts when made, without waiting; ends when left, or when this process does, and leaves nothing."""
+    """Starts when made and ends when left, or when this process does, both without waiting; it leaves nothing."""
 
     def __init__(self, workers: int) -> None:
+        wait_for_ends()
         self._told, theirs = get_context("spawn").Pipe()
         self._process = get_context("spawn").Process(target=_keep, args=(theirs, workers))
         self._process.start()
@@ -36,6 +47,10 @@ class RayCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:  # fmt: skip
+        _ending.append(Thread(target=self._end))
+        _ending[-1].start()
+
+    def _end(self) -> None:
         if self._ray is not None:
             self._ray.shutdown()
         self._told.close()

@@ -21,6 +21,7 @@ from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.sweeps.executors import rows_of
 from windtunnel.sweeps.journal import Journal, read_journal
 from windtunnel.sweeps.points import Point, Study, read_study
+from windtunnel.sweeps.ray_cluster import wait_for_ends
 from windtunnel.sweeps.table import read_rows, write_table
 
 Progress = Callable[[int, int], None]
@@ -69,13 +70,16 @@ def sweep(
             return answer
     workers = jobs or os.cpu_count() or 1
     rows = read_journal(journal)
-    with Journal(journal) as log:
-        points, ran = _run(read, rows, log, called, executor, workers, progress)
-        best = None
-        if read.optuna is not None:
-            points, more, best = _trials(read, points, rows, log, called, progress)
-            ran += more
-    write_table(points, {point.key: rows[point.key] for point in points}, path)
+    try:
+        with Journal(journal) as log:
+            points, ran = _run(read, rows, log, called, executor, workers, progress)
+            best = None
+            if read.optuna is not None:
+                points, more, best = _trials(read, points, rows, log, called, progress)
+                ran += more
+        write_table(points, {point.key: rows[point.key] for point in points}, path)
+    finally:
+        wait_for_ends()
     journal.unlink()
     return SweepOutcome(path, len(points), ran, _counts(points, rows), best)
 
