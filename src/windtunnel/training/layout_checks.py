@@ -111,6 +111,8 @@ def check_model(plan: Plan, model: Model, etp: int, dp: int, experts: bool) -> N
             raise LayoutError(
                 f"tp = {plan.tp} does not divide the feed-forward size {feed_forward.size}", "use a divisor"
             )
+    if plan.framework == "torchtitan" and plan.ep > 1 and etp not in (1, plan.tp):  # its ParallelDims asserts it
+        raise LayoutError(f"etp = {etp} with tp = {plan.tp}", "torchtitan takes etp 1 or etp = tp")
     if experts and (plan.tp * plan.cp * dp) % (plan.ep * etp):
         raise LayoutError(
             f"ep {plan.ep} x etp {etp} does not divide tp x cp x dp = {plan.tp * plan.cp * dp}", "change ep or etp"

@@ -121,6 +121,7 @@ def test_experts_keep_the_tensor_degree_where_the_framework_does() -> None:
         ("llama-3-8b", {"etp": 2}, "etp = 2, but llama-3-8b has no experts"),
         ("mixtral-8x7b", {"ep": 16}, "ep = 16 does not divide the 8 experts"),
         ("mixtral-8x7b", {"ep": 8, "etp": 8, "tp": 2}, "ep 8 x etp 8 does not divide"),
+        ("mixtral-8x7b", {"ep": 2, "etp": 4, "tp": 2, "framework": "torchtitan"}, "torchtitan takes etp 1 or etp = tp"),
         ("llama-3-8b", {"cp": 2, "seq_len": 4098}, "seq_len 4098 cannot be cut"),
         ("llama-3-8b", {"cp": 4, "cp_kind": "ulysses", "tp": 8, "seq_len": 4098}, "seq_len 4098 cannot be cut"),
         ("gpt2", {"cp": 8, "cp_kind": "ulysses"}, "cp = 8 does not divide the 12 heads per rank"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.planning.compared import field_words
@@ -90,17 +91,21 @@ def _print_techniques(tried: Mapping[str, Any], console: Console) -> None:
 
 def _print_choices(document: Mapping[str, Any], console: Console) -> None:
     """By field, the next best values; then which prices decide."""
-    told: dict[str, list[str]] = {}
+    told: dict[str, list[Mapping[str, Any]]] = {}
     for one in document["choices"]:
-        mark = "" if one["exact"] else "at least "
-        # A bound below the best plan says nothing: the search, or the second for this, was over before.
-        known = one["exact"] or one["regret_at_least"] > 0
-        cost = f"costs {mark}{one['regret_at_least']:.2%}" if known else "not told apart"
-        told.setdefault(one["field"], []).append(f"{_said(one['value'])} {cost}")
+        told.setdefault(one["field"], []).append(one)
     if told:
         console.print("\nOther choices, with all else chosen again:")
-    for name, costs in told.items():
-        console.print(f"  {name}: {', '.join(costs[:CHOICES_SHOWN])}", soft_wrap=True)
+    for name, others in told.items():
+        parts, open_ones = [], []
+        for one in others[:CHOICES_SHOWN]:
+            mark = "" if one["exact"] else "at least "
+            if one["exact"] or one["regret_at_least"] > 0:
+                parts.append(f"{_said(one['value'])} costs {mark}{one['regret_at_least']:.2%}")
+            else:  # a bound below the best plan says nothing: the search, or the second for this, was over before
+                open_ones.append(_said(one["value"]))
+        parts += [f"{' or '.join(open_ones)} not told apart"] if open_ones else []
+        console.print(f"  {name}: {', '.join(parts)}", soft_wrap=True)
     if document["sensitivity"]:
         console.print("\nAnother plan wins, of those above, with")
     for one in document["sensitivity"]:
@@ -121,7 +126,8 @@ def decimals(seconds: Iterable[float]) -> int:
 
 def _said(value: object) -> str:
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
+        runs = [(one, len(list(same))) for one, same in groupby(value)]
+        return ",".join(f"{one}*{times}" if times > 2 else ",".join([str(one)] * times) for one, times in runs)
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
