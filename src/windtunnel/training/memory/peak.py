@@ -56,6 +56,7 @@ class _Walk:
     levels: NDArray[np.float64]  # held during each action, workspace included
     gradients: float = 0.0  # at the peak, where they come and go
     parameters: float = 0.0  # at the peak, beyond those that stay
+    of_passes: int | None = None  # action of the peak without the optimizer's step, where that is another
 
     @property
     def peak(self) -> float:
@@ -204,7 +205,7 @@ class _Ranks:
         if in_step > walk.peak:
             levels = walk.levels.copy()
             levels[-1] = max(levels[-1], in_step)
-            walk = _Walk(len(levels) - 1, 0.0, updating, levels, in_step - updating)
+            walk = _Walk(len(levels) - 1, 0.0, updating, levels, in_step - updating, of_passes=walk.at)
         standing = 0.0 if fresh else state.gradients
         categories = {
             "parameters": state.parameters + walk.parameters,
@@ -315,7 +316,8 @@ class _Ranks:
 
     def _actions(self, rank: int) -> list[tuple[Passes, Kind, int]]:
         """The rank's passes of the micro-batches that have begun by its peak, and of the next: then all repeats."""
-        schedule, peak = self.schedule, self.drafts[rank][1].at
+        schedule, walk = self.schedule, self.drafts[rank][1]
+        peak = walk.at if walk.of_passes is None else walk.of_passes  # the optimizer's step follows in any case
         window = schedule.of_rank(rank)
         kind, stage, micro = schedule.kind[window], schedule.stage_of[window], schedule.micro_batch[window]
         key = stage.astype(np.int64) * int(schedule.micro_batches) + micro
