@@ -33,7 +33,7 @@ CHUNK, WHOLE = 128, 512  # tokens of a step with and without chunked prefill
 QUANTUM_STEPS = 4  # decode steps of a full batch that the first queue of the MLFQ grants
 LOAD = 0.85  # of what FCFS can carry, where no rate is given
 REQUESTS = 100
-PILOT = 24  # other requests that run first, so that steps in service are measured too
+PILOT = 32  # other requests that run first, at once and spaced out, so that steps in service are measured too
 SHORT, LONG, LONG_SHARE = (4, 24), (80, 240), 0.2  # answers
 PROMPTS = (16, 256)
 
@@ -133,8 +133,10 @@ def _compare(device: str, requests: int, rate: float | None, cv: float, seed: in
     pilot.look = yardstick.look
     steps = measure(model, pilot.now_ns, BLOCKS, BATCH, WHOLE, yardstick.look)
     first = times_of(fitted(steps)[0], shape.layers)
-    few = Workload(*made(PILOT, seed + 1), np.zeros(PILOT, np.int64))
-    _run("fcfs", first, few, pilot.policy, pilot)  # what a step costs beside the model: the policy, the bookkeeping
+    few = made(PILOT, seed + 1)
+    spaced = arrivals(PILOT, LOAD * _capacity(first, *few), cv, seed)
+    for arrival in (np.zeros(PILOT, np.int64), spaced):  # full batches, and small ones
+        _run("fcfs", first, Workload(*few, arrival), pilot.policy, pilot)  # with the policy and the bookkeeping
     steps += pilot.log
     prices, error = fitted(steps)
     usual_s = yardstick.mean()

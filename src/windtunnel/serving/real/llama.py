@@ -2,7 +2,7 @@
 
     tokens of all chunks and decodes of a step pass the matrices together
     keys and values go to slots of blocks: cache[layer, k or v, block x size + place]
-    attention: one chunk at a time over its own blocks; all decodes together, padded to the longest
+    attention: one piece at a time over its own blocks, so that it costs what the contexts are, and no padding
 
 Weights are random from a seed, under the names of `transformers.LlamaForCausalLM`, which gives the same tokens.
 """
@@ -76,8 +76,7 @@ class Llama:
         angles = places[:, None].float() * self._frequencies
         turn = torch.cat((angles, angles), -1)
         cosine, sine = turn.cos()[:, None], turn.sin()[:, None]
-        gathered = [self._gather(piece) for piece in chunks]
-        padded, mask = self._padded(decodes) if decodes else (None, None)
+        gathered = [self._gather(piece) for piece in pieces]
         with torch.inference_mode():
             x = weights["model.embed_tokens.weight"][ids]
             for layer in range(shape.layers):
@@ -91,12 +90,10 @@ class Llama:
                 cache = self.cache[layer]
                 cache[0, slots], cache[1, slots] = k, v
                 found, begin = [], 0
-                for piece, rows in zip(chunks, gathered, strict=True):
+                for piece, rows in zip(pieces, gathered, strict=True):
                     n = len(piece.ids)
-                    found.append(self._attend_chunk(q[begin : begin + n], cache, rows, piece.past))
+                    found.append(self._attend(q[begin : begin + n], cache, rows, piece.past))
                     begin += n
-                if decodes:
-                    found.append(self._attend_decodes(q[begin:], cache, padded, mask))
                 x = x + torch.cat(found) @ weights[of + "self_attn.o_proj.weight"].T
                 y = _norm(x, weights[of + "post_attention_layernorm.weight"])
                 gate = torch.nn.functional.silu(y @ weights[of + "mlp.gate_proj.weight"].T)
@@ -134,30 +131,19 @@ class Llama:
         total = piece.past + len(piece.ids)
         return self._rows(piece.blocks)[:total]
 
-    def _padded(self, decodes: Sequence[Piece]) -> tuple[Any, Any]:
-        import torch
-
-        contexts = torch.tensor([piece.past + 1 for piece in decodes], device=self.device)
-        longest = max(-(-(piece.past + 1) // self.block_size) for piece in decodes)
-        rows = torch.stack([self._rows([*piece.blocks, *[0] * longest][:longest]) for piece in decodes])
-        return rows, torch.arange(rows.shape[1], device=self.device) < contexts[:, None]
-
-    def _attend_chunk(self, q: Any, cache: Any, rows: Any, past: int) -> Any:
+    def _attend(self, q: Any, cache: Any, rows: Any, past: int) -> Any:
         import torch
 
         n = len(q)
         k, v = (cache[side, rows].transpose(0, 1)[None] for side in (0, 1))
-        if past == 0:
+        if n == 1:
+            found = _attention(q.transpose(0, 1)[None], k, v)
+        elif past == 0:
             found = _attention(q.transpose(0, 1)[None], k, v, is_causal=True)
         else:
             seen = torch.ones(n, len(rows), dtype=torch.bool, device=self.device).tril(past)
             found = _attention(q.transpose(0, 1)[None], k, v, attn_mask=seen)
         return found[0].transpose(0, 1).reshape(n, -1)
-
-    def _attend_decodes(self, q: Any, cache: Any, rows: Any, mask: Any) -> Any:
-        k, v = (cache[side, rows].transpose(1, 2) for side in (0, 1))
-        found = _attention(q[:, :, None], k, v, attn_mask=mask[:, None, None])
-        return found.reshape(len(q), -1)
 
 
 def _attention(q: Any, k: Any, v: Any, **more: Any) -> Any:

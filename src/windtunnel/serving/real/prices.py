@@ -4,7 +4,7 @@
     prefill(n, past)     c + a n (past + n / 2)
     decode attention     s + b batch (c + context)
 
-All are fitted together to the measured steps, by least squares of the relative error, with no value below zero.
+All are fitted together to the measured steps, by least squares of the error over the price, with no value below zero.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # tokens
 CONTEXTS = (16, 64, 256, 512)
 PASTS = (0, 64, 256)
 REPEATS = 7
+REWEIGHTED = 4
 ROUNDS = 40  # of the fit, in which values below zero are set to zero one after the other
 
 
@@ -97,7 +98,7 @@ def times_of(prices: MeasuredPrices, layers: int) -> StepTimes:
 def measure(
     model: Llama, now_ns: Callable[[], int], blocks: int, batch: int, longest: int, look: Callable[[], None]
 ) -> list[Step]:
-    """Seconds of steps of many shapes: medians of a few."""
+    """Seconds of steps of many shapes: means of a few, as the sum of a run's steps is what counts."""
     size = model.block_size
     mixes: list[tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = []
     for n in NODES:
@@ -123,7 +124,7 @@ def measure(
             begin = now_ns()
             model.step(chunk_pieces, decode_pieces)
             took.append((now_ns() - begin) * 1e-9)
-        found.append(Step(chunks, contexts, float(np.median(took[1:]))))
+        found.append(Step(chunks, contexts, float(np.mean(took[1:]))))
     return found
 
 
@@ -157,12 +158,14 @@ def fitted(steps: Sequence[Step]) -> tuple[MeasuredPrices, float]:
         pairs = sum(n * (past + n / 2) for n, past in one.chunks)
         decode = (float(bool(one.contexts)), float(len(one.contexts)), float(sum(one.contexts)))
         rows.append([*_hats(tokens), float(len(one.chunks)), pairs, *decode])
-    seconds = np.array([one.seconds for one in steps])
-    matrix = np.array(rows) / seconds[:, None]
-    values = _not_negative(matrix, np.ones(len(steps)))
+    seconds, matrix = np.array([one.seconds for one in steps]), np.array(rows)
+    usual = seconds
+    for _ in range(REWEIGHTED):  # relative to what is usual: relative to what was measured, the slow ones count less
+        values = _not_negative(matrix / usual[:, None], seconds / usual)
+        usual = matrix @ values
     n = len(NODES)
     prices = MeasuredPrices(tuple(values[:n].tolist()), *values[n:].tolist())
-    return prices, float(np.abs(matrix @ values - 1.0).mean())
+    return prices, float(np.abs(usual / seconds - 1.0).mean())
 
 
 def _not_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
