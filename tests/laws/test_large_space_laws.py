@@ -62,3 +62,14 @@ def test_what_time_was_too_short_for_is_in_the_gap(case: str, ticks: int, monkey
     assert least >= optimum
     assert least * (1.0 - answer.gap) <= optimum * (1.0 + 1e-12)
     assert (answer.gap == 0.0) <= (least == optimum)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_listing_that_stops_again_and_again_leaves_nothing_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = searched(space_of(case))[1]
+    monkeypatch.setattr(searching, "LISTING", 0.0)
+    answer = searched(space_of(case), 600.0)[1]
+    assert (answer.gap, answer.counts.structures, answer.counts.legal) == (
+        0.0, whole.counts.structures, whole.counts.legal,
+    )  # fmt: skip
+    assert answer.found[0].score_ns == whole.found[0].score_ns
