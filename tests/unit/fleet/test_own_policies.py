@@ -57,7 +57,7 @@ def test_a_file_gives_a_policy_its_parameters(trace, tmp_path):
     short, usual = (simulate(jobs, site, policy, Options()) for policy in (named(str(path)), "tiresias"))
     assert short.policy == "short-queue"
     assert short.restarts.sum() > usual.restarts.sum()
-    path.write_text("policy: tiresias\nname: as it is\nthresholds_gpu_s: [57600]\n")
+    path.write_text("policy: Tiresias\nname: as it is\nthresholds_gpu_s: [57600]\n")
     same = simulate(jobs, site, named(str(path)), Options())
     assert (same.policy, same.end_s.tolist()) == ("as it is", usual.end_s.tolist())
     path.write_text("policy: fifo\n")

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.fleet.decision import JobView, Snapshot
 from windtunnel.fleet.exact.work import Scaling
 from windtunnel.fleet.jobs.read import read_jobs
@@ -40,6 +40,17 @@ def test_a_job_that_names_model_and_batch_needs_no_profile(tmp_path):
     assert run.end_s[0] == pytest.approx(10 * plain, abs=1e-6)
     assert [STATES[state] for state in run.state] == ["completed"] * 3 + ["dropped"] * 2
     assert run.why == dict.fromkeys((3, 4), "does not say how long it runs")
+
+
+def test_a_layout_that_is_no_number_is_one_clear_error(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE.replace("10,2", "10,two"))
+    with pytest.raises(SpecError, match="line 3: tp = 'two': give a whole number from 1 on"):
+        with_predictions(read_jobs(path), parse_site("h100-sxm:8"))
+    path.write_text(TRACE.replace("2048", "²"))
+    jobs, unfit = with_predictions(read_jobs(path), parse_site("h100-sxm:8"))
+    assert unfit == []
+    assert math.isnan(jobs.duration_s[0])  # as where none is said
 
 
 SIZED = """job,submit_s,gpus,model,batch_size,seq_len,iterations,deadline_s,tp

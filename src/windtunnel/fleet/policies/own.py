@@ -63,12 +63,12 @@ def read_policy(path: Path) -> Own:
     like = data.pop("policy", None)
     if not isinstance(like, str):
         raise InputFileError(path, "does not say which policy", "give policy: tiresias, or another name")
-    name = str(data.pop("name", path.stem))
+    name, like = str(data.pop("name", path.stem)), like.lower()
     known = (*NAMES, *DIVIDED, *TYPED)
     if data and like not in known:
         remedy = f"{like} has no parameters; those that have: {', '.join(known)}"
         raise SpecError(next(iter(data)), data[next(iter(data))], remedy, str(path))
-    return Own(name, like.lower(), data)
+    return Own(name, like, data)
 
 
 def _built_in(name: str, site: Site, seed: int) -> Any:
