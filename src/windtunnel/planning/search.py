@@ -161,8 +161,9 @@ class Search:
             self._heap += self._told
             self._told = []
             heapq.heapify(self._heap)
+        self.listed = unlisted is None  # all of the space
         left = self._heap[0].key if self._heap else inf
-        proven = unlisted is None and (len(answers) >= top or not self._heap)
+        proven = self.listed and (len(answers) >= top or not self._heap)
         if unlisted is not None:
             left = min(left, self.bounds.peak_ns(unlisted.layout))
         gap = 0.0

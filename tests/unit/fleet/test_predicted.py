@@ -12,6 +12,7 @@ from windtunnel.fleet.outcome import STATES
 from windtunnel.fleet.policies.optimus import Optimus
 from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import parse_site
+from windtunnel.fleet.study import fleet
 from windtunnel.training import predict
 
 TRACE = """job,submit_s,gpus,duration_s,model,batch_size,seq_len,iterations,tp
@@ -81,6 +82,14 @@ def test_policies_that_choose_gpus_are_told_predicted_speeds(tmp_path):
         assert all(each >= least - 1e-6 for each, least in zip(took, fastest, strict=True)), policy
     with pytest.raises(UserError, match="line 2: how fast this job is"):
         simulate(replace(jobs, columns={}), site, "pollux", Options(speeds=speeds))
+
+
+def test_a_job_without_batch_is_not_said_to_be_too_large(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("job,submit_s,gpus,model,iterations,deadline_s\na,0,2,m,100,1000\n")
+    for policy in ("elasticflow", "pollux", "sia"):
+        with pytest.raises(UserError, match=r"line 2: .*batch_size"):
+            fleet(path, "v100:4", policy, iteration_s=lambda model, batch, gpus: 1.0 / gpus)
 
 
 def test_nodes_are_those_of_the_site(tmp_path):
