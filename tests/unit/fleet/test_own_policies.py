@@ -70,6 +70,7 @@ def test_a_file_gives_a_policy_its_parameters(trace, tmp_path):
         ("policy: tiresias\nqueues: 3\n", "queues.*tiresias has the parameters: thresholds_gpu_s"),
         ("policy: tiresias\nthresholds_gpu_s: 7\n", "give a list of numbers"),
         ("policy: themis\ninterval_s: -1\n", "give a number from 0 on"),
+        ("policy: themis-auction\nlease_s: 0\n", "lease_s = 0: give 1 or more"),
         ("policy: fifo\nthresholds_gpu_s: [7]\n", "fifo has no parameters"),
         ("policy: nobody\n", "in the clock exact give one of"),
     ],

@@ -108,6 +108,8 @@ def _as(example: Any, value: Any, key: str) -> Any:
         raise SpecError(key, value, "give a list of numbers")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise SpecError(key, value, "give a number from 0 on")
+    if key.endswith("_s") and value < 1:  # at 0 it is asked without end
+        raise SpecError(key, value, "give 1 or more")
     if isinstance(example, int):
         if isinstance(value, int):
             return value
