@@ -55,10 +55,23 @@ def test_what_time_was_too_short_for_is_in_the_gap(case: str, ticks: int, monkey
     clock = itertools.count()  # each look at the clock takes a second
     monkeypatch.setattr(searching, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(searching, "FIRST_S", 1000.0)
-    answer = searched(space_of(case), ticks)[1]
+    search, answer = searched(space_of(case), ticks)
+    if answer.counts.structures < len(list(structures(search.space))):
+        assert choices(search, answer.found[0], Budget(10**9, float("inf"))) == ()  # nobody knows what they cost
     assert answer.bound_ns <= optimum
     assert answer.found
     least = answer.found[0].score_ns
     assert least >= optimum
     assert least * (1.0 - answer.gap) <= optimum * (1.0 + 1e-12)
     assert (answer.gap == 0.0) <= (least == optimum)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_listing_that_stops_again_and_again_leaves_nothing_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = searched(space_of(case))[1]
+    monkeypatch.setattr(searching, "LISTING", 0.0)
+    answer = searched(space_of(case), 600.0)[1]
+    assert (answer.gap, answer.counts.structures, answer.counts.legal) == (
+        0.0, whole.counts.structures, whole.counts.legal,
+    )  # fmt: skip
+    assert answer.found[0].score_ns == whole.found[0].score_ns

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
 
 if TYPE_CHECKING:
     from windtunnel.fleet.jobs.trace import Jobs
@@ -65,8 +65,13 @@ def predicted_speeds() -> Speeds:
 
 def _layout(jobs: Jobs, at: int) -> Layout:
     plan = {"global_batch": int(jobs.batch_size[at]), "seq_len": int(jobs.columns["seq_len"][at])}
-    said = {name: jobs.columns[name][at] for name in DEGREES if name in jobs.columns}
-    return tuple({**plan, **{name: int(text) for name, text in said.items() if text}}.items())
+    for name in DEGREES:
+        text = jobs.columns[name][at] if name in jobs.columns else ""
+        if text and not text.isdecimal():
+            raise SpecError(name, text, "give a whole number from 1 on", jobs.where(at))
+        if text:
+            plan[name] = int(text)
+    return tuple(plan.items())
 
 
 @cache
@@ -87,4 +92,4 @@ def _step_s(model: str, gpu: str, gpus: int, per_node: int, layout: Layout) -> f
 def _says_enough(jobs: Jobs, at: int) -> bool:
     numbers = (jobs.iterations[at], jobs.batch_size[at])
     said = jobs.columns.get("seq_len")
-    return bool(jobs.model[at]) and not any(map(math.isnan, numbers)) and said is not None and said[at].isdigit()
+    return bool(jobs.model[at]) and not any(map(math.isnan, numbers)) and said is not None and said[at].isdecimal()

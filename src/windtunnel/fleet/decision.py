@@ -2,7 +2,7 @@
 
     policy.decide(snapshot) -> Decision
 
-What a policy remembers between decisions (queues, the last population of a search) is the `memory` of its last answer,
+What a policy remembers between decisions (queues, leases) is the `memory` of its last answer,
 handed back in the next snapshot. So the same snapshots give the same decisions, and a log of them replays.
 """
 

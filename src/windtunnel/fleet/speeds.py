@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from windtunnel.errors import UserError
 from windtunnel.fleet.jobs.trace import Jobs
 
 Speeds = Callable[[Jobs, int, str, int, int], Mapping[int, float]]
@@ -21,10 +22,12 @@ def sizes(asked: int, batch: float, most: int, least: int = 1) -> list[int]:
 
 
 def speeds_by(runtime: Runtime) -> Speeds:
-    """Speeds from seconds of an iteration."""
+    """Speeds from seconds of an iteration. What it returns raises UserError for a job without batch_size."""
 
     def speeds(jobs: Jobs, index: int, kind: str, per_node: int, most: int) -> Mapping[int, float]:
         batch = float(jobs.batch_size[index])
+        if math.isnan(batch):
+            raise UserError(f"{jobs.where(index)}: batch_size is missing: how fast this job is hangs on it")
         looked = sizes(int(jobs.gpus[index]), batch, most)
         took = {gpus: runtime(jobs.model[index], batch, gpus) for gpus in looked}
         return {gpus: 1 / seconds for gpus, seconds in took.items() if 0 < seconds < math.inf}

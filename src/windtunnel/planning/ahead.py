@@ -14,9 +14,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from heapq import heappop, heappush
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.planning.oracle import Layout, laid_out, memory_bytes, predict, step_ns
@@ -95,7 +96,6 @@ class Ahead(Exact):
         return ASKED[what](layout) if found is None else found
 
     def _send(self, bound: float, number: int, what: int, layout: Layout) -> None:
-        self._receive(wait=False)  # so that neither process waits for the other to make room
         if self._connection is None:
             return
         job = (id(layout.cluster), id(layout.model))
@@ -147,17 +147,34 @@ def working_ahead() -> Iterator[Exact]:
 
 
 def _work(connection: Connection) -> None:
-    """Do what is asked, what has the least bound first, until the searching process is through."""
+    """Do what is asked until the searching process is through.
+
+    A thread takes it in also while an answer is sent: else each process may wait for the other to make room.
+    """
+    asked: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_take_in, args=(connection, asked), daemon=True).start()
     from windtunnel.engine.compiled import kernels  # noqa: F401
 
+    _do(asked, connection)
+
+
+def _take_in(connection: Connection, asked: SimpleQueue[Any]) -> None:
+    """All that comes, and None at its end."""
+    with suppress(EOFError, OSError):
+        while True:
+            asked.put(connection.recv())
+    asked.put(None)
+
+
+def _do(asked: SimpleQueue[Any], connection: Connection) -> None:
+    """What has the least bound comes first."""
     jobs: dict[object, tuple[Cluster, Model]] = {}
     waiting: list[tuple[float, int, int, object, Plan]] = []
     done: set[int] = set()
     while True:
-        while not waiting or connection.poll():
-            try:
-                message = connection.recv()
-            except (EOFError, OSError):
+        while not waiting or not asked.empty():
+            message = asked.get()
+            if message is None:
                 return
             if len(message) == 2:
                 jobs[message[0]] = message[1]

@@ -47,7 +47,12 @@ class Budget:
 
 
 def choices(search: Search, best: Found, budget: Budget) -> tuple[Choice, ...]:
-    """By field, in the order of regret. `search` has run; its prices are used and added to."""
+    """By field, in the order of regret. `search` has run; its prices are used and added to.
+
+    None where time was too short to list the space: what was not listed may be better with any of them.
+    """
+    if not search.listed:
+        return ()
     nodes = sorted(search.left())
     least: dict[tuple[str, Any], tuple[float, bool]] = {}
     seen: dict[Hashable, object] = {}

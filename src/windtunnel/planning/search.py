@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from math import inf
 from time import monotonic
 from typing import Any
@@ -133,7 +133,7 @@ class Search:
         self._shortest_s = inf
         best: dict[tuple[Any, ...], Found] = {}
         answers: list[Found] = []
-        listing = families(self.space)
+        listing: Iterator[Family] = families(self.space)
         unlisted: Family | None = None
         ends = inf if within_s is None else begun + within_s
         while True:
@@ -157,11 +157,13 @@ class Search:
                         self.soon(RESULT, node.key, node.layout)
             if unlisted is None or monotonic() > ends:
                 break
+            listing = chain((unlisted,), listing)
             self._heap += self._told
             self._told = []
             heapq.heapify(self._heap)
+        self.listed = unlisted is None  # all of the space
         left = self._heap[0].key if self._heap else inf
-        proven = unlisted is None and (len(answers) >= top or not self._heap)
+        proven = self.listed and (len(answers) >= top or not self._heap)
         if unlisted is not None:
             left = min(left, self.bounds.peak_ns(unlisted.layout))
         gap = 0.0

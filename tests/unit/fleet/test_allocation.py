@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from windtunnel.engine.compiled.fleet.allocation_kernels import allocate, mean_gain
+from windtunnel.engine.compiled.fleet.allocation_kernels import TINY, allocate
 
 
 def problem(random: np.random.Generator, jobs: int, nodes: int, per_node: int):
@@ -27,6 +27,12 @@ def problem(random: np.random.Generator, jobs: int, nodes: int, per_node: int):
         spanned |= (row > 0) & ((row > 0).sum() > 1)
         base[job], left = row, left - row
     return base, speedup, random.uniform(0, 1, jobs), most, node_gpus, nodes / node_gpus.sum()
+
+
+def mean_gain(x, base, speedup, factor, share) -> float:
+    """The harmonic mean that is maximised."""
+    gained = speedup[np.arange(len(x)), ((x > 0).sum(1) > 1).astype(int), x.sum(1)] * share
+    return float(len(x) / (1 / (gained * np.where((x != base).any(1), factor, 1) + TINY)).sum())
 
 
 def possible(x, most, node_gpus) -> bool:

@@ -57,7 +57,7 @@ def test_a_file_gives_a_policy_its_parameters(trace, tmp_path):
     short, usual = (simulate(jobs, site, policy, Options()) for policy in (named(str(path)), "tiresias"))
     assert short.policy == "short-queue"
     assert short.restarts.sum() > usual.restarts.sum()
-    path.write_text("policy: tiresias\nname: as it is\nthresholds_gpu_s: [57600]\n")
+    path.write_text("policy: Tiresias\nname: as it is\nthresholds_gpu_s: [57600]\n")
     same = simulate(jobs, site, named(str(path)), Options())
     assert (same.policy, same.end_s.tolist()) == ("as it is", usual.end_s.tolist())
     path.write_text("policy: fifo\n")
@@ -70,6 +70,7 @@ def test_a_file_gives_a_policy_its_parameters(trace, tmp_path):
         ("policy: tiresias\nqueues: 3\n", "queues.*tiresias has the parameters: thresholds_gpu_s"),
         ("policy: tiresias\nthresholds_gpu_s: 7\n", "give a list of numbers"),
         ("policy: themis\ninterval_s: -1\n", "give a number from 0 on"),
+        ("policy: themis-auction\nlease_s: 0\n", "lease_s = 0: give 1 or more"),
         ("policy: fifo\nthresholds_gpu_s: [7]\n", "fifo has no parameters"),
         ("policy: nobody\n", "in the clock exact give one of"),
     ],

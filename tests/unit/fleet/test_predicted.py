@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
-from windtunnel.errors import UserError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.fleet.decision import JobView, Snapshot
 from windtunnel.fleet.exact.work import Scaling
 from windtunnel.fleet.jobs.read import read_jobs
@@ -12,6 +12,7 @@ from windtunnel.fleet.outcome import STATES
 from windtunnel.fleet.policies.optimus import Optimus
 from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import parse_site
+from windtunnel.fleet.study import fleet
 from windtunnel.training import predict
 
 TRACE = """job,submit_s,gpus,duration_s,model,batch_size,seq_len,iterations,tp
@@ -42,6 +43,17 @@ def test_a_job_that_names_model_and_batch_needs_no_profile(tmp_path):
     assert run.why == dict.fromkeys((3, 4), "does not say how long it runs")
 
 
+def test_a_layout_that_is_no_number_is_one_clear_error(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE.replace("10,2", "10,two"))
+    with pytest.raises(SpecError, match="line 3: tp = 'two': give a whole number from 1 on"):
+        with_predictions(read_jobs(path), parse_site("h100-sxm:8"))
+    path.write_text(TRACE.replace("2048", "²"))
+    jobs, unfit = with_predictions(read_jobs(path), parse_site("h100-sxm:8"))
+    assert unfit == []
+    assert math.isnan(jobs.duration_s[0])  # as where none is said
+
+
 SIZED = """job,submit_s,gpus,model,batch_size,seq_len,iterations,deadline_s,tp
 whole,0,4,llama-3.2-1b,4,1024,1000,100000,
 sharded,1,2,llama-3.2-1b,2,1024,1000,100000,2
@@ -70,6 +82,14 @@ def test_policies_that_choose_gpus_are_told_predicted_speeds(tmp_path):
         assert all(each >= least - 1e-6 for each, least in zip(took, fastest, strict=True)), policy
     with pytest.raises(UserError, match="line 2: how fast this job is"):
         simulate(replace(jobs, columns={}), site, "pollux", Options(speeds=speeds))
+
+
+def test_a_job_without_batch_is_not_said_to_be_too_large(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("job,submit_s,gpus,model,iterations,deadline_s\na,0,2,m,100,1000\n")
+    for policy in ("elasticflow", "pollux", "sia"):
+        with pytest.raises(UserError, match=r"line 2: .*batch_size"):
+            fleet(path, "v100:4", policy, iteration_s=lambda model, batch, gpus: 1.0 / gpus)
 
 
 def test_nodes_are_those_of_the_site(tmp_path):

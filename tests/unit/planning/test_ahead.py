@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
-from threading import Thread
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -112,11 +113,41 @@ def test_the_least_bound_is_replayed_first(monkeypatch: pytest.MonkeyPatch) -> N
     exact = Ahead(ours)
     for bound, layout in ((3.0, four), (1.0, one), (2.0, two), (0.5, four)):  # the last one is known
         exact.soon(STEP, bound, layout)
-    worker = Thread(target=ahead._work, args=(theirs,))  # finds all of them waiting
+    asked: SimpleQueue[Any] = SimpleQueue()
+    while theirs.poll():
+        asked.put(theirs.recv())
+    worker = Thread(target=ahead._do, args=(asked, theirs))
     worker.start()
     while len(done) < 3:
         exact._receive(wait=True)
     assert exact.step_ns(four) == step_ns(four)
-    ours.close()
+    asked.put(None)
     worker.join()
     assert done == [1, 2, 4]
+
+
+def test_neither_process_waits_for_the_other_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_all, found = Event(), list[bytes]()
+
+    def large(layout: Layout) -> bytes:
+        asked_all.wait(2.0)  # or until a pipe that nobody empties is full
+        return bytes(2**20)
+
+    monkeypatch.setattr(ahead, "ASKED", (large, large, large))
+    (layout,) = layouts(1)
+    ours, theirs = Pipe()
+    exact = Ahead(ours)
+
+    def ask() -> None:
+        exact.soon(STEP, 0.0, layout)
+        for bound in range(2000):  # more than a pipe holds
+            exact._send(float(bound), 0, STEP, layout)
+        asked_all.set()
+        found.append(exact._of(STEP, layout))
+
+    Thread(target=ahead._work, args=(theirs,), daemon=True).start()
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(20.0)
+    assert list(map(len, found)) == [2**20]
+    ours.close()

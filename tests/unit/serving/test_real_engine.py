@@ -11,11 +11,13 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 
 from windtunnel.serving.batching import ContinuousBatching  # noqa: E402
+from windtunnel.serving.batching.plan import Plan  # noqa: E402
 from windtunnel.serving.batching.skip_join import SkipJoinBatching  # noqa: E402
 from windtunnel.serving.real.carry_out import Carrier  # noqa: E402
 from windtunnel.serving.real.llama import Llama, Shape  # noqa: E402
 from windtunnel.serving.real.prices import NODES, Step, fitted, times_of  # noqa: E402
 from windtunnel.serving.replica import Rules, StepwiseReplica  # noqa: E402
+from windtunnel.serving.replica.sequence import Sequence  # noqa: E402
 from windtunnel.serving.simulate import simulate  # noqa: E402
 from windtunnel.serving.workload.requests import Workload  # noqa: E402
 
@@ -84,3 +86,12 @@ def test_the_fit_finds_the_prices_that_made_the_steps() -> None:
     times = times_of(prices, 1)
     assert times.decode(6).at(6 * 300) / 1024e9 == pytest.approx(cost((), (300,) * 6), rel=0.01)
     assert times.mixed(3, 300, [(48, 0)], 1) / 1024e9 == pytest.approx(cost(((48, 0),), (100,) * 3), rel=0.05)
+
+
+def test_how_fast_the_machine_is_is_looked_at_in_a_short_run_too() -> None:
+    looked: list[None] = []
+    carrier = Carrier(Llama(SMALL, 4, BLOCK), 4, ContinuousBatching(), look=lambda: looked.append(None))
+    one = Sequence(0, 3, 1, 0)
+    one.blocks = 1
+    carrier(Plan(chunks=[(one, 3)]))
+    assert len(looked) == 1

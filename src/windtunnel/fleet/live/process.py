@@ -13,7 +13,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from windtunnel.process import processes
 
 BIRTH_S = 2.0  # after which a process that wrote no number was never born
 GRACE_S = 5.0  # between asking a process to stop and stopping it
@@ -29,22 +32,19 @@ def birth_of(pid: int) -> int | None:
 
 
 def launch(folder: Path, attempt: int, command: str, environment: Mapping[str, str]) -> int:
-    """Start a command in a session of its own; returns its process number once it is written."""
+    """Start a command in a session of its own; returns its process number."""
     folder.mkdir(parents=True, exist_ok=True)
     pid, exit_, log = (shlex.quote(str(folder / f"{name}.{attempt}")) for name in ("pid", "exit", "log"))
     script = (
         f"echo $$ > {pid}.new && mv {pid}.new {pid}; ( {command}\n) >> {log} 2>&1;"
         f" echo $? > {exit_}.new; mv {exit_}.new {exit_}"
     )
-    subprocess.Popen(
+    return subprocess.Popen(
         ["/bin/sh", "-c", script],
         env={**os.environ, **environment, "WINDTUNNEL_FOLDER": str(folder)},
         start_new_session=True,
         stdin=subprocess.DEVNULL,
-    )
-    found = number(folder, attempt, BIRTH_S)
-    assert found is not None, f"no process was born for {folder}"
-    return found
+    ).pid
 
 
 def number(folder: Path, attempt: int, patience_s: float) -> int | None:
@@ -65,18 +65,21 @@ def status(folder: Path, attempt: int) -> int | None:
 
 
 def stop(pid: int, born: int) -> None:
-    """Ask the whole session to stop, and make it after a while."""
-    for sign, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        if birth_of(pid) != born:
-            return
-        try:
-            os.killpg(pid, sign)
-        except ProcessLookupError:
-            return
-        until = time.monotonic() + patience_s
-        while birth_of(pid) == born and time.monotonic() < until:
+    """Ask the whole session to stop, and make it after a while. Its shell goes first: what it ran may still save."""
+    if birth_of(pid) not in (born, None):
+        return  # another's number by now: of a session nobody is left then
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for member in _session(pid):
+            with suppress(ProcessLookupError):
+                os.kill(member, sign)
+        until = time.monotonic() + GRACE_S
+        while _session(pid) and time.monotonic() < until:
             reap()
             time.sleep(0.01)
+
+
+def _session(number: int) -> list[int]:
+    return [pid for pid, _, session in processes() if session == number]
 
 
 def reap() -> None:

@@ -58,6 +58,7 @@ class Scheduler:
     origin: float = 0.0
     memory: object = None
     wake_s: float | None = None
+    round: int = -1  # of a policy that is asked at intervals, the last
     seen: set[int] = field(default_factory=set)
 
     def run(self) -> None:
@@ -68,11 +69,19 @@ class Scheduler:
             changed = True
             while any(job.end_s is None and not job.failed for job in self.jobs):
                 changed |= self._look(journal)
-                if changed or (self.wake_s is not None and self._now() >= self.wake_s):
+                if self._is_due(changed):
                     changed = self._decide(journal)
                 time.sleep(POLL_S)
         finally:
             journal.close()
+
+    def _is_due(self, changed: bool) -> bool:
+        """Whether the policy is to be asked; one with `interval_s` is at multiples of it only, as in the clock."""
+        now, every_s = self._now(), float(getattr(self.policy, "interval_s", 0.0))
+        if not every_s:
+            return changed or (self.wake_s is not None and now >= self.wake_s)
+        before, self.round = self.round, int(now // every_s)
+        return self.round > before
 
     def _now(self) -> float:
         return time.time() - self.origin
@@ -130,6 +139,8 @@ class Scheduler:
     def _book_end(self, journal: Journal, job: LiveJob, now: float) -> None:
         """A job ended or died by itself."""
         status = process.status(self.folder / job.name, job.attempt)
+        if status is None and job.born >= 0:  # its shell was killed, alone perhaps
+            process.stop(job.pid, job.born)
         died = status != 0
         for_good = died and job.deaths >= RETRIES
         what = "failed" if for_good else "death" if died else "end"

@@ -63,12 +63,12 @@ def read_policy(path: Path) -> Own:
     like = data.pop("policy", None)
     if not isinstance(like, str):
         raise InputFileError(path, "does not say which policy", "give policy: tiresias, or another name")
-    name = str(data.pop("name", path.stem))
+    name, like = str(data.pop("name", path.stem)), like.lower()
     known = (*NAMES, *DIVIDED, *TYPED)
     if data and like not in known:
         remedy = f"{like} has no parameters; those that have: {', '.join(known)}"
         raise SpecError(next(iter(data)), data[next(iter(data))], remedy, str(path))
-    return Own(name, like.lower(), data)
+    return Own(name, like, data)
 
 
 def _built_in(name: str, site: Site, seed: int) -> Any:
@@ -108,6 +108,8 @@ def _as(example: Any, value: Any, key: str) -> Any:
         raise SpecError(key, value, "give a list of numbers")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise SpecError(key, value, "give a number from 0 on")
+    if key.endswith("_s") and value < 1:  # at 0 it is asked without end
+        raise SpecError(key, value, "give 1 or more")
     if isinstance(example, int):
         if isinstance(value, int):
             return value

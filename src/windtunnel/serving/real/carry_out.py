@@ -59,7 +59,7 @@ class Carrier:
         """Do it; nanoseconds that it took."""
         wall = time.monotonic_ns()
         self._steps += 1
-        if self._steps % LOOK_EVERY == 0:
+        if self._steps % LOOK_EVERY == 1:  # in a short run too
             begin = self.now_ns()
             self.look()
             self.policy.asked_ns += self.now_ns() - begin

@@ -1,6 +1,6 @@
 """Compiled model of a job of AdaptDL's simulator whose batch is chosen for it, and the simulator's clock under Pollux.
 
-Flat arrays of `fleet/adaptdl/measured.py` and `work.py`: a record for each application and job, and beside them what
+Flat arrays of `fleet/adaptdl/chosen.py`: a record for each application and job, and beside them what
 hangs on their number. The rules are those of `fleet/adaptdl/application.py`, `clock.py` and
 `fleet/policies/pollux.py`. Each function's `.py_func` is the same code uncompiled.
 """

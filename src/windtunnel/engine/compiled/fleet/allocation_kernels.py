@@ -24,20 +24,6 @@ LEAST = 1e-9  # relative: a smaller improvement is none
 
 
 @njit(cache=True)
-def mean_gain(x: Array, base: Array, speedup: Array, factor: Array, share: float) -> float:
-    """The harmonic mean over jobs. `x`, `base`: GPUs [job, node]; `speedup`: [job, on several nodes, GPUs]."""
-    inverse = 0.0
-    for job in range(len(x)):
-        gpus, on, moved = 0, 0, False
-        for node in range(x.shape[1]):
-            gpus += x[job, node]
-            on += x[job, node] > 0
-            moved |= x[job, node] != base[job, node]
-        inverse += 1.0 / (speedup[job, int(on > 1), gpus] * share * (factor[job] if moved else 1.0) + TINY)
-    return len(x) / inverse
-
-
-@njit(cache=True)
 def _placed(gpus: int, room: Array, spans: Array, row: Array) -> int:
     """Place a job in `row` and take its GPUs from `room`: on how many nodes; -1 where there is no place for it.
 
