@@ -62,6 +62,39 @@ def test_a_factor_of_one_deployment_stays_where_kernels_bear_it_out_and_is_in_ba
         assert engine.times.doubt(64, 500) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("engine", "gpu", "seqs", "tokens"),
+    [
+        ("vllm-0.11", "h100-sxm", 1024, 8192),
+        ("vllm-0.11", "b200-sxm", 1024, 8192),
+        ("vllm-0.11", "a100-80gb-sxm", 256, 2048),
+        ("vllm-0.11", "l40s", 256, 2048),
+        ("vllm-0.6", "h100-sxm", 256, 8192),
+        ("sglang-0.5.9", "b200-sxm", 1024, 16384),
+        ("sglang-0.5.9", "h200-sxm", 1024, 8192),
+        ("sglang-0.5.9", "l40s", 1024, 4096),
+    ],
+)
+def test_batch_and_budget_are_the_engines_defaults_on_the_gpu(engine: str, gpu: str, seqs: int, tokens: int) -> None:
+    rules = engine_of(load_model("llama-3.1-8b"), parse_cluster(f"{gpu}:1"), Deployment(engine=engine)).rules
+    assert (rules.max_num_seqs, rules.token_budget) == (seqs, tokens)
+
+
+def test_defaults_by_gpu_without_a_gpu_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("releases: {'1': {by_gpu: [{max_num_seqs: 64}]}}\n")
+    with pytest.raises(SpecError, match="memory_below"):
+        load_engine(str(path))
+
+
+def test_vllms_cache_is_what_published_servers_had() -> None:
+    llama, qwen = load_model("llama-3.1-8b"), load_model("qwen3-32b")
+    small = engine_of(llama, parse_cluster("a100-40gb-sxm:1"), Deployment(engine="vllm-0.19"))
+    assert small.memory.tokens == pytest.approx(163168, rel=0.02)  # as its log said
+    large = engine_of(qwen, parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.11"))
+    assert 32077 < large.memory.tokens < 40000  # prompts of 32,000 tokens ran there, one at a time
+
+
 def test_captured_batches_pad_to_the_next_size() -> None:
     profile = load_engine("vllm-0.12")
     assert [profile.padded(n)[0] for n in (1, 3, 5, 200, 257, 511)] == [1, 4, 8, 200, 272, 512]

@@ -71,7 +71,10 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
         (layer.feed_forward.size * 2 if layer.feed_forward.kind == "dense" else 2 * model.hidden_size)
         for layer in model.layers
     )
-    activations = budget * (ACTIVATIONS * model.hidden_size + 2.0 * widest / deployment.tp)
+    seqs = deployment.max_num_seqs or profile.max_num_seqs
+    # Engines that measure a full step before they take the cache draw tokens when its layers are done.
+    drawing = profile.sampler_bytes * seqs * model.vocab_size
+    activations = max(drawing, budget * (ACTIVATIONS * model.hidden_size + 2.0 * widest / deployment.tp))
     weights = weight_bytes(model, deployment)
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)
