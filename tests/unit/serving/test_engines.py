@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from windtunnel.cost.inference import inference_kernels
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
@@ -11,6 +13,7 @@ from windtunnel.serving import Deployment, engine_of, load_engine
 from windtunnel.serving.engines.profile import engine_names
 from windtunnel.serving.kv.capacity import kv_bytes_per_token, weight_bytes
 from windtunnel.serving.run import sources_of
+from windtunnel.serving.step_time.times import TICKS_PER_S
 
 
 @pytest.mark.parametrize("name", engine_names())
@@ -93,6 +96,28 @@ def test_vllms_cache_is_what_published_servers_had() -> None:
     assert small.memory.tokens == pytest.approx(163168, rel=0.02)  # as its log said
     large = engine_of(qwen, parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.11"))
     assert 32077 < large.memory.tokens < 40000  # prompts of 32,000 tokens ran there, one at a time
+
+
+def test_beside_prompts_flash_attention_2_gives_every_head_of_a_sequence_a_tile() -> None:
+    engine = engine_of(load_model("qwen3-14b"), parse_cluster("a100-80gb-sxm:1"), Deployment(engine="vllm-0.11"))
+    apart = replace(engine.times, profile=replace(engine.profile, mixed_decode_tile=0), _mixed={})
+    chunk = [(1960, 0)]
+    alone = [times.mixed(0, 0, chunk, 1) for times in (engine.times, apart)]
+    beside = [times.mixed(88, 88 * 2048, chunk, 1) for times in (engine.times, apart)]
+    assert alone[0] == alone[1]
+    # 88 x 40 heads x 64 rows x 2,048 cached x 4 x 128 FLOPs x 40 layers: 9.4e12, at least 30 ms at an A100's 312e12
+    assert beside[0] / TICKS_PER_S - alone[0] / TICKS_PER_S > 0.03
+    assert beside[0] - beside[1] > 0.015 * TICKS_PER_S
+    hopper = engine_of(load_model("qwen3-14b"), parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.11"))
+    assert hopper.profile.mixed_decode_tile == 0  # FlashAttention-3 packs the heads of a group
+
+
+def test_experts_in_a_format_that_a_gpu_cannot_multiply_are_no_faster_than_its_16_bits_allow() -> None:
+    kernels = inference_kernels(parse_cluster("a100-80gb-sxm:4"), "vllm")
+    plain, fp8 = (kernels.experts(4096, 1536, 8, 128, 4, 1, dtype) for dtype in ("bf16", "fp8_block"))
+    read = 128 * 3 * 4096 * 384 / kernels.bandwidth  # the byte of each weight that is not read
+    assert plain.at(2048) > fp8.at(2048) > plain.at(2048) - 1.05 * read
+    assert fp8.at(1) < plain.at(1)
 
 
 def test_captured_batches_pad_to_the_next_size() -> None:

@@ -236,15 +236,33 @@ def _experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
                 line.nodes, tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
             )
     nodes = tuple(float(2**i) for i in range(0, 15))
-    return Curve(nodes, tuple(_experts_s(kernels, tokens, layer) for tokens in nodes))
+    seconds = tuple(_experts_s(kernels, tokens, layer) for tokens in nodes)
+    if kernels.gpu.supports(GEMM_DTYPE.get(layer.dtype, layer.dtype)):
+        return Curve(nodes, seconds)
+    # Multiplied in 16 bits, as dense products are: what that takes less the bytes of weights that are not read.
+    plain = _experts(kernels, layer._replace(dtype="bf16"))
+    saved = (WEIGHT_BYTES["bf16"] - WEIGHT_BYTES[layer.dtype]) / kernels.bandwidth
+    weights = tuple(_touched(tokens, layer) / ep * _weights_of_one(layer) for tokens in nodes)
+    rows = zip(nodes, seconds, weights, strict=True)
+    return Curve(nodes, tuple(max(own, plain.at(tokens) - saved * held) for tokens, own, held in rows))
+
+
+def _touched(tokens: float, layer: _Experts) -> float:
+    """Experts of the layer that get a token."""
+    if layer.topk >= layer.experts:
+        return float(layer.experts)
+    return layer.experts * -math.expm1(tokens * math.log1p(-layer.topk / layer.experts))
+
+
+def _weights_of_one(layer: _Experts) -> float:
+    """Weights of one expert on one GPU."""
+    return (3 if layer.gated else 2) * layer.hidden * layer.inter / layer.tp
 
 
 def _experts_s(kernels: InferenceKernels, tokens: float, layer: _Experts) -> float:
     """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
-    hidden, inter, topk, experts, tp, ep, dtype, gated = layer
-    matrices = 3 if gated else 2
-    touched = experts * -math.expm1(tokens * math.log1p(-topk / experts)) if topk < experts else float(experts)
-    of_one = matrices * hidden * inter / tp
+    hidden, inter, topk, _, tp, ep, dtype, _ = layer
+    touched, of_one = _touched(tokens, layer), _weights_of_one(layer)
     bytes_total = touched / ep * of_one * WEIGHT_BYTES[dtype] + 4.0 * tokens * topk / ep * (hidden + inter / tp)
     rows = tokens * topk / ep + touched / ep * ROUTED_TILE / 2
     held = GEMM_DTYPE.get(dtype, dtype)

@@ -81,6 +81,9 @@ class Profile:
     graph_sizes: tuple[int, ...] = ()  # captured batches; () = 1, 2, 4, then every 8 to 256, then every 16
     step_s: float = 0.0
     sequence_s: float = 0.0
+    # Rows of a tile that each head of a decoding sequence takes beside prompts: FlashAttention-2 shares neither the
+    # cache between the heads of a group nor a tile between sequences there. 0: its attention is as in decode steps.
+    mixed_decode_tile: int = 0
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest

@@ -2,7 +2,8 @@
 
     bytes of a token     2 x layers x KV heads / tp x head size x bytes, KV heads not split below one;
                          MLA: layers x (latent + rotary) x bytes, on every tensor-parallel rank
-    capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM, SGLang)
+    capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM, SGLang);
+                         activations: the step's layers, or what draws its tokens where that is more
                          (usable memory - weights - activations - reserved) x utilisation (TensorRT-LLM)
 
 Windowed layers are counted in full, as engines without a hybrid cache do.
