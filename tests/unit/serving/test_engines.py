@@ -120,6 +120,20 @@ def test_experts_in_a_format_that_a_gpu_cannot_multiply_are_no_faster_than_its_1
     assert fp8.at(1) < plain.at(1)
 
 
+def test_four_bit_checkpoints_leave_attention_in_sixteen_bits_in_time_and_memory() -> None:
+    gpt_oss, deepseek = load_model("gpt-oss-120b"), load_model("deepseek-v3")
+    apart = Deployment(weights="bf16", expert_weights="mxfp4")
+    whole = Deployment(weights="mxfp4")
+    assert weight_bytes(gpt_oss, whole) == weight_bytes(gpt_oss, apart)
+    h100 = parse_cluster("h100-sxm:1")
+    steps = [engine_of(gpt_oss, h100, one).times.prices.dense(2048) for one in (whole, apart)]
+    assert steps[0] == steps[1]
+    attention = sum(n * deepseek.parameters_of(layer).attention for layer, n in deepseek.distinct_layers())
+    fewer = weight_bytes(deepseek, Deployment(weights="fp8")) - weight_bytes(deepseek, Deployment(weights="nvfp4"))
+    others = deepseek.parameters - attention - deepseek.embedding_parameters - deepseek.head_parameters
+    assert fewer == pytest.approx(others * (1 - 0.5625) - attention, rel=0.01)
+
+
 def test_captured_batches_pad_to_the_next_size() -> None:
     profile = load_engine("vllm-0.12")
     assert [profile.padded(n)[0] for n in (1, 3, 5, 200, 257, 511)] == [1, 4, 8, 200, 272, 512]

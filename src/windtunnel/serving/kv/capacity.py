@@ -59,7 +59,8 @@ def weight_bytes(model: Model, deployment: Deployment) -> float:
     total = 0.0
     for layer, count in model.distinct_layers():
         part = model.parameters_of(layer)
-        total += count * dense * (part.attention + part.dense + part.shared) / deployment.tp
+        total += count * WEIGHT_BYTES[deployment.projections(layer)] * part.attention / deployment.tp
+        total += count * dense * (part.dense + part.shared) / deployment.tp
         total += count * (2.0 * (part.router + part.norms) + routed * part.experts / (slices * groups))
     ends = 2.0 * (model.embedding_parameters + model.head_parameters) / deployment.tp
     return total / deployment.pp + ends / (1 if deployment.pp == 1 else 2)
