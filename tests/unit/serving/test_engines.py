@@ -120,6 +120,18 @@ def test_experts_in_a_format_that_a_gpu_cannot_multiply_are_no_faster_than_its_1
     assert fp8.at(1) < plain.at(1)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "engine", "dtype"), [("a100-80gb-sxm:4", "vllm", "bf16"), ("h200-sxm:4", "sglang", "fp8")]
+)
+def test_experts_of_a_shape_that_was_not_timed_cost_what_the_nearest_one_makes_of_its_flops(
+    gpu: str, engine: str, dtype: str
+) -> None:
+    kernels = inference_kernels(parse_cluster(gpu), engine)
+    timed, between = (kernels.experts(4096, inter, 8, 128, 4, 1, dtype) for inter in (1536, 1472))
+    for tokens in (16, 256, 2048, 8192):  # formula alone: half of it from 1,024 tokens on
+        assert between.at(tokens) == pytest.approx(timed.at(tokens) * 1472 / 1536, rel=0.1)
+
+
 def test_four_bit_checkpoints_leave_attention_in_sixteen_bits_in_time_and_memory() -> None:
     gpt_oss, deepseek = load_model("gpt-oss-120b"), load_model("deepseek-v3")
     apart = Deployment(weights="bf16", expert_weights="mxfp4")
