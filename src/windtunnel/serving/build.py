@@ -68,7 +68,7 @@ def engine_of(
     Raises LayoutError and SpecError.
     """
     check(deployment, model, cluster)
-    used = load_engine(deployment.engine) if profile is None else profile
+    used = (load_engine(deployment.engine) if profile is None else profile).on(cluster.gpu)
     kv = kv_format(deployment, used, cluster)
     memory = memory_of(model, deployment, used, cluster, kv)
     size = deployment.block_size or used.block_size

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from windtunnel.cost.inference.kernels import WEIGHT_BYTES
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.hardware.cluster import Cluster
-from windtunnel.model.architecture import Model
+from windtunnel.model.architecture import Layer, Model
 
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks")
 
@@ -79,6 +79,15 @@ class Deployment:
     def routed(self) -> str:
         """Number format of routed experts."""
         return self.expert_weights or self.weights
+
+    def projections(self, layer: Layer) -> str:
+        """Number format of a layer's attention matrices, which published 4-bit checkpoints partly leave in 16 bits.
+
+        NVIDIA's NVFP4 of DeepSeek and Kimi leave attention, OpenAI's MXFP4 of gpt-oss all but the experts.
+        """
+        latent = self.weights == "nvfp4" and layer.attention.kind == "mla"
+        mixture = self.weights == "mxfp4" and layer.feed_forward.kind == "moe"
+        return "bf16" if latent or mixture else self.weights
 
     def words(self) -> str:
         """As people write it: tp8, tp2 pp2, dp8 ep8."""

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from windtunnel.cost.inference import inference_kernels
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
@@ -11,6 +13,7 @@ from windtunnel.serving import Deployment, engine_of, load_engine
 from windtunnel.serving.engines.profile import engine_names
 from windtunnel.serving.kv.capacity import kv_bytes_per_token, weight_bytes
 from windtunnel.serving.run import sources_of
+from windtunnel.serving.step_time.times import TICKS_PER_S
 
 
 @pytest.mark.parametrize("name", engine_names())
@@ -60,6 +63,87 @@ def test_a_factor_of_one_deployment_stays_where_kernels_bear_it_out_and_is_in_ba
         assert any("one deployment" in one for one in sources_of(engine)) == stays
         assert (engine.times.doubt(2048, 500) > 0.01) == stays
         assert engine.times.doubt(64, 500) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "seqs", "tokens"),
+    [
+        ("vllm-0.11", "h100-sxm", 1024, 8192),
+        ("vllm-0.11", "b200-sxm", 1024, 8192),
+        ("vllm-0.11", "a100-80gb-sxm", 256, 2048),
+        ("vllm-0.11", "l40s", 256, 2048),
+        ("vllm-0.6", "h100-sxm", 256, 8192),
+        ("sglang-0.5.9", "b200-sxm", 1024, 16384),
+        ("sglang-0.5.9", "h200-sxm", 1024, 8192),
+        ("sglang-0.5.9", "l40s", 1024, 4096),
+    ],
+)
+def test_batch_and_budget_are_the_engines_defaults_on_the_gpu(engine: str, gpu: str, seqs: int, tokens: int) -> None:
+    rules = engine_of(load_model("llama-3.1-8b"), parse_cluster(f"{gpu}:1"), Deployment(engine=engine)).rules
+    assert (rules.max_num_seqs, rules.token_budget) == (seqs, tokens)
+
+
+def test_defaults_by_gpu_without_a_gpu_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("releases: {'1': {by_gpu: [{max_num_seqs: 64}]}}\n")
+    with pytest.raises(SpecError, match="memory_below"):
+        load_engine(str(path))
+
+
+def test_vllms_cache_is_what_published_servers_had() -> None:
+    llama, qwen = load_model("llama-3.1-8b"), load_model("qwen3-32b")
+    small = engine_of(llama, parse_cluster("a100-40gb-sxm:1"), Deployment(engine="vllm-0.19"))
+    assert small.memory.tokens == pytest.approx(163168, rel=0.02)  # as its log said
+    large = engine_of(qwen, parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.11"))
+    assert 32077 < large.memory.tokens < 40000  # prompts of 32,000 tokens ran there, one at a time
+
+
+def test_beside_prompts_flash_attention_2_gives_every_head_of_a_sequence_a_tile() -> None:
+    engine = engine_of(load_model("qwen3-14b"), parse_cluster("a100-80gb-sxm:1"), Deployment(engine="vllm-0.11"))
+    apart = replace(engine.times, profile=replace(engine.profile, mixed_decode_tile=0), _mixed={})
+    chunk = [(1960, 0)]
+    alone = [times.mixed(0, 0, chunk, 1) for times in (engine.times, apart)]
+    beside = [times.mixed(88, 88 * 2048, chunk, 1) for times in (engine.times, apart)]
+    assert alone[0] == alone[1]
+    # 88 x 40 heads x 64 rows x 2,048 cached x 4 x 128 FLOPs x 40 layers: 9.4e12, at least 30 ms at an A100's 312e12
+    assert beside[0] / TICKS_PER_S - alone[0] / TICKS_PER_S > 0.03
+    assert beside[0] - beside[1] > 0.015 * TICKS_PER_S
+    hopper = engine_of(load_model("qwen3-14b"), parse_cluster("h100-sxm:1"), Deployment(engine="vllm-0.11"))
+    assert hopper.profile.mixed_decode_tile == 0  # FlashAttention-3 packs the heads of a group
+
+
+def test_experts_in_a_format_that_a_gpu_cannot_multiply_are_no_faster_than_its_16_bits_allow() -> None:
+    kernels = inference_kernels(parse_cluster("a100-80gb-sxm:4"), "vllm")
+    plain, fp8 = (kernels.experts(4096, 1536, 8, 128, 4, 1, dtype) for dtype in ("bf16", "fp8_block"))
+    read = 128 * 3 * 4096 * 384 / kernels.bandwidth  # the byte of each weight that is not read
+    assert plain.at(2048) > fp8.at(2048) > plain.at(2048) - 1.05 * read
+    assert fp8.at(1) < plain.at(1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "dtype"), [("a100-80gb-sxm:4", "vllm", "bf16"), ("h200-sxm:4", "sglang", "fp8")]
+)
+def test_experts_of_a_shape_that_was_not_timed_cost_what_the_nearest_one_makes_of_its_flops(
+    gpu: str, engine: str, dtype: str
+) -> None:
+    kernels = inference_kernels(parse_cluster(gpu), engine)
+    timed, between = (kernels.experts(4096, inter, 8, 128, 4, 1, dtype) for inter in (1536, 1472))
+    for tokens in (16, 256, 2048, 8192):  # formula alone: half of it from 1,024 tokens on
+        assert between.at(tokens) == pytest.approx(timed.at(tokens) * 1472 / 1536, rel=0.1)
+
+
+def test_four_bit_checkpoints_leave_attention_in_sixteen_bits_in_time_and_memory() -> None:
+    gpt_oss, deepseek = load_model("gpt-oss-120b"), load_model("deepseek-v3")
+    apart = Deployment(weights="bf16", expert_weights="mxfp4")
+    whole = Deployment(weights="mxfp4")
+    assert weight_bytes(gpt_oss, whole) == weight_bytes(gpt_oss, apart)
+    h100 = parse_cluster("h100-sxm:1")
+    steps = [engine_of(gpt_oss, h100, one).times.prices.dense(2048) for one in (whole, apart)]
+    assert steps[0] == steps[1]
+    attention = sum(n * deepseek.parameters_of(layer).attention for layer, n in deepseek.distinct_layers())
+    fewer = weight_bytes(deepseek, Deployment(weights="fp8")) - weight_bytes(deepseek, Deployment(weights="nvfp4"))
+    others = deepseek.parameters - attention - deepseek.embedding_parameters - deepseek.head_parameters
+    assert fewer == pytest.approx(others * (1 - 0.5625) - attention, rel=0.01)
 
 
 def test_captured_batches_pad_to_the_next_size() -> None:

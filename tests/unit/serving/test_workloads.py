@@ -110,7 +110,7 @@ def test_a_rate_that_is_never_reached_is_no_goodput() -> None:
     from windtunnel.model import load_model
     from windtunnel.serving import Deployment, engine_of, serve_with
 
-    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment())
+    engine = engine_of(load_model("llama-3.1-8b"), parse_cluster("h100-sxm:1"), Deployment(max_num_seqs=256))
     slo = {"ttft_s": 60.0}  # as long as the whole run: a burst meets it, too
     prompts, outputs = lengths(600, 100, 20, 1.0, 0)
     load = Workload(prompts, outputs, arrivals(600, 1.0, 1.0, 0))

@@ -4,7 +4,8 @@
                        KV bytes / (bandwidth x efficiency) + launch
     latent attention   the same, over heads alone: one latent of 576 numbers per token is read by all heads (MLA)
     experts            measured over the tokens of the expert group for the model's own shape; else the bytes of the
-                       experts that get a token, N (1 - (1 - k/N)^T) of N, or their FLOPs, whichever is longer
+                       experts that get a token, N (1 - (1 - k/N)^T) of N, or their FLOPs, whichever is longer, times
+                       what the nearest shape that was timed takes of the same
     all-reduce         the engines' own one-shot and two-shot kernels inside a CUDA graph; NCCL's above 8 GPUs
     dense products     `cost.kernels`, as in training
 
@@ -17,6 +18,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, final
+
+import numpy as np
 
 from windtunnel.cost import roofline
 from windtunnel.cost.communication.collectives import collective, group_of
@@ -215,6 +218,50 @@ class _Experts(NamedTuple):
 
 @lru_cache(maxsize=512)
 def _experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
+    timed = _timed_experts(kernels, layer)
+    if timed is not None:
+        return timed
+    nodes = tuple(float(2**i) for i in range(0, 15))
+    seconds = tuple(_experts_s(kernels, tokens, layer) for tokens in nodes)
+    if kernels.gpu.supports(GEMM_DTYPE.get(layer.dtype, layer.dtype)):
+        near = _nearest_experts(kernels, layer)
+        line = None if near is None else _timed_experts(kernels, near)
+        if near is None or line is None:
+            return Curve(nodes, seconds)
+        # What the nearest shape takes beyond its bytes or FLOPs: 0.5 to 3 times, alike for shapes that are.
+        over = [line.at(tokens) / _experts_s(kernels, tokens, near) for tokens in nodes]
+        return curve(np.array(nodes), np.array(seconds) * np.array(over))
+    # Multiplied in 16 bits, as dense products are: what that takes less the bytes of weights that are not read.
+    plain = _experts(kernels, layer._replace(dtype="bf16"))
+    saved = (WEIGHT_BYTES["bf16"] - WEIGHT_BYTES[layer.dtype]) / kernels.bandwidth
+    weights = tuple(_touched(tokens, layer) / layer.ep * _weights_of_one(layer) for tokens in nodes)
+    rows = zip(nodes, seconds, weights, strict=True)
+    return Curve(nodes, tuple(max(own, plain.at(tokens) - saved * held) for tokens, own, held in rows))
+
+
+def _nearest_experts(kernels: InferenceKernels, layer: _Experts) -> _Experts | None:
+    """The shape that is most like it of those that were timed in its format, by any engine, all experts on each GPU.
+
+    So how uneven a table has its experts lie over GPUs does not come along: the formula's are even.
+    """
+    shapes = ("hidden_size", "inter_size", "topk", "num_experts")
+    where = (("moe_dtype", MOE_NAMES.get(layer.dtype, "bfloat16")),)
+    found = [
+        layer._replace(hidden=kind[0], inter=kind[1], topk=kind[2], experts=kind[3], ep=1)
+        for _, path in _tables(kernels.gpu, "moe", "moe_perf", kernels.framework)
+        for kind in measured.distinct(path, shapes, where)
+    ]
+
+    def unlike(one: _Experts) -> float:
+        shared = one.experts / one.topk * layer.topk / layer.experts
+        sizes = (one.hidden / layer.hidden, one.inter / layer.inter, shared)
+        return sum(abs(math.log(ratio)) for ratio in sizes)
+
+    return min(found, key=unlike, default=None)
+
+
+def _timed_experts(kernels: InferenceKernels, layer: _Experts) -> Curve | None:
+    """Of the tables, where they hold the shape."""
     name = MOE_NAMES.get(layer.dtype, "bfloat16")
     hidden, inter, topk, experts, tp, ep = layer[:6]
     shape = {"hidden_size": hidden, "inter_size": inter, "topk": topk, "num_experts": experts}
@@ -235,16 +282,25 @@ def _experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
             return Curve(
                 line.nodes, tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
             )
-    nodes = tuple(float(2**i) for i in range(0, 15))
-    return Curve(nodes, tuple(_experts_s(kernels, tokens, layer) for tokens in nodes))
+    return None
+
+
+def _touched(tokens: float, layer: _Experts) -> float:
+    """Experts of the layer that get a token."""
+    if layer.topk >= layer.experts:
+        return float(layer.experts)
+    return layer.experts * -math.expm1(tokens * math.log1p(-layer.topk / layer.experts))
+
+
+def _weights_of_one(layer: _Experts) -> float:
+    """Weights of one expert on one GPU."""
+    return (3 if layer.gated else 2) * layer.hidden * layer.inter / layer.tp
 
 
 def _experts_s(kernels: InferenceKernels, tokens: float, layer: _Experts) -> float:
     """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
-    hidden, inter, topk, experts, tp, ep, dtype, gated = layer
-    matrices = 3 if gated else 2
-    touched = experts * -math.expm1(tokens * math.log1p(-topk / experts)) if topk < experts else float(experts)
-    of_one = matrices * hidden * inter / tp
+    hidden, inter, topk, _, tp, ep, dtype, _ = layer
+    touched, of_one = _touched(tokens, layer), _weights_of_one(layer)
     bytes_total = touched / ep * of_one * WEIGHT_BYTES[dtype] + 4.0 * tokens * topk / ep * (hidden + inter / tp)
     rows = tokens * topk / ep + touched / ep * ROUTED_TILE / 2
     held = GEMM_DTYPE.get(dtype, dtype)

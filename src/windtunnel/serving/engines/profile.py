@@ -23,10 +23,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.hardware.gpu import Gpu
 from windtunnel.input_file import read_mapping
+from windtunnel.units import parse_bytes
 
 FOLDER = Path(__file__).parent
 ALIASES = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtllm", "dynamo-trtllm": "trtllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDefaults:
+    """What a release sets otherwise on some GPUs: on those of a generation, or with less memory than a limit."""
+
+    memory_below: float
+    generation: str
+    fields: tuple[tuple[str, Any], ...]
+
+    def hold_on(self, gpu: Gpu) -> bool:
+        """Whether they are this GPU's."""
+        return gpu.usable_memory_bytes < self.memory_below or gpu.generation == self.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +68,8 @@ class Profile:
     gather: int = 0  # 0 = one for every attention rank
     receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
+    sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
+    by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count
     kv: str = "bf16"
     kv_quantised: str = "bf16"  # with weights below 16 bits
     # On Blackwell with weights below 16 bits: NVIDIA's checkpoints say so, and launch scripts of published runs
@@ -64,6 +81,9 @@ class Profile:
     graph_sizes: tuple[int, ...] = ()  # captured batches; () = 1, 2, 4, then every 8 to 256, then every 16
     step_s: float = 0.0
     sequence_s: float = 0.0
+    # Rows of a tile that each head of a decoding sequence takes beside prompts: FlashAttention-2 shares neither the
+    # cache between the heads of a group nor a tile between sequences there. 0: its attention is as in decode steps.
+    mixed_decode_tile: int = 0
     mixed_step_s: float = 0.0  # what a step with prompts takes beyond its kernels
     layer_gap_s: float = 0.0  # per layer: small kernels and gaps that are not priced one by one
     collective_gap_s: float = 0.0  # per sum over tensor-parallel ranks: waiting for the slowest
@@ -86,6 +106,11 @@ class Profile:
     drafting_overlaps: bool = True  # with drafting, too, the next step is planned while this one runs
     draft_step_hopper_s: float = 0.0  # of every step that drafts, on Hopper: launches that no graph holds
     band: float = 0.15  # log half-width of p5 to p95 of a step time
+
+    def on(self, gpu: Gpu) -> Profile:
+        """With the engine's defaults on this GPU."""
+        held = next((one.fields for one in self.by_gpu if one.hold_on(gpu)), ())
+        return dataclasses.replace(self, **dict(held))
 
     def padded(self, batch: int) -> tuple[int, bool]:
         """(batch that is computed, whether it runs as a captured graph)."""
@@ -164,10 +189,17 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def _profile(name: str, release: str, fields: Mapping[str, Any], path: Path) -> Profile:
+    return Profile(engine=name, release=release, **_values(fields, path))
+
+
+def _values(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     known = {item.name: item for item in dataclasses.fields(Profile)}
     values: dict[str, Any] = {}
     for key, value in fields.items():
         if key == "sources":
+            continue
+        if key == "by_gpu":
+            values[key] = tuple(_of_gpu(one, path) for one in value)
             continue
         if key not in known or key in ("engine", "release"):
             raise SpecError(key, value, f"unknown; an engine profile knows {', '.join(sorted(known))}", str(path))
@@ -176,4 +208,18 @@ def _profile(name: str, release: str, fields: Mapping[str, Any], path: Path) -> 
         elif str(known[key].type) == "float":
             value = float(value)
         values[key] = value
-    return Profile(engine=name, release=release, **values)
+    return values
+
+
+def _of_gpu(one: Mapping[str, Any], path: Path) -> GpuDefaults:
+    own = dict(one)
+    below, generation = own.pop("memory_below", None), own.pop("generation", "")
+    if below is None and not generation:
+        raise SpecError(
+            "by_gpu", one, "give `memory_below: 70 GiB` or `generation: ampere` beside the defaults", str(path)
+        )
+    return GpuDefaults(
+        0.0 if below is None else parse_bytes(below, "memory_below", str(path)),
+        generation,
+        tuple(_values(own, path).items()),
+    )

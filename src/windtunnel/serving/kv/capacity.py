@@ -2,7 +2,8 @@
 
     bytes of a token     2 x layers x KV heads / tp x head size x bytes, KV heads not split below one;
                          MLA: layers x (latent + rotary) x bytes, on every tensor-parallel rank
-    capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM, SGLang)
+    capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM, SGLang);
+                         activations: the step's layers, or what draws its tokens where that is more
                          (usable memory - weights - activations - reserved) x utilisation (TensorRT-LLM)
 
 Windowed layers are counted in full, as engines without a hybrid cache do.
@@ -58,7 +59,8 @@ def weight_bytes(model: Model, deployment: Deployment) -> float:
     total = 0.0
     for layer, count in model.distinct_layers():
         part = model.parameters_of(layer)
-        total += count * dense * (part.attention + part.dense + part.shared) / deployment.tp
+        total += count * WEIGHT_BYTES[deployment.projections(layer)] * part.attention / deployment.tp
+        total += count * dense * (part.dense + part.shared) / deployment.tp
         total += count * (2.0 * (part.router + part.norms) + routed * part.experts / (slices * groups))
     ends = 2.0 * (model.embedding_parameters + model.head_parameters) / deployment.tp
     return total / deployment.pp + ends / (1 if deployment.pp == 1 else 2)
@@ -71,7 +73,10 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
         (layer.feed_forward.size * 2 if layer.feed_forward.kind == "dense" else 2 * model.hidden_size)
         for layer in model.layers
     )
-    activations = budget * (ACTIVATIONS * model.hidden_size + 2.0 * widest / deployment.tp)
+    seqs = deployment.max_num_seqs or profile.max_num_seqs
+    # Engines that measure a full step before they take the cache draw tokens when its layers are done.
+    drawing = profile.sampler_bytes * seqs * model.vocab_size
+    activations = max(drawing, budget * (ACTIVATIONS * model.hidden_size + 2.0 * widest / deployment.tp))
     weights = weight_bytes(model, deployment)
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)

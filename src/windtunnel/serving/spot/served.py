@@ -152,6 +152,6 @@ class Priced:
         key = pipeline, tensor
         if key not in self._rooms:
             layout = replace(self.deployment, tp=tensor, pp=pipeline)
-            profile = load_engine(self.deployment.engine)
+            profile = load_engine(self.deployment.engine).on(self.cluster.gpu)
             self._rooms[key] = memory_of(self.model, layout, profile, self.cluster, self._kv).tokens
         return batch * (self.prompt + self.output) <= self._rooms[key]

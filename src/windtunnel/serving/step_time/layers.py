@@ -51,7 +51,7 @@ class Layers:
 
     def _dense(self, layer: Layer, tokens: float) -> float:
         hidden, tp = self.model.hidden_size, self.deployment.tp
-        seconds = self._projections(layer.attention, tokens)
+        seconds = self._projections(layer.attention, tokens, self.deployment.projections(layer))
         block = layer.feed_forward
         if block.kind == "dense":
             seconds += self._feed_forward(block.size, block.gated, tokens, tp)
@@ -64,15 +64,8 @@ class Layers:
         moved = TWO_BYTES * tokens * hidden * 3  # a norm with its residual: read two, write one, and the next reads it
         return seconds + 2 * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * self.kernels.stream_s(moved / 2)
 
-    def _projections(self, attention: Attention, tokens: float) -> float:
-        hidden, tp, dtype, gemm = (
-            self.model.hidden_size,
-            self.deployment.tp,
-            self.deployment.weights,
-            self.kernels.gemm_s,
-        )
-        if attention.kind == "mla" and dtype == "nvfp4":
-            dtype = "bf16"  # NVIDIA's NVFP4 checkpoints of DeepSeek and Kimi leave attention in 16 bits
+    def _projections(self, attention: Attention, tokens: float, dtype: str) -> float:
+        hidden, tp, gemm = self.model.hidden_size, self.deployment.tp, self.kernels.gemm_s
         heads = -(-attention.heads // tp)
         if attention.kind == "mla":
             rank, queries = attention.kv_lora_rank or 0, attention.q_lora_rank or 0

@@ -28,6 +28,7 @@ from windtunnel.serving.engines.profile import Profile
 TICKS_PER_NS = 1024
 TICKS_PER_S = TICKS_PER_NS * 10**9
 EXPERT_KNEE = 512.0  # tokens of a step, of all attention ranks
+LONG_CHUNK = 2048  # tokens at which attention of a prompt is at its rate
 PER_OCTAVE = 2  # nodes per doubling in tables over tokens
 
 
@@ -150,7 +151,9 @@ class StepTimes:
             rank_tokens, attention = self._fullest_rank(decoding, chunks)
             fixed = self._kernels_of_mixed(rank_tokens, decoding + fresh)
         if decoding:
-            attention += stages * self._surface(decoding / (ranks * stages), context_sum / decoding)
+            context = context_sum / decoding
+            alone = stages * self._surface(decoding / (ranks * stages), context)
+            attention += max(alone, decoding / ranks * self._tile(context)) if profile.mixed_decode_tile else alone
         sampled = decoding + finishing
         head = self._heads.get(sampled)
         if head is None:
@@ -238,6 +241,11 @@ class StepTimes:
         """What of the host's time is seen: all of it, or, planned while the GPU runs, what is longer."""
         hidden = self.profile.asynchronous and (self.profile.drafting_overlaps or not self.speculative[0])
         return max(0.0, host - gpu) if hidden else host
+
+    def _tile(self, context: float) -> float:
+        """Attention of a tile's rows against a whole context: its part of a long chunk's, which is causal in itself."""
+        share = self.profile.mixed_decode_tile / LONG_CHUNK
+        return self._prompt(LONG_CHUNK, int(context)) * share * context / (context + LONG_CHUNK / 2)
 
     def _prompt(self, chunk: int, past: int) -> float:
         """Prefill attention, from a table over (chunk, past) with two nodes per octave."""
