@@ -94,7 +94,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "ulysses": {"cp": 2, "cp_kind": "ulysses"},
     "unfused": {"attention_impl": "unfused"},
     "nanotron": {"framework": "nanotron", "tp": 2},
-    "composer": {"framework": "fsdp"},
+    "composer": {"framework": "fsdp", "release": "llm-foundry-23.10"},
+    "fsdp": {"framework": "fsdp"},
     "torchtitan": {"framework": "torchtitan", "tp": 2},
 }
 
@@ -146,6 +147,18 @@ def test_zero_stages_never_hold_more() -> None:
     eight = state_bytes(layout_of(dense(), zero_stage=3), 1e9, 0.0)
     alone = state_bytes(layout_of(dense(), zero_stage=0), 1e9, 0.0)
     assert eight.optimizer * 8 == pytest.approx(alone.optimizer)
+
+
+def test_plain_cross_entropy_holds_logits_log_softmax_and_two_gradients() -> None:
+    """14 bytes a logit. flash-attention's, in llm-foundry, works in place, and has its peak a little later."""
+    model = dense(vocab=262144, layers=1)
+
+    def most(**plan: Any) -> float:
+        plan = {"framework": "fsdp", "recompute": "full", "compile": False, **plan}
+        return max(one.peak_allocated_bytes for one in memory(model, "h100-sxm:8", **plan))
+
+    logits = 4096 * model.vocab_size
+    assert 9 * logits < most() - most(release="llm-foundry-23.10") < 12 * logits
 
 
 def test_offloaded_layers_leave_the_device() -> None:
