@@ -161,6 +161,19 @@ def test_plain_cross_entropy_holds_logits_log_softmax_and_two_gradients() -> Non
     assert 9 * logits < most() - most(release="llm-foundry-23.10") < 12 * logits
 
 
+def test_a_compiled_loss_keeps_its_logits_and_writes_one_gradient() -> None:
+    """Inductor's partitioner makes log-softmax again from 16-bit logits, their maximum and log-sum-exp."""
+    model = dense(vocab=262144, layers=1)
+
+    def most(**plan: Any) -> float:
+        plan = {"framework": "torchtitan", "recompute": "full", **plan}
+        return max(one.peak_allocated_bytes for one in memory(model, "h100-sxm:8", **plan))
+
+    logits, compiled = 4096 * model.vocab_size, most(compile=True)
+    assert 6 * logits < most(compile=False) - compiled < 12 * logits
+    assert most(compile=True, release="torchtitan-25.03") > compiled + 6 * logits  # which did not compile it
+
+
 def test_offloaded_layers_leave_the_device() -> None:
     kept = [pieces_of(layout_of(dense(), offload_activations=n))[0].passes.saved_bytes for n in (0, 4, 8)]
     assert kept[0] - kept[1] == pytest.approx(kept[1] - kept[2], rel=0.01)
