@@ -51,6 +51,7 @@ class Habits:
     # in torch.distributed.pipelining; and ZeRO-2 beside others, as Llama 3's trainer has it (arXiv 2407.21783, 3.3.2).
     pipeline_shares_once: tuple[int, ...] = ()
     copies_exchanges: bool = False  # DTensor copies what it cuts or joins along the second dimension
+    overlaps_one_product: bool = False  # `overlap_tp` finds a reduce-scatter behind one product, not behind a sum
     sums_norms_apart: bool = False  # over tensor-parallel ranks, one collective for each gradient
     # The product of a weight's gradient is a tensor, which a kernel of its own adds to the fp32 buffer (nanotron,
     # `optim/gradient_accumulator.py`); elsewhere the product does that itself.
@@ -75,6 +76,7 @@ _FSDP = Habits(
     overlap_param_gather=True,
     pipeline_shares_once=(2, 3),
     copies_exchanges=True,
+    overlaps_one_product=True,
     sums_norms_apart=True,
     fused_norms=True,
 )

@@ -110,6 +110,15 @@ def test_tensor_parallel_traffic_hides_when_overlapped() -> None:
         assert chunked.traffic_bytes == pytest.approx(serial.traffic_bytes)
 
 
+def test_async_tp_leaves_the_reduce_scatters_behind_sums_of_gradients() -> None:
+    def backward(**plan: Any) -> Segment:
+        return pass_of(Kind.BACKWARD, tp=8, framework="torchtitan", overlap_tp=True, **plan)
+
+    beside = exposed(backward(overlap_tp_backward=True), "tp")
+    assert exposed(backward(), "tp") > 1.5 * beside  # of queries, keys and values, and of gate and up
+    assert backward().traffic_bytes == backward(overlap_tp_backward=True).traffic_bytes
+
+
 def test_recomputation_runs_forward_kernels_again() -> None:
     def again(**plan: Any) -> set[str]:
         found = labels(pass_of(Kind.BACKWARD, **plan))
@@ -257,5 +266,8 @@ def test_dtensor_copies_what_it_cuts_or_joins_along_the_second_dimension() -> No
     assert two == sorted(one + gathered)
     assert len(copies(Kind.BACKWARD)) == len(gathered)
     assert not copies(micro_batch=2, overlap_tp=True)
+    behind = copies(Kind.BACKWARD, micro_batch=2, overlap_tp=True)
+    assert behind == ["embedding backward all_gather copy", *(one for one in behind if "reduce_scatter" in one)]
+    assert len(behind) == 5, "of a sum of gradients, which async TP does not find"
     assert not copies(micro_batch=2, framework="megatron", overlap_tp=False)
     assert not copies(tp=1)

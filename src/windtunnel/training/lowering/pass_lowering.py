@@ -8,6 +8,8 @@ parameter gathering) is priced by the slowdown of whole actions.
 Inside a pass every op has a host launch, a stream and its dependencies. Collectives of tensor parallelism overlap the
 GEMM beside them in the way the framework does it: with `overlap_tp` chunk by chunk, so all but the first or last 1/tp
 of the collective can hide; else only the backward's re-gather and reduce-scatter run beside the two backward GEMMs.
+PyTorch's async TP is a pattern in a compiled graph: it finds a reduce-scatter behind one product, not behind the sum of
+input gradients that queries, keys and values, or gate and up, leave (`micro_pipeline_tp.py`); that one stays exposed.
 """
 
 from __future__ import annotations
@@ -220,7 +222,7 @@ def _exchange(build: PassBuilder, name: str, transfer: Transfer) -> None:
     scatters, and what it has gathered if there are several sequences.
     """
     layout = build.pricer.layout
-    copies = layout.habits.copies_exchanges and transfer.group == "tp" and not layout.plan.overlap_tp
+    copies = layout.habits.copies_exchanges and transfer.group == "tp"
     if copies and transfer.kind == "reduce_scatter":
         build.compute(f"{name} copy", build.pricer.copied(transfer.bytes_total), "memory-bound")
     build.pending.append(build.transfer(name, transfer))
@@ -297,6 +299,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
         build.compute(f"{name} cast", cast, "memory-bound")
     regathered: list[int] = []
     beside = plan.overlap_tp or plan.overlap_tp_backward  # collectives run beside the other GEMM
+    summed = pricer.layout.habits.overlaps_one_product and op.part != "head" and not plan.overlap_tp_backward
     if op.regather is not None and weights and not keeping(plan.framework).keeps_all_inputs:
         regathered = [build.transfer(f"{name} regather", op.regather)]
         if not beside:
@@ -316,7 +319,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
     scattered: list[int] = []
     if op.after_backward is not None:
         label = f"{name} {op.after_backward.kind}"
-        if beside:
+        if beside and not summed:
             scattered = [build.transfer(label, op.after_backward)]
         else:
             _exchange(build, label, op.after_backward)

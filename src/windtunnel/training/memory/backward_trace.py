@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from windtunnel.training.memory.saved_tensors import BRANCHES, READS_NORM, SavedForBackward, WeightGradient, Writer
 
-FUSED_LOSS_KERNELS = 3  # a compiled loss
 STAND_IN_BYTES = 2.0  # of an element of what stands in for a gradient
 FP32 = 4
 
@@ -167,13 +166,11 @@ class BackwardTape:
         self.now = -1
 
     def _loss(self, step: SavedForBackward) -> None:
-        w, rules = self.w, self.w.keep.loss
+        w, rules = self.w, self.w.loss
         logits = step.op.saved_bytes / 4.0
         widths = rules["backward"]
         if w.tp > 1:
             widths = rules.get("backward_tp", widths)
-        elif step.op.kernels <= FUSED_LOSS_KERNELS:
-            widths = rules.get("backward_compiled", widths)
         copies = [w.new(width * logits) for width in widths]
         if rules["in_place"]:
             self.now = step.held[-1]

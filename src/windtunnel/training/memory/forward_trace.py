@@ -326,7 +326,7 @@ class ForwardTape:
         self._step(op, size, held, op.saved_bytes if dropped else 0.0)
 
     def _loss(self, op: Operation) -> None:
-        w, rules = self.w, self.w.keep.loss
+        w, rules = self.w, self.w.loss
         logits = op.saved_bytes / 4.0
         size = w.size[self.now]
         widths = rules.get("work_tp", rules["work"]) if w.tp > 1 else rules["work"]

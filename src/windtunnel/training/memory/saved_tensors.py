@@ -87,6 +87,7 @@ class Writer:
         self, keep: Keeping, parts: frozenset[str], precision: str, tp: int, compiled: bool = False
     ) -> None:  # fmt: skip
         self.keep, self.parts, self.tp, self.compiled = keep, parts, tp, compiled
+        self.loss = keep.loss.get("compiled", keep.loss) if compiled and tp == 1 else keep.loss
         self.cast = KEPT_BYTES.get(precision, 0.0)
         self.size: dict[int, int] = {}
         self.taken: dict[int, int] = {}  # what slots take that stand for more than themselves
