@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import windtunnel
 from windtunnel.cli.app import main
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
+from windtunnel.planning.compared import decides
 from windtunnel.planning.fields.features import FEATURES
 from windtunnel.planning.objectives.robust import Trouble, progress
+from windtunnel.planning.oracle import laid_out, memory_bytes
 from windtunnel.planning.space import Space, context_kinds, savings, structures
 
 FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
@@ -73,6 +76,36 @@ def test_other_objectives(capsys: pytest.CaptureFixture[str], objective: str, pa
     plans = asked(capsys, "--objective", objective, "--pareto")["plans"]
     values = [sign * one[part] for one in plans]
     assert values == sorted(values)
+
+
+def test_the_least_memory_is_that_of_every_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    document = asked(capsys, "--objective", "memory", "--micro-batch", "1")
+    model = load_model("llama-3-8b").with_changes(layers=4)
+    given = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none", "micro_batch": 1}
+    space = Space(model, parse_cluster("h100-sxm:8"), given)
+    least = min(
+        memory_bytes(laid_out(one.model, one.cluster, one.asked.model_copy(update=saving)))
+        for one in structures(space)
+        for saving in savings(space, one)
+    )
+    found = document["plans"][0]["peak_memory_bytes"]
+    assert found * (1.0 - document["gap"]) <= least <= found <= least / 0.99
+    assert found < asked(capsys, "--micro-batch", "1", "--top", "1")["plans"][0]["peak_memory_bytes"]
+    assert "iB more and takes" in document["decides"]
+
+
+def test_a_front_counts_no_plan_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(capsys, "--pareto")["space"] == asked(capsys)["space"]
+
+
+def test_plans_on_other_numbers_of_gpus_are_compared_in_what_ranks_them(capsys: pytest.CaptureFixture[str]) -> None:
+    document = asked(capsys, "--gpus", "4..8")
+    assert document["rule_of_thumb"]["n_gpus"] == document["plans"][0]["n_gpus"] == 8
+    one = windtunnel.plan("llama-3-8b", "h100-sxm:8", {"global_batch": 16, "seq_len": 2048, "tp": 8}, top=1)[0]
+    parts = {name: seconds * 0.6 for name, seconds in one.breakdown_s.items()}
+    other = replace(one, n_gpus=16, step_time_s=one.step_time_s * 0.6, breakdown_s=parts)
+    assert decides(one, other).startswith("the second (16 GPUs) takes 40.00% less: ")
+    assert decides(one, other, "cost").startswith("the second (16 GPUs) takes 20.00% more GPU time: ")
 
 
 def test_stopped_early_says_what_may_be_missed(capsys: pytest.CaptureFixture[str]) -> None:

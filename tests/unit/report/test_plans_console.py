@@ -10,6 +10,7 @@ from rich.console import Console
 
 from windtunnel.report.fleet.console import print_fleet
 from windtunnel.report.planning.console import decimals, print_plans, words
+from windtunnel.report.planning.html import plans_view
 from windtunnel.report.techniques import print_techniques
 
 
@@ -34,6 +35,7 @@ def _plan(step: float) -> dict[str, Any]:
 def test_times_of_ranked_plans_have_equal_digits() -> None:
     document = {
         "status": "ok", "plans": [_plan(6.86), _plan(6.9), _plan(7.0)], "decides": "", "rule_of_thumb": None, "gap": 0,
+        "objective": "time",
         "seconds": 1.0, "techniques": None, "choices": [], "sensitivity": [], "front": [], "launch": {},
         "space": {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0},
     }  # fmt: skip
@@ -42,6 +44,19 @@ def test_times_of_ranked_plans_have_equal_digits() -> None:
     rows = [line for line in _text(console).splitlines() if "GiB" in line]
     assert [row[row.index(" s") - 5 : row.index(" s") + 2] for row in rows] == ["6.860 s", "6.900 s", "7.000 s"]
     assert all("tp 2 · ZeRO 3" in row for row in rows)
+
+
+def test_a_plan_of_the_front_is_named_with_its_techniques() -> None:
+    one = {**_plan(6.0), "techniques": ["prioritised_all_to_all"], "gpu_hours_per_million_tokens": 0.1}
+    document = {
+        "status": "ok", "plans": [one], "decides": "", "rule_of_thumb": None, "gap": 0, "objective": "time",
+        "seconds": 1.0, "techniques": None, "choices": [], "sensitivity": [], "front": [one], "launch": {},
+        "space": {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0},
+    }  # fmt: skip
+    console = _screen()
+    print_plans(document, console)
+    assert "ZeRO 3 + prioritised_all_to_all" in _text(console).partition("No plan that was found")[2]
+    assert plans_view(document)["rows"][0]["words"] == "tp 2 · ZeRO 3 + prioritised_all_to_all"
 
 
 @pytest.mark.parametrize(("longest", "digits"), [(7.544, 3), (75.44, 2), (0.07, 5), (12345.0, 0)])
