@@ -27,7 +27,7 @@ from windtunnel.planning.ahead import Exact
 from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.choices import LOOKS, Budget, Choice, choices
-from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
+from windtunnel.planning.compared import decides, loses, seconds_ranked, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
 from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.objectives.mixed_types import slower, slowest_of
@@ -216,6 +216,9 @@ def plan(
     size = by_size[ranked[0].n_gpus]
     thumb = rule_of_thumb(Space(model, size, given, mixed=mixed))
     thumb_planned = None if thumb is None else _planned(exact, mixed or size, thumb, words, price_per_gpu_hour, None)
+    if thumb is not None and thumb_planned is not None and trouble:
+        score_ns = scored(model, size, trouble)(thumb, round(thumb_planned.step_time_s * 1e9))
+        thumb_planned = replace(thumb_planned, effective_step_time_s=score_ns / trouble.most_progress / 1e9)
     return replace(
         result,
         decides=decides(ranked[0], ranked[1], objective) if len(ranked) > 1 else "",
@@ -372,7 +375,7 @@ def _words(model: object, cluster: object) -> str:
 
 
 def _least(objective: str, one: Planned) -> tuple[float, ...]:
-    time = one.effective_step_time_s or one.step_time_s
+    time = seconds_ranked(one)
     hours = one.gpu_hours_per_million_tokens * time / one.step_time_s
     if objective == "memory":
         return (float(one.peak_memory_bytes), time)

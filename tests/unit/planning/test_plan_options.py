@@ -43,6 +43,22 @@ def test_trouble_ranks_by_what_is_left(capsys: pytest.CaptureFixture[str]) -> No
     assert calm["plans"][0]["effective_step_time_s"] is None
 
 
+def test_under_trouble_plans_are_compared_by_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints so often that what a rank has to write decides: the rule's plan has the shorter step, and loses."""
+    document = asked(capsys, "--mtbf", "3s", "--micro-batch", "1")
+    best, thumb = document["plans"][0], document["rule_of_thumb"]
+    apart = thumb["effective_step_time_s"] / best["effective_step_time_s"] - 1.0
+    assert thumb["step_time_s"] < best["step_time_s"]
+    assert document["rule_of_thumb_loses"].startswith(f"{apart:.1%} slower")
+    first, second = (one["effective_step_time_s"] for one in document["plans"][:2])
+    assert f"takes {second / first - 1.0:.2%} more under trouble; without any: " in document["decides"]
+
+
+def test_degrees_that_do_not_go_into_the_gpus_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3-8b", "--cluster", "h100:8", *FIXED, "--dp", "8"]) == 2
+    assert "dp = 8, but 8 GPUs / (tp 2" in capsys.readouterr().err
+
+
 def test_progress_is_the_best_interval_of_any() -> None:
     mtbf, write, restart = 21600.0, 20.0, 300.0
     tried = [interval / ((mtbf + restart) * math.expm1((interval + write) / mtbf)) for interval in range(60, 6000, 10)]
