@@ -9,6 +9,7 @@ from typing import Any
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.planning.console import GIB, decimals, proof, words, words_of
+from windtunnel.units import format_time
 
 WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
 
@@ -25,6 +26,12 @@ def plans_view(
     """What `plans_body.html.j2` shows. `address`: where a plan of the table is looked at; "": nowhere."""
     shown = {one["reproduce"]: one for one in [*document["front"], *document["plans"]]}
     plot = _scatter(list(shown.values()), {one["reproduce"] for one in document["front"] or document["plans"][:1]})
+    seconds = [one["step_time_s"] for one in shown.values()]
+    ends = {
+        "least": format_time(min(seconds, default=0.0)),
+        "most": format_time(max(seconds, default=0.0)),
+        "memory": f"{max((one['peak_memory_bytes'] / GIB for one in shown.values()), default=0.0):.1f} GiB",
+    }
     rows = [
         {**one, "words": words_of(one), "gib": one["peak_memory_bytes"] / GIB, "href": address(one)}
         for one in document["plans"]
@@ -35,6 +42,7 @@ def plans_view(
         "document": document,
         "rows": rows,
         "plot": plot,
+        "ends": ends,
         "words": words,
         "gib": GIB,
         "digits": digits,
