@@ -188,7 +188,11 @@ def check_ops(ops: Path, model: str, technique: Sequence[str], *, json: bool) ->
         raise SpecError("--ops", str(ops), "name a .parquet file, or say json together with --json")
     if ops == OPS_IN_JSON and not json:
         raise SpecError("--ops", str(ops), "add --json, or name a .parquet file")
-    if is_captured_word(model) or technique:
+    if is_captured_word(model):
+        raise SpecError(
+            "--ops", str(ops), "leave it out: the table is of a model with a plan, not of a captured script"
+        )
+    if technique:
         raise SpecError("--ops", str(ops), "the table is of plans without a technique: leave one out")
 
 
@@ -235,16 +239,15 @@ def training_run(result: Result, tokens: str, price: float | None) -> dict[str, 
 
 
 def told_run(whole: Mapping[str, float]) -> str:
-    """One line about a whole training."""
-    parts = [
-        f"{whole['days']:,.1f} days (p5–p95 {whole['days_p5']:,.1f} – {whole['days_p95']:,.1f})",
-        f"{format_count(whole['gpu_hours'])} GPU-hours",
+    """A whole training, a line for each figure."""
+    lines = [
+        f"Whole training: {format_count(whole['tokens'])} tokens in {whole['steps']:,.0f} steps, without failures",
+        f"  {whole['days']:,.1f} days (p5–p95 {whole['days_p5']:,.1f} – {whole['days_p95']:,.1f})",
+        f"  {format_count(whole['gpu_hours'])} GPU-hours",
     ]
-    parts += (
-        [f"cost {whole['cost']:,.0f} ({whole['cost_p5']:,.0f} – {whole['cost_p95']:,.0f})"] if "cost" in whole else []
-    )
-    steps = f"{whole['steps']:,.0f} steps of {format_count(whole['tokens'])} tokens in all"
-    return f"Whole training: {', '.join(parts)}; {steps}, without failures"
+    if "cost" in whole:
+        lines.append(f"  cost {whole['cost']:,.0f} ({whole['cost_p5']:,.0f} – {whole['cost_p95']:,.0f})")
+    return "\n".join(lines)
 
 
 def answered(model: str, /, *, cluster: str, advice: bool = True, **asked: Any) -> Result:

@@ -52,6 +52,7 @@ def sweep(
                 "points": outcome.points,
                 "ran": outcome.ran,
                 "by_status": dict(outcome.by_status),
+                "reasons": dict(outcome.reasons),
                 "best": None if outcome.best is None else dict(outcome.best),
             },
         )
@@ -59,6 +60,8 @@ def sweep(
     counts = ", ".join(f"{count:,} {status}" for status, count in outcome.by_status.items())
     from_file = "" if outcome.ran else f" ({out} answers; remove it to run again)"
     stdout().print(f"{outcome.points:,} points: {counts}; {outcome.ran:,} ran now{from_file}", soft_wrap=True)
+    for status, reason in outcome.reasons.items():
+        stdout().print(f"the first {status}: {reason}", soft_wrap=True, markup=False)
     if outcome.best is not None:
         words = " ".join(f"{name}={value}" for name, value in outcome.best.items())
         stdout().print(f"best of those tried: {words}", soft_wrap=True)

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,7 +27,7 @@ from windtunnel.planning.ahead import Exact
 from windtunnel.planning.answer import Planned, Plans
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.choices import LOOKS, Budget, Choice, choices
-from windtunnel.planning.compared import decides, loses, sensitivity, told_apart
+from windtunnel.planning.compared import decides, loses, seconds_ranked, sensitivity, told_apart
 from windtunnel.planning.infeasible import nearest, remedies
 from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.objectives.mixed_types import slower, slowest_of
@@ -47,6 +48,7 @@ TOP = 5
 SPARE = 2  # replays that a prediction of an answer may be worth
 FINALISTS = 5  # plans that techniques are tried on
 PLAINLY_WITHIN_S = 10.0
+LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 
 
 def plan(
@@ -111,11 +113,15 @@ def plan(
     answers: list[tuple[Cluster, Answer]] = []
     searches: dict[int, tuple[Search, Answer]] = {}
     measured: dict[int, Callable[[Layout], int]] = {}  # how memory was, by answer
+    least_bytes = inf  # that a plan may need, where memory is asked for
     refusal: UserError | None = None
     for number, one in enumerate(tried_on):
         by_stage = mixed is not None and number == len(sizes)
         space = Space(model, one, given, mixed=mixed, by_stage=by_stage)
         left = None if within_s is None else max(1.0, (within_s - (monotonic() - begun)) / (len(tried_on) - number))
+        ends = inf if left is None else monotonic() + left
+        if left is not None and (pareto or objective == "memory"):
+            left /= 2  # the rest finds plans that need less memory
         goal = scored(model, one, trouble) if trouble else step_time if mixed is None else slowest_of(model, mixed)
         if mixed is not None and by_stage:
             own = ByStage(mixed)
@@ -135,7 +141,11 @@ def plan(
         if known is None or _best_ns(answer) < _best_ns(known[1]):
             searches[one.n_gpus] = (search, answer)
         if pareto and answer.found:
-            answers += [(one, more) for more in _with_headroom(search, answer, left)]
+            answers += [(one, more) for more in _with_headroom(search, answer, ends)]
+        if objective == "memory":
+            smaller, least = _least_memory(search, answer, ends)
+            answers += [(one, more) for more in smaller]
+            least_bytes = min(least_bytes, least)
     if not answers:
         raise refusal or UserError(f"no plan of {cluster.n_gpus} GPUs divides the batch and the model")
     found = [
@@ -152,9 +162,10 @@ def plan(
         if each.score_ns < float("inf")
     ]
     ranked = _ranked(found, objective)
+    searched_s = monotonic() - begun
     attempts: Tried | None = None
+    by_size = {one.n_gpus: one for one in sizes}
     if asked:
-        by_size = {one.n_gpus: one for one in sizes}
 
         def rewritten(one: Planned, words_of: tuple[str, ...]) -> Planned | None:
             cluster = by_size[one.n_gpus]
@@ -164,9 +175,9 @@ def plan(
             return _told(result, cluster, checked(one.plan), words, price_per_gpu_hour, None, words_of)
 
         finalists = ranked[:FINALISTS]
-        for one, answer in answers:
+        for gpus_of_it, (search, answer) in searches.items():
             if answer.found and given.get("zero_stage") is None:
-                finalists += _plainly_sharded(searches[one.n_gpus][0], exact, one, words, price_per_gpu_hour)
+                finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price_per_gpu_hour)
         attempts = tried(_ranked(finalists, objective), asked, rewritten)
         ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
@@ -176,18 +187,21 @@ def plan(
         worth = choices(
             search, answer.found[0], _budget(choices_within_s, None if within_s is None else begun + within_s)
         )
+    # Of searches of the whole space alone: those with less memory are over the same plans again.
+    whole = [(one.n_gpus, answer) for one, answer in answers if id(answer) in measured]
     space_counts = {
-        "legal": sum(one.counts.legal for _, one in answers),
-        "replayed": sum(one.counts.replayed for _, one in answers),
-        "excluded_by_memory": sum(one.counts.memory for _, one in answers),
-        "structures": sum(one.counts.structures for _, one in answers),
+        "legal": sum(one.counts.legal for _, one in whole),
+        "replayed": sum(one.counts.replayed for _, one in whole),
+        "excluded_by_memory": sum(one.counts.memory for _, one in whole),
+        "structures": sum(one.counts.structures for _, one in whole),
     }
     space_counts["bounded"] = space_counts["legal"] - space_counts["replayed"]
-    whole = [(one.n_gpus, answer) for one, answer in answers if id(answer) in measured]
     gaps = [_gap([answer for gpus, answer in whole if gpus == size]) for size, _ in whole]
-    gap = max([*gaps, *(one.gap for _, one in answers if id(one) not in measured)])
+    gap = max(gaps)
+    if ranked and objective == "memory":
+        gap = max(0.0, 1.0 - least_bytes / ranked[0].peak_memory_bytes)
     result = Plans(
-        tuple(ranked[:top]), space_counts, gap, objective, monotonic() - begun,
+        tuple(ranked[:top]), space_counts, gap, objective, searched_s,
         techniques=None if attempts is None else attempts.to_dict(),
     )  # fmt: skip
     if not ranked:
@@ -199,21 +213,22 @@ def plan(
             else remedies(model, cluster, given, main, lambda c, layout: _planned(exact, c, layout, words, None, None)),
         )
         return replace(result, seconds=monotonic() - begun)
-    thumb = rule_of_thumb(Space(model, sizes[0], given, mixed=mixed))
-    thumb_planned = (
-        None if thumb is None else _planned(exact, mixed or sizes[0], thumb, words, price_per_gpu_hour, None)
-    )
+    size = by_size[ranked[0].n_gpus]
+    thumb = rule_of_thumb(Space(model, size, given, mixed=mixed))
+    thumb_planned = None if thumb is None else _planned(exact, mixed or size, thumb, words, price_per_gpu_hour, None)
+    if thumb is not None and thumb_planned is not None and trouble:
+        score_ns = scored(model, size, trouble)(thumb, round(thumb_planned.step_time_s * 1e9))
+        thumb_planned = replace(thumb_planned, effective_step_time_s=score_ns / trouble.most_progress / 1e9)
     return replace(
         result,
-        decides=decides(ranked[0], ranked[1]) if len(ranked) > 1 else "",
-        told_apart=len(ranked) < 2 or told_apart(ranked[0], ranked[1]),
+        decides=decides(ranked[0], ranked[1], objective) if len(ranked) > 1 else "",
+        told_apart=len(ranked) < 2 or told_apart(ranked[0], ranked[1], objective),
         rule_of_thumb=thumb_planned,
-        rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0]),
+        rule_of_thumb_loses="" if thumb_planned is None else loses(thumb_planned, ranked[0], objective),
         choices=worth,
         sensitivity=() if objective == "memory" else sensitivity(ranked, by_gpu=objective != "time"),
         launch=launch_files(ranked[0].plan, ranked[0].n_gpus, model.name),
         front=_front(ranked) if pareto or gpus is not None else (),
-        seconds=monotonic() - begun,
     )
 
 
@@ -257,17 +272,40 @@ def _sizes(cluster: Cluster, least: int, most: int) -> list[Cluster]:
     return found
 
 
-def _with_headroom(search: Search, answer: Answer, left: float | None) -> list[Answer]:
+def _with_headroom(search: Search, answer: Answer, ends: float) -> list[Answer]:
     """Ever less memory: the fastest plan that needs at least 5 % less than the last."""
     answers = []
+    each = None if ends == inf else max(0.0, ends - monotonic()) / HEADROOM_STEPS
     for _ in range(HEADROOM_STEPS):
         capacity = int(answer.found[0].replay.peak_bytes * 0.95)
         again = replace(search, capacity_bytes=capacity)
-        answer = again.run(1, None if left is None else left / HEADROOM_STEPS)
+        answer = again.run(1, each)
         if not answer.found:
             break
         answers.append(answer)
     return answers
+
+
+def _least_memory(search: Search, answer: Answer, ends: float) -> tuple[list[Answer], float]:
+    """Plans that need ever less memory, each the fastest of those that need no more; and what no plan needs less than.
+
+    Halves what is left between a plan that was found and a capacity in which none fits.
+    """
+    if not answer.found:
+        return [], 0.0 if answer.gap else inf
+    answers: list[Answer] = []
+    least, most = 0, min(one.replay.peak_bytes for one in answer.found)
+    while most - least > LEAST_WITHIN * most and monotonic() < ends:
+        capacity = (least + most) // 2
+        again = replace(search, capacity_bytes=capacity).run(1, None if ends == inf else ends - monotonic())
+        if again.found:
+            most = again.found[0].replay.peak_bytes
+            answers.append(again)
+        elif again.gap == 0.0:
+            least = capacity
+        else:
+            break
+    return answers, float(least)
 
 
 def _plainly_sharded(
@@ -277,7 +315,7 @@ def _plainly_sharded(
     found = []
     for zero in (0, 1):
         space = replace(search.space, given={**search.space.given, "zero_stage": zero}, counts={})
-        answer = Search(space, search.bounds).run(1, PLAINLY_WITHIN_S)
+        answer = replace(search, space=space, told=None).run(1, PLAINLY_WITHIN_S)
         found += [_planned(exact, cluster, one.layout, words, price, None) for one in answer.found]
     return found
 
@@ -337,7 +375,7 @@ def _words(model: object, cluster: object) -> str:
 
 
 def _least(objective: str, one: Planned) -> tuple[float, ...]:
-    time = one.effective_step_time_s or one.step_time_s
+    time = seconds_ranked(one)
     hours = one.gpu_hours_per_million_tokens * time / one.step_time_s
     if objective == "memory":
         return (float(one.peak_memory_bytes), time)

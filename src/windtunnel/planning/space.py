@@ -179,7 +179,7 @@ def _check_placed(space: Space, layout: Layout) -> None:
 
 
 def first_refusal(space: Space) -> UserError | None:
-    """Why the first structure that was refused was refused; None where there is no candidate at all."""
+    """Why the first structure that was refused was refused, or the fields that are given alone; None if neither was."""
     base = Plan(**{**_read(space.given), "micro_batch": space.given.get("micro_batch") or 1})
     for fields, found in _candidates(_shapes(space)):
         for pipeline in found:
@@ -189,6 +189,10 @@ def first_refusal(space: Space) -> UserError | None:
                     _check_placed(space, layout)
             except UserError as error:
                 return error
+    try:  # the degrees that are given may not go into the GPUs
+        laid_out(space.model, space.cluster, base)
+    except UserError as error:
+        return error
     return None
 
 

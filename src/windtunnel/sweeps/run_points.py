@@ -34,7 +34,10 @@ def _row(called: Any, inputs: Mapping[str, Any]) -> Row:
 
 
 def scalars(answer: Any) -> dict[str, Any]:
-    """The numbers, words and truths of an answer; of a Result also its step in seconds and its peak memory."""
+    """The numbers, words and truths of an answer, and of the first plan where it ranks plans.
+
+    Of a Result also its step in seconds and its peak memory.
+    """
     if hasattr(answer, "peak_memory") and is_dataclass(
         answer
     ):  # a Result, whose document is its fields, copied in depth
@@ -43,7 +46,9 @@ def scalars(answer: Any) -> dict[str, Any]:
         document = answer.to_dict() if hasattr(answer, "to_dict") else answer
     if not isinstance(document, Mapping):
         return {"value": document}
-    found = {name: value for name, value in document.items() if isinstance(value, (bool, int, float, str))}
+    first = document.get("plans") or [{}]
+    both = {**first[0], **document}
+    found = {name: value for name, value in both.items() if isinstance(value, (bool, int, float, str))}
     if hasattr(answer, "step_time_s"):
         found["step_time_s"] = answer.step_time_s
     if hasattr(answer, "peak_memory"):

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +36,7 @@ class SweepOutcome:
     ran: int
     by_status: Mapping[str, int]
     best: Mapping[str, Any] | None = None  # inputs of the best trial, where an optimiser asked
+    reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
 
 
 def sweep(
@@ -81,11 +82,16 @@ def sweep(
     finally:
         wait_for_ends()
     journal.unlink()
-    return SweepOutcome(path, len(points), ran, _counts(points, rows), best)
+    return SweepOutcome(path, len(points), ran, _counts(points, rows), best, _reasons(points, rows))
 
 
 def _counts(points: list[Point], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return dict(sorted(Counter(str(rows[point.key]["status"]) for point in points).items()))
+
+
+def _reasons(points: list[Point], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    said = [(str(row["status"]), str(row["reason"])) for row in (rows[point.key] for point in points) if row["reason"]]
+    return dict(reversed(said))
 
 
 def _answered(study: Study, finished: Mapping[str, Mapping[str, Any]], path: Path) -> SweepOutcome | None:
@@ -101,7 +107,7 @@ def _answered(study: Study, finished: Mapping[str, Mapping[str, Any]], path: Pat
             return None
     if [point.key for point in points] != list(finished):
         return None
-    return SweepOutcome(path, len(points), 0, _counts(points, finished), best)
+    return SweepOutcome(path, len(points), 0, _counts(points, finished), best, _reasons(points, finished))
 
 
 def _outputs(row: Mapping[str, Any]) -> dict[str, Any]:

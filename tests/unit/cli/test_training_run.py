@@ -24,8 +24,11 @@ def test_days_gpu_hours_and_cost_follow_from_the_step(capsys: pytest.CaptureFixt
     assert whole["cost"] == pytest.approx(2.5 * whole["gpu_hours"])
     assert whole["cost_p5"] < whole["cost"] < whole["cost_p95"]
     assert from_bytes(text.encode()).content_hash == answer["content_hash"]
-    assert main([*WORDS, "--no-save", "--tokens", "1B"]) == 0
-    assert "GPU-hours" in capsys.readouterr().out
+    assert main([*WORDS, "--no-save", "--tokens", "1B", "--price", "2.5"]) == 0
+    said = capsys.readouterr().out.partition("Whole training: ")[2]
+    assert said.startswith(f"1.00B tokens in {whole['steps']:,} steps")
+    assert "GPU-hours" in said
+    assert max(map(len, said.splitlines())) < 80
     assert main([*WORDS, "--no-save", "--price", "2.5"]) == 2
     assert main([*WORDS, "--no-save", "--tokens", "many"]) == 2
 

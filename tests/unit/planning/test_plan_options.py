@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import windtunnel
 from windtunnel.cli.app import main
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
+from windtunnel.planning.compared import decides
 from windtunnel.planning.fields.features import FEATURES
 from windtunnel.planning.objectives.robust import Trouble, progress
+from windtunnel.planning.oracle import laid_out, memory_bytes
 from windtunnel.planning.space import Space, context_kinds, savings, structures
 
 FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
@@ -38,6 +41,22 @@ def test_trouble_ranks_by_what_is_left(capsys: pytest.CaptureFixture[str]) -> No
     # All wait for the slow GPU, and failures cost at least their restarts.
     assert effective[0] > calm["plans"][0]["step_time_s"] * 1.1 * (1.0 + 300.0 / 21600.0)
     assert calm["plans"][0]["effective_step_time_s"] is None
+
+
+def test_under_trouble_plans_are_compared_by_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints so often that what a rank has to write decides: the rule's plan has the shorter step, and loses."""
+    document = asked(capsys, "--mtbf", "3s", "--micro-batch", "1")
+    best, thumb = document["plans"][0], document["rule_of_thumb"]
+    apart = thumb["effective_step_time_s"] / best["effective_step_time_s"] - 1.0
+    assert thumb["step_time_s"] < best["step_time_s"]
+    assert document["rule_of_thumb_loses"].startswith(f"{apart:.1%} slower")
+    first, second = (one["effective_step_time_s"] for one in document["plans"][:2])
+    assert f"takes {second / first - 1.0:.2%} more under trouble; without any: " in document["decides"]
+
+
+def test_degrees_that_do_not_go_into_the_gpus_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3-8b", "--cluster", "h100:8", *FIXED, "--dp", "8"]) == 2
+    assert "dp = 8, but 8 GPUs / (tp 2" in capsys.readouterr().err
 
 
 def test_progress_is_the_best_interval_of_any() -> None:
@@ -73,6 +92,36 @@ def test_other_objectives(capsys: pytest.CaptureFixture[str], objective: str, pa
     plans = asked(capsys, "--objective", objective, "--pareto")["plans"]
     values = [sign * one[part] for one in plans]
     assert values == sorted(values)
+
+
+def test_the_least_memory_is_that_of_every_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    document = asked(capsys, "--objective", "memory", "--micro-batch", "1")
+    model = load_model("llama-3-8b").with_changes(layers=4)
+    given = {"global_batch": 16, "seq_len": 2048, "tp": 2, "pp": 1, "cp": 1, "recompute": "none", "micro_batch": 1}
+    space = Space(model, parse_cluster("h100-sxm:8"), given)
+    least = min(
+        memory_bytes(laid_out(one.model, one.cluster, one.asked.model_copy(update=saving)))
+        for one in structures(space)
+        for saving in savings(space, one)
+    )
+    found = document["plans"][0]["peak_memory_bytes"]
+    assert found * (1.0 - document["gap"]) <= least <= found <= least / 0.99
+    assert found < asked(capsys, "--micro-batch", "1", "--top", "1")["plans"][0]["peak_memory_bytes"]
+    assert "iB more and takes" in document["decides"]
+
+
+def test_a_front_counts_no_plan_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(capsys, "--pareto")["space"] == asked(capsys)["space"]
+
+
+def test_plans_on_other_numbers_of_gpus_are_compared_in_what_ranks_them(capsys: pytest.CaptureFixture[str]) -> None:
+    document = asked(capsys, "--gpus", "4..8")
+    assert document["rule_of_thumb"]["n_gpus"] == document["plans"][0]["n_gpus"] == 8
+    one = windtunnel.plan("llama-3-8b", "h100-sxm:8", {"global_batch": 16, "seq_len": 2048, "tp": 8}, top=1)[0]
+    parts = {name: seconds * 0.6 for name, seconds in one.breakdown_s.items()}
+    other = replace(one, n_gpus=16, step_time_s=one.step_time_s * 0.6, breakdown_s=parts)
+    assert decides(one, other).startswith("the second (16 GPUs) takes 40.00% less: ")
+    assert decides(one, other, "cost").startswith("the second (16 GPUs) takes 20.00% more GPU time: ")
 
 
 def test_stopped_early_says_what_may_be_missed(capsys: pytest.CaptureFixture[str]) -> None:

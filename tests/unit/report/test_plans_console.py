@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from windtunnel.report.fleet.console import print_fleet
 from windtunnel.report.planning.console import decimals, print_plans, words
+from windtunnel.report.planning.html import plans_view, write_plans_html
 from windtunnel.report.techniques import print_techniques
 
 
@@ -34,6 +36,7 @@ def _plan(step: float) -> dict[str, Any]:
 def test_times_of_ranked_plans_have_equal_digits() -> None:
     document = {
         "status": "ok", "plans": [_plan(6.86), _plan(6.9), _plan(7.0)], "decides": "", "rule_of_thumb": None, "gap": 0,
+        "objective": "time",
         "seconds": 1.0, "techniques": None, "choices": [], "sensitivity": [], "front": [], "launch": {},
         "space": {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0},
     }  # fmt: skip
@@ -42,6 +45,34 @@ def test_times_of_ranked_plans_have_equal_digits() -> None:
     rows = [line for line in _text(console).splitlines() if "GiB" in line]
     assert [row[row.index(" s") - 5 : row.index(" s") + 2] for row in rows] == ["6.860 s", "6.900 s", "7.000 s"]
     assert all("tp 2 · ZeRO 3" in row for row in rows)
+
+
+def test_a_plan_of_the_front_is_named_with_its_techniques() -> None:
+    one = {**_plan(6.0), "techniques": ["prioritised_all_to_all"], "gpu_hours_per_million_tokens": 0.1}
+    document = {
+        "status": "ok", "plans": [one], "decides": "", "rule_of_thumb": None, "gap": 0, "objective": "time",
+        "seconds": 1.0, "techniques": None, "choices": [], "sensitivity": [], "front": [one], "launch": {},
+        "space": {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0},
+    }  # fmt: skip
+    console = _screen()
+    print_plans(document, console)
+    assert "ZeRO 3 + prioritised_all_to_all" in _text(console).partition("No plan that was found")[2]
+    assert plans_view(document)["rows"][0]["words"] == "tp 2 · ZeRO 3 + prioritised_all_to_all"
+
+
+def test_the_page_says_values_as_the_screen_does_and_what_its_axes_are(tmp_path: Path) -> None:
+    values = [("sequence_parallel", True), ("zero_stage", 0), ("layers_per_stage", (17, 15))]
+    choices = [{"field": name, "value": value, "regret_at_least": 0.1, "exact": True} for name, value in values]
+    plans = [{**_plan(step), "gpu_hours_per_million_tokens": 0.1, "reproduce": f"it {step}"} for step in (6.0, 7.5)]
+    document = {
+        "status": "ok", "plans": plans, "decides": "", "rule_of_thumb": None, "gap": 0, "objective": "time",
+        "seconds": 1.0, "techniques": None, "choices": choices, "sensitivity": [], "front": [], "launch": {},
+        "space": {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0},
+    }  # fmt: skip
+    write_plans_html(document, tmp_path / "plans.html", title="it")
+    page = (tmp_path / "plans.html").read_text()
+    for said in ("sequence_parallel on", "ZeRO 0", "layers_per_stage 17,15", ">6.00 s<", ">7.50 s<", ">8.0 GiB<"):
+        assert said in page
 
 
 @pytest.mark.parametrize(("longest", "digits"), [(7.544, 3), (75.44, 2), (0.07, 5), (12345.0, 0)])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -116,3 +117,16 @@ def test_console_differences_add_up(result: Result, faster: Result) -> None:
     values = {line[:17].strip(): float(line[17:].split(" s")[0].replace("−", "-")) for line in section}
     total = values.pop("step")
     assert sum(values.values()) == pytest.approx(total, abs=1e-9)
+
+
+def test_the_gradient_norm_is_one_line_on_whichever_tier(result: Result) -> None:
+    moved = 10**6
+    largest, much = max(result.breakdown_ns.items(), key=lambda part: part[1])
+
+    def on(tier: str, ns: int) -> Result:
+        parts = {**result.breakdown_ns, largest: much - ns, f"exposed world (scale-{tier})": ns}
+        return dataclasses.replace(result, breakdown_ns=parts)
+
+    file = io.StringIO()
+    print_comparison(compare(on("out", moved), on("up", moved // 2)), Console(width=100, file=file))
+    assert len([line for line in file.getvalue().splitlines() if line.startswith("exposed gradient norm ")]) == 1

@@ -14,10 +14,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from windtunnel.cli.output import stdout
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.report.planning.sweep_console import print_rows
 from windtunnel.sweeps import sweep
 from windtunnel.sweeps.journal import Journal, read_journal
 from windtunnel.sweeps.points import nested, point_of, read_study
+from windtunnel.sweeps.run_points import run_points
 from windtunnel.sweeps.show import best_at_each
 
 GRID = {"verb": "predict", "grid": {"a": list(range(8)), "b.c": [1.5, 2.5]}}
@@ -50,6 +53,18 @@ def test_failures_and_dead_workers_are_rows(tmp_path: Path) -> None:
     rows = {row["a"]: row for row in pq.read_table(outcome.path).to_pylist()}
     assert {a: row["status"] for a, row in rows.items()} == {1: "ok", 2: "ok", 3: "ok", -1: "failed", -2: "died"}
     assert "ValueError: below zero" in rows[-1]["reason"]
+    assert outcome.reasons == {"failed": rows[-1]["reason"], "died": rows[-2]["reason"]}
+
+
+def test_a_row_of_plans_has_the_first_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = {"model": "llama-3.2-1b", "cluster": "h100-sxm:8", "tp": 8, "pp": 1, "cp": 1, "micro_batch": 1, "top": 1}
+    (row,) = run_points("windtunnel:plan", [{**fixed, "global_batch": 8, "seq_len": 512}])
+    assert row["status"] == "ok"
+    assert row["outputs"]["n_gpus"] == 8
+    assert row["outputs"]["step_time_s"] > 0
+    assert row["outputs"]["reproduce"].startswith("windtunnel predict llama-3.2-1b")
+    print_rows([{"n_gpus": 8, "tokens_per_s": 85593.2}, {"n_gpus": 16, "tokens_per_s": 1703123.4}], stdout())
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["tokens_per_s", "85,593", "1,703,123"]
 
 
 def test_a_torn_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:

@@ -73,3 +73,7 @@ def test_the_command_line_writes_both_forms(tmp_path: Path, capsys: pytest.Captu
         assert main([*words, *wrong]) == 2
     words.remove("--json")
     assert main([*words, "--ops", "json"]) == 2
+    capsys.readouterr()
+    (tmp_path / "captured.yaml").write_text("")
+    assert main(["predict", str(tmp_path), "--cluster", "h100-sxm:16", "--ops", "ops.parquet"]) == 2
+    assert "not of a captured script" in capsys.readouterr().err

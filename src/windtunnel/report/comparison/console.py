@@ -13,7 +13,7 @@ from rich.text import Text
 from windtunnel.report import figures
 from windtunnel.report.comparison.compare import Comparison, Difference, Side
 from windtunnel.report.figures import plain
-from windtunnel.report.prediction.categories import Category, memory_categories, time_categories
+from windtunnel.report.prediction.categories import Category, label_of, memory_categories, time_categories
 from windtunnel.report.prediction.console import NARROW, WIDE, heading
 from windtunnel.report.prediction.spec_words import difference_words
 from windtunnel.report.printing import print_trimmed
@@ -33,7 +33,7 @@ def render_comparison(comparison: Comparison, width: int | None = None) -> Rende
     columns = min(max(width or 80, NARROW), WIDE)
     parts: list[RenderableType] = [Text(), _names(comparison), Text(), _headline(comparison)]
     parts += [Text(), Text(comparison.explanation)]
-    causes = {key: ns for key, ns in comparison.causes_ns.items() if ns}
+    causes = _by_label(comparison.causes_ns)
     if causes:
         categories = time_categories(causes)
         amounts = figures.times([causes[key] for key in categories], signed=True)
@@ -48,6 +48,16 @@ def render_comparison(comparison: Comparison, width: int | None = None) -> Rende
     if comparison.spec:
         parts += [*heading("What was asked differently"), _fields(comparison.spec)]
     return Constrain(Group(*parts, Text()), columns)
+
+
+def _by_label(causes: Mapping[str, int]) -> dict[str, int]:
+    """What differs; keys that are called alike (the gradient norm, on either tier) are one line."""
+    first: dict[str, str] = {}
+    found: dict[str, int] = {}
+    for key, ns in causes.items():
+        key = first.setdefault(label_of(key), key)
+        found[key] = found.get(key, 0) + ns
+    return {key: ns for key, ns in found.items() if ns}
 
 
 def _names(comparison: Comparison) -> Table:

@@ -34,7 +34,7 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
     for number, one in enumerate(document["plans"], 1):
         cells = [
             str(number),
-            " + ".join([words(one["plan"]), *one["techniques"]]),
+            words_of(one),
             f"{one['n_gpus']:,}",
             f"{one['step_time_s']:.{shown}f} s",
             f"{one['p5_s']:.{shown}f} to {one['p95_s']:.{shown}f}",
@@ -58,19 +58,17 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
         f" {space['bounded'] - space['excluded_by_memory']:,} by a bound on time.",
         soft_wrap=True,
     )
-    gap = document["gap"]
-    proof = "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
-    console.print(f"{proof} Searched for {document['seconds']:.1f} s.", soft_wrap=True)
+    console.print(f"{proof(document)} Searched for {document['seconds']:.1f} s.", soft_wrap=True)
     if document["techniques"] is not None:
         _print_techniques(document["techniques"], console)
     _print_choices(document, console)
     if document["front"]:
-        console.print("\nNo plan is better in time, cost and memory at once than one of these:")
+        console.print("\nNo plan that was found is better in time, cost and memory at once than one of these:")
         for one in document["front"]:
             console.print(
                 f"  {one['n_gpus']:>7,} GPUs  {one['step_time_s']:8.4g} s"
                 f"  {one['gpu_hours_per_million_tokens']:8.4g} GPU-h/M tokens"
-                f"  {one['peak_memory_bytes'] / GIB:6.1f} GiB  {words(one['plan'])}",
+                f"  {one['peak_memory_bytes'] / GIB:6.1f} GiB  {words_of(one)}",
                 soft_wrap=True,
             )
     for name, text in document["launch"].items():
@@ -116,6 +114,20 @@ def words(plan: Mapping[str, Any]) -> str:
     """A plan in short."""
     fields = (f"{field_words(name)} {_said(value)}" for name, value in plan.items() if name not in HIDDEN)
     return " · ".join(fields) or "data-parallel"
+
+
+def words_of(one: Mapping[str, Any]) -> str:
+    """A plan with its techniques, in short."""
+    return " + ".join([words(one["plan"]), *one["techniques"]])
+
+
+def proof(document: Mapping[str, Any]) -> str:
+    """How sure the answer is, in one sentence."""
+    gap = document["gap"]
+    if document["objective"] == "memory":
+        stopped = "Stopped early: another plan may need less memory."
+        return stopped if gap >= 1.0 else f"No plan of this space needs over {gap:.2%} less memory."
+    return "Optimal in this space." if gap == 0 else f"Stopped early: the best plan could be {gap:.2%} faster."
 
 
 def decimals(seconds: Iterable[float]) -> int:

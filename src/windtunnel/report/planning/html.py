@@ -8,7 +8,8 @@ from typing import Any
 
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
-from windtunnel.report.planning.console import GIB, decimals, words
+from windtunnel.report.planning.console import GIB, decimals, proof, words, words_of
+from windtunnel.units import format_time
 
 WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
 
@@ -25,12 +26,28 @@ def plans_view(
     """What `plans_body.html.j2` shows. `address`: where a plan of the table is looked at; "": nowhere."""
     shown = {one["reproduce"]: one for one in [*document["front"], *document["plans"]]}
     plot = _scatter(list(shown.values()), {one["reproduce"] for one in document["front"] or document["plans"][:1]})
+    seconds = [one["step_time_s"] for one in shown.values()]
+    ends = {
+        "least": format_time(min(seconds, default=0.0)),
+        "most": format_time(max(seconds, default=0.0)),
+        "memory": f"{max((one['peak_memory_bytes'] / GIB for one in shown.values()), default=0.0):.1f} GiB",
+    }
     rows = [
-        {**one, "words": words(one["plan"]), "gib": one["peak_memory_bytes"] / GIB, "href": address(one)}
+        {**one, "words": words_of(one), "gib": one["peak_memory_bytes"] / GIB, "href": address(one)}
         for one in document["plans"]
     ]
     digits = f"%.{decimals(one['p95_s'] for one in document['plans'])}f"
-    return {"document": document, "rows": rows, "plot": plot, "words": words, "gib": GIB, "digits": digits}
+    said = proof(document)
+    return {
+        "document": document,
+        "rows": rows,
+        "plot": plot,
+        "ends": ends,
+        "words": words,
+        "gib": GIB,
+        "digits": digits,
+        "proof": said,
+    }
 
 
 def _scatter(plans: list[Mapping[str, Any]], front: set[str]) -> list[dict[str, Any]]:
@@ -46,7 +63,7 @@ def _scatter(plans: list[Mapping[str, Any]], front: set[str]) -> list[dict[str, 
             "x": f"{MARGIN + (one['step_time_s'] - low) / ((high - low) or 1.0) * (WIDTH - 2 * MARGIN):.1f}",
             "y": f"{HEIGHT - MARGIN - one['peak_memory_bytes'] / GIB / most * (HEIGHT - 2 * MARGIN):.1f}",
             "front": one["reproduce"] in front,
-            "label": f"{words(one['plan'])}: {one['step_time_s']:.4g} s, {one['peak_memory_bytes'] / GIB:.1f} GiB,"
+            "label": f"{words_of(one)}: {one['step_time_s']:.4g} s, {one['peak_memory_bytes'] / GIB:.1f} GiB,"
             f" {one['n_gpus']:,} GPUs",
         }
         for one in plans

@@ -18,5 +18,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         return
     table = columns(rows[0], ())
     for row in rows:
-        table.add_row(*(f"{value:.5g}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(_said(value) for value in row.values()))
     console.print(table)
+
+
+def _said(value: object) -> str:
+    """Five digits of a number; large ones whole, with commas, so that a column can be compared."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.5g}"
+    return str(value)
