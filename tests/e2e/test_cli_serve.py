@@ -116,6 +116,7 @@ def test_measured_kernels_can_be_given(capsys: pytest.CaptureFixture[str], tmp_p
     layers.write_text("\n".join(rows) + "\n")
     words = [*SMALL, "--prompt", "100", "--output", "20", "--concurrency", "1", "--waves", "2"]
     found = _json(capsys, *words, "--kernels", str(attention))
+    assert found["sources"][0] == f"kernels: given by {attention}, timed on H100-SXM"
     slower = [line.replace(",20.1,", ",2000,") for line in rows]
     layers.write_text("\n".join(slower) + "\n")
     other = _json(capsys, *words, "--kernels", str(tmp_path))
