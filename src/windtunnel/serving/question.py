@@ -44,8 +44,6 @@ def made_or_read(
     default_rate: bool = False,
 ) -> Workload:
     """The workload of a file, or one made from lengths and a rate or a concurrency. Raises UserError."""
-    if seed < 0:
-        raise SpecError("--seed", seed, "give a whole number from 0 on")
     if path is not None:
         if prompt is not None or output is not None:
             raise SpecError(

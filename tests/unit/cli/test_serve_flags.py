@@ -43,7 +43,7 @@ LISTEN = "llama-3.1-8b --cluster h100-sxm:8 --listen 127.0.0.1:0"
         (f"{LISTEN} --prefill 1xtp1 --decode 1xtp1 --kernels k", "--kernels"),
         ("llama-3.1-8b --cluster h100-sxm:1 --workload w.csv --length-ratio 0.5", "--length-ratio"),
         (f"{ONE} --gpu-hour -3", "--gpu-hour"),
-        (f"{ONE} --seed -1", "--seed"),
+        *((f"{words} --seed -1", "--seed") for words in (ONE, LISTEN, f"{ONE} --search muxserve")),
         (f"{ONE} --gpu-hour nan", "--gpu-hour"),
         (f"{APART} --gpu-hour inf", "--gpu-hour"),
     ],
