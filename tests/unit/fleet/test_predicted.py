@@ -42,6 +42,13 @@ def test_a_job_that_names_model_and_batch_needs_no_profile(tmp_path):
     assert run.why == dict.fromkeys((3, 4), "does not say how long it runs")
 
 
+def test_a_job_whose_model_is_not_known_is_named_by_its_line(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("submit_s,gpus,model,batch_size,seq_len,iterations\n0,8,nobody,8,2048,10\n")
+    with pytest.raises(UserError, match=r"trace\.csv line 2: .*unknown model 'nobody'"):
+        with_predictions(read_jobs(path), parse_site("h100-sxm:8"))
+
+
 SIZED = """job,submit_s,gpus,model,batch_size,seq_len,iterations,deadline_s,tp
 whole,0,4,llama-3.2-1b,4,1024,1000,100000,
 sharded,1,2,llama-3.2-1b,2,1024,1000,100000,2
