@@ -79,6 +79,9 @@ def engine_of(
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
     told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
+    stands_in = kernels.derived_from(deployment.weights)
+    if kernels.measured and stands_in:
+        told += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"
     if prices is not None:
         told = prices_from
     generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
