@@ -116,6 +116,7 @@ def test_measured_kernels_can_be_given(capsys: pytest.CaptureFixture[str], tmp_p
     layers.write_text("\n".join(rows) + "\n")
     words = [*SMALL, "--prompt", "100", "--output", "20", "--concurrency", "1", "--waves", "2"]
     found = _json(capsys, *words, "--kernels", str(attention))
+    assert found["sources"][0] == f"kernels: given by {attention}, timed on H100-SXM"
     slower = [line.replace(",20.1,", ",2000,") for line in rows]
     layers.write_text("\n".join(slower) + "\n")
     other = _json(capsys, *words, "--kernels", str(tmp_path))
@@ -174,3 +175,19 @@ def test_validate_answers_every_row_of_a_table_of_deployments(
     assert [line["status"] for line in lines] == ["predicted", "predicted", "refused", "assumed"]
     assert float(lines[0]["tpot_p5_s"]) < float(lines[0]["tpot_s"]) < float(lines[0]["tpot_p95_s"])
     assert "unheard-of" in lines[2]["reason"]
+
+
+def test_a_row_of_deployments_without_lengths_is_refused_and_a_cell_of_letters_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, rows = tmp_path / "table.csv", tmp_path / "rows.csv"
+    names = "id,model,gpu,engine,isl,osl,concurrency,tpot_ms"
+    table.write_text(f"{names}\na,llama-3.1-8b,h100-sxm,vllm,,200,8,9\nb,llama-3.1-8b,h100-sxm,vllm,100,20,2,9\n")
+    assert main(["validate", str(table), "--rows", str(rows), "--workers", "1"]) == 0
+    with open(rows, newline="") as file:
+        told = [(line["status"], line["reason"].partition(":")[0]) for line in csv.DictReader(file)]
+    assert told == [("refused", "isl = ''"), ("predicted", "")]
+    table.write_text(f"{names}\na,llama-3.1-8b,h100-sxm,vllm,100,200,x,9\n")
+    capsys.readouterr()
+    assert main(["validate", str(table)]) == 2
+    assert f"{table}: line 2: concurrency = 'x'" in capsys.readouterr().err

@@ -36,6 +36,8 @@ def test_several_policies_side_by_side_and_a_mistake(tmp_path: Path) -> None:
     assert "d-clas" in done.stdout
     with out.open() as file:
         assert {row["policy"] for row in csv.DictReader(file)} == {"sebf", "d-clas", "fai"}
+    bare = windtunnel(str(TRACE), "--port", "10")
+    assert (bare.returncode, "say the unit" in bare.stderr) == (2, True)
     wrong = windtunnel(str(TRACE), "--policy", "sebv")
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1

@@ -197,3 +197,13 @@ def test_an_engine_that_polls_admits_at_the_steps_at_which_it_looks(arrives_s: f
     assert second.scheduled_ns == pytest.approx(ticks / 1024, abs=2)
     assert second.scheduled_ns >= stamps[1][1].scheduled_ns
     assert first.last_ns > first.first_ns
+
+
+def test_no_request_is_scheduled_before_it_came_where_plans_lag() -> None:
+    rules = Rules(lag=True, block_size=BLOCK)  # the second comes while the first, of one token, is computed
+    load = Workload(np.array([64, 64]), np.array([1, 1]), np.array([0, 1000]))
+    replica = Replica(plain_times(), rules, 100)
+    sent, _ = simulate(load, [replica], None, block_size=BLOCK)
+    first, second = sorted(sent, key=lambda one: one.index)
+    assert first.last_ns > 1000
+    assert second.scheduled_ns == pytest.approx(first.last_ns, abs=1)

@@ -115,6 +115,10 @@ def run(
     names = [name if name.lower().endswith((".yaml", ".yml")) else name.lower() for name in names]
     if not names:
         raise SpecError("--policy", policy, "give one, such as fifo")
+    from windtunnel.fleet.policies.own import named, title
+
+    if len({title(name) for name in names}) < len(names):  # figures are told apart by it
+        raise SpecError("--policy", policy, "name each policy once; a YAML file's name: is what it is called")
     if seed < 0:
         raise SpecError("--seed", seed, "give a whole number from 0 on")
     with working("reading the trace"):
@@ -161,7 +165,6 @@ def run(
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
     from windtunnel.fleet.outcome import aggregates, write_jobs
-    from windtunnel.fleet.policies.own import named
     from windtunnel.fleet.run import Options, simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables

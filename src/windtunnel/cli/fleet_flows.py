@@ -44,7 +44,9 @@ def flows(
     names = [policy_named(word.strip()) for word in policy.split(",")]
     if len(set(names)) < len(names):
         raise SpecError("policy", policy, "name each policy once")
-    rate = parse_bandwidth(port, "port") if port else PORT_BYTES_PER_S
+    if port.replace(".", "").strip().isdigit():  # as likely meant in Gb/s as in bytes per second
+        raise SpecError("--port", port, f"say the unit: {port.strip()}Gb/s or {port.strip()}MB/s")
+    rate = parse_bandwidth(port, "--port") if port else PORT_BYTES_PER_S
     read = read_trace(trace)
     with working("moving flows"):
         answers = [run_flows(read, name, clock, rate) for name in names]

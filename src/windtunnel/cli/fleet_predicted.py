@@ -33,7 +33,10 @@ def with_predictions(jobs: Jobs, site: Site) -> tuple[Jobs, list[str]]:
     lines = []
     for at in unsaid:
         gpus = int(jobs.gpus[at])
-        step_s = _step_s(jobs.model[at], site.gpu, gpus, site.per_node, _layout(jobs, at))
+        try:
+            step_s = _step_s(jobs.model[at], site.gpu, gpus, site.per_node, _layout(jobs, at))
+        except UserError as error:
+            raise UserError(f"{jobs.where(at)}: {error}") from None
         if step_s is None:
             lines.append(f"{jobs.where(at)}: {jobs.model[at]} does not fit in memory on {gpus} GPUs as it is laid out")
         else:

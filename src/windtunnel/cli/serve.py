@@ -111,9 +111,10 @@ def serve(
     asked_for = dict(locals())  # the flags, before anything else has a name here
     from windtunnel.cli.serve_flags import check_flags
     from windtunnel.header import band_entry
+    from windtunnel.model.catalogue import load_model
     from windtunnel.report.files import check_writable, write_atomically
     from windtunnel.serving import Deployment
-    from windtunnel.serving.question import ask, made_or_read, parsed_slo
+    from windtunnel.serving.question import ask, made_or_read, parsed_slo, past_context
 
     is_pool = model is not None and model.endswith((".yaml", ".yml"))
     given = {name: value for name, value in asked_for.items() if name != "model" and value != DEFAULTS[name]}
@@ -215,7 +216,8 @@ def serve(
 
         write_trace(result.timeline, trace)
         note(f"wrote {trace}")
-    warned = [str(result.search["warning"])] if result.search is not None and result.search.get("warning") else []
+    warned = past_context(load_model(model), asked) if result.feasible else []
+    warned += [str(result.search["warning"])] if result.search is not None and result.search.get("warning") else []
     if json:
         low_high = result.tpot_band_s
         print_answer(

@@ -64,6 +64,9 @@ def check_flags(given: Mapping[str, object], *, pool: bool) -> None:
     for flag, other in AGAINST:
         if flag in given and other in given:
             raise SpecError(_word(flag), _worth(given[flag]), f"contradicts {_word(other)}: leave one of them out")
+    seed = given.get("seed", 0)
+    if isinstance(seed, int) and seed < 0:
+        raise SpecError("--seed", seed, "give a whole number from 0 on")
 
 
 def _mode(given: Mapping[str, object], pool: bool) -> str:

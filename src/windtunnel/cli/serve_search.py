@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from windtunnel.cli.output import print_answer, stdout
+from windtunnel.cli.output import note, print_answer, stdout
 from windtunnel.errors import SpecError, UserError
 
 if TYPE_CHECKING:
@@ -41,9 +41,13 @@ def answer_search(
             f"{len(never)} of {len(found.tried)} candidates miss the limits at no rate up to {MOST_RATE:g} per second"
             f" with {len(workload)} requests; use more requests (--requests), or tighter limits"
         )
+    there = question.cluster.n_gpus
+    more = [f"the cluster has {there} GPUs: --rate {wanted:g} takes {found.gpus}"] if found.gpus > there else []
     if json:
-        print_answer(f"serve --search {search}", found.to_dict())
+        print_answer(f"serve --search {search}", found.to_dict(), warnings=more)
         return
+    for line in more:
+        note(line)
     console = stdout()
     for phase, layout, count in (
         ("prefill", found.prefill, found.prefill_instances),
@@ -89,9 +93,14 @@ def _answer_several(
     rates = tuple(whole * share / sum(shares) for share in shares)
     asked = Several(tuple(load_model(name) for name in names), rates, parse_cluster(cluster), deployment, workload, slo)
     found = search_alpaserve(asked) if search == "alpaserve" else search_muxserve(asked)
+    placed = {name for group in found.groups for name in group.models}
+    lacking = [model.name for model in asked.models if model.name not in placed]
+    without = [f"{', '.join(lacking)}: no place, so none of their requests is served"] if lacking else []
     if json:
-        print_answer(f"serve --search {search}", found.to_dict())
+        print_answer(f"serve --search {search}", found.to_dict(), warnings=without)
         return
+    for line in without:
+        note(line)
     console = stdout()
     for group in found.groups:
         words = group.layout if search == "muxserve" else f"{group.layout}: {', '.join(group.models) or 'idle'}"

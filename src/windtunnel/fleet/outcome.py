@@ -52,8 +52,8 @@ class Outcome:
         return np.flatnonzero(self.state == STATES.index(state))
 
     def ran(self) -> NDArray[np.int64]:
-        """Jobs that came to an end, whichever."""
-        ended = (STATES.index(COMPLETED), STATES.index(FAILED), STATES.index(CANCELLED))
+        """Jobs that came to an end, whichever, or to the end of the log that they are from."""
+        ended = [STATES.index(state) for state in (COMPLETED, FAILED, CANCELLED, UNFINISHED)]
         return np.flatnonzero(np.isin(self.state, ended) & ~np.isnan(self.end_s))
 
     @property

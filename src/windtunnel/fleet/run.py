@@ -86,9 +86,9 @@ def simulate(jobs: Jobs, site: Site, policy: Any, options: Options) -> Outcome:
 
     Raises UserError for what cannot be asked.
     """
-    if not isinstance(policy, str):
-        from windtunnel.fleet.policies.own import own_of
+    from windtunnel.fleet.policies.own import PLAIN, own_of
 
+    if not isinstance(policy, str):
         own = own_of(policy)
         decider = own.made(site, options.seed)
         if decider is not None and options.clock != "exact":
@@ -96,7 +96,7 @@ def simulate(jobs: Jobs, site: Site, policy: Any, options: Options) -> Outcome:
         return replace(simulate(jobs, site, own.like, replace(options, decider=decider)), policy=own.name)
     if options.clock not in CLOCKS:
         raise SpecError("--clock", options.clock, f"give one of {', '.join(CLOCKS)}")
-    policy = {"backfill": "easy", "edf-elastic": "edf"}.get(policy, policy)
+    policy = PLAIN.get(policy, policy)
     if policy not in policies_of(options.clock):
         known = ", ".join(policies_of(options.clock))
         raise SpecError("--policy", policy, f"in the clock {options.clock} give one of {known}")
@@ -159,10 +159,10 @@ def _run(kept: Jobs, site: Site, policy: str, options: Options) -> Outcome:
 
 
 def _as_it_ended(outcome: Outcome) -> Outcome:
-    """Jobs that the trace says failed or were cancelled did so at the end of their run."""
+    """Jobs that the trace says failed, were cancelled or were not done yet were so at the end of their run."""
     ended = outcome.jobs.columns.get("ended")
     for at, text in enumerate(ended or ()):
-        if text in (FAILED, CANCELLED) and outcome.state[at] == STATES.index(COMPLETED):
+        if text in (FAILED, CANCELLED, UNFINISHED) and outcome.state[at] == STATES.index(COMPLETED):
             outcome.state[at] = STATES.index(text)
     return outcome
 

@@ -30,7 +30,7 @@ class Engine:
     times: StepTimes
     rules: Rules
     blocks: int  # of one replica: all attention ranks together
-    measured: bool  # whether attention and experts are priced by measured kernels
+    kernels: str  # whose times attention and experts are priced by, in words
 
     @property
     def fits(self) -> bool:
@@ -61,10 +61,12 @@ def engine_of(
     *,
     profile: Profile | None = None,
     prices: Prices | None = None,
+    prices_from: str = "given prices",
 ) -> Engine:
     """Check a deployment and price it.
 
-    `profile` stands in for the one that the deployment names; `prices` for the model's own (measured tables).
+    `profile` stands in for the one that the deployment names; `prices` for the model's own (measured tables), and
+    `prices_from` says whose they are.
     Raises LayoutError and SpecError.
     """
     check(deployment, model, cluster)
@@ -76,6 +78,12 @@ def engine_of(
     blocks = of_rank * deployment.attn_dp
     kernels = inference_kernels(cluster, used.framework, used.release)
     own = prices if prices is not None else layers_of(model, deployment, cluster, used, kv)
+    told = "measured (aiconfigurator-core)" if kernels.measured else "bytes over bandwidth (roofline)"
+    stands_in = kernels.derived_from(deployment.weights)
+    if kernels.measured and stands_in:
+        told += f"; {deployment.weights} products: {stands_in}'s, less the bytes of weights saved"
+    if prices is not None:
+        told = prices_from
     generation, quantised = cluster.gpu.generation, deployment.weights not in ("bf16", "fp16")
     routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
     # Another engine's kernels stand in only where none are given; see `expert_marginal_blackwell_fp8`.
@@ -102,7 +110,7 @@ def engine_of(
         times,
         rules_of(used, deployment, blocks, times.tokens_per_step),
         blocks,
-        kernels.measured,
+        told,
     )
 
 

@@ -140,6 +140,14 @@ def ask(
     return result, drawn
 
 
+def past_context(model: Model, workload: Workload) -> list[str]:
+    """A warning where requests have more tokens than the model was made for: they are answered all the same."""
+    longest = model.max_sequence_length
+    many = int(((workload.input_tokens + workload.output_tokens) > longest).sum())
+    told = f"{many:,} of {len(workload):,} requests pass the {longest:,} tokens that {model.name} is made for: a server"
+    return [f"{told} refuses them unless its configuration says otherwise"] if many else []
+
+
 def priced(model: str, cluster: str, deployment: Deployment, replicas: int, kernels: Path | None = None) -> Engine:
     """The engine that a question names, for `replicas` of it. Raises UserError."""
     machine = parse_cluster(cluster)
@@ -173,4 +181,4 @@ def _priced(model: Model, machine: Cluster, deployment: Deployment, kernels: Pat
 
     whose = load_engine(deployment.engine)
     prices = given_prices(kernels, model, deployment, machine, whose.framework, whose.release)
-    return engine_of(model, machine, deployment, prices=prices)
+    return engine_of(model, machine, deployment, prices=prices, prices_from=f"given by {kernels}{prices.timed_on}")

@@ -168,10 +168,8 @@ def summarise(
 
 def sources_of(engine: Engine) -> tuple[str, ...]:
     """Where the prices come from, in words."""
-    kernels = (
-        "kernels: measured (aiconfigurator-core)" if engine.measured else "kernels: bytes over bandwidth (roofline)"
-    )
-    told = (kernels, f"engine: profile {engine.profile.engine} {engine.profile.release}, fitted constants")
+    engine_is = f"engine: profile {engine.profile.engine} {engine.profile.release}, fitted constants"
+    told = (f"kernels: {engine.kernels}", engine_is)
     marginal = engine.times.expert_marginal
     if marginal == 1.0:
         return told

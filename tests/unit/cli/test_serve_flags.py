@@ -43,6 +43,7 @@ LISTEN = "llama-3.1-8b --cluster h100-sxm:8 --listen 127.0.0.1:0"
         (f"{LISTEN} --prefill 1xtp1 --decode 1xtp1 --kernels k", "--kernels"),
         ("llama-3.1-8b --cluster h100-sxm:1 --workload w.csv --length-ratio 0.5", "--length-ratio"),
         (f"{ONE} --gpu-hour -3", "--gpu-hour"),
+        *((f"{words} --seed -1", "--seed") for words in (ONE, LISTEN, f"{ONE} --search muxserve")),
         (f"{ONE} --gpu-hour nan", "--gpu-hour"),
         (f"{APART} --gpu-hour inf", "--gpu-hour"),
     ],
@@ -83,3 +84,20 @@ def test_a_file_of_requests_with_a_fault_is_no_traceback(
     words = ["serve", "llama-3.1-8b", "--cluster", "h100-sxm:1", "--workload", str(tmp_path / "in.jsonl")]
     assert main(words) == 2
     assert "in.jsonl" in capsys.readouterr().err
+
+
+def test_prompts_longer_than_the_model_is_made_for_are_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "serve llama-2-7b --cluster h100-sxm:1 --output 96 --rate 3 --requests 4 --json"
+    assert main([*words.split(), "--prompt", "4001"]) == 0
+    assert "4 of 4 requests pass the 4,096 tokens" in capsys.readouterr().out
+    assert main([*words.split(), "--prompt", "4000"]) == 0
+    assert "requests pass" not in capsys.readouterr().out
+
+
+def test_a_placement_says_whom_it_leaves_out_and_what_the_cluster_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    load = "--prompt 100 --output 20 --requests 50 --slo ttft=200ms,tpot=20ms --json"
+    both = f"serve llama-3.1-8b=9,qwen3-32b=1 --cluster h100-sxm:1 --search alpaserve --rate 5 {load}"
+    assert main(both.split()) == 0
+    assert "qwen3-32b: no place" in capsys.readouterr().out
+    assert main(f"serve llama-3.1-8b --cluster h100-sxm:2 --search distserve --rate 90000 {load}".split()) == 0
+    assert "the cluster has 2 GPUs: --rate 90000 takes " in capsys.readouterr().out

@@ -164,3 +164,28 @@ def test_sites(text, nodes, per_node):
 def test_bad_sites(text):
     with pytest.raises(UserError):
         parse_site(text)
+
+
+def test_sacct_jobs_that_are_not_done_complete_nothing(tmp_path):
+    text = (
+        "JobID|Submit|Start|Elapsed|AllocTRES|ReqTRES|State\n"
+        "1|2024-05-01T00:00:00|2024-05-01T00:00:00|01:00:00|gres/gpu=4||COMPLETED\n"
+        "2|2024-05-01T00:00:00|2024-05-01T00:00:00|00:30:00|gres/gpu=4||RUNNING\n"
+        "3|2024-05-01T00:00:00|Unknown|00:00:00||gres/gpu=4|PENDING\n"
+        "4|2024-05-01T00:00:00|Unknown|00:00:00|||CANCELLED by 7\n"
+    )
+    jobs = read_jobs(write(tmp_path, text, "sacct.txt"))
+    site = parse_site("gpu:8")
+    for policy in ("current", "easy"):
+        figures = aggregates(simulate(jobs, site, policy, Options()), 8)
+        counts = [figures[f"{state}_jobs"] for state in ("completed", "unfinished", "dropped", "cancelled")]
+        assert counts == [1, 1, 1, 1]
+        assert figures["jct_mean_s"] == 3600
+        assert figures["utilisation"] == 0.75  # the running one holds its GPUs for as long as it has run
+    assert [(found.kind, found.jobs) for found in lint_jobs(jobs, site)] == [("no-duration", ("3",))]
+
+
+def test_lint_counts_no_load_of_jobs_that_no_run_takes(tmp_path):
+    text = "submit_s,gpus,duration_s\n0,8,10\n100,8,10\n50,64,100\n"
+    found = lint_jobs(read_jobs(write(tmp_path, text)), parse_site("v100:8"))
+    assert "overload" not in {one.kind for one in found}

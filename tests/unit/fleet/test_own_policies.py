@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import windtunnel
+from windtunnel.cli import main
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.fleet.decision import Decision
 from windtunnel.fleet.jobs.read import read_jobs
@@ -89,3 +90,10 @@ def test_gpus_held_at_once_by_the_traces_own_account(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("job,submit_s,start_s,gpus,duration_s\na,0,0,8,10\nb,0,10,4,10\nc,0,12,6,3\nd,0,,64,3\n")
     assert held_at_once(read_jobs(path)) == 10
+
+
+def test_policies_that_tables_call_the_same_are_refused(trace, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("policy: tiresias\nname: srtf\nthresholds_gpu_s: [7]\n")
+    for both in ("easy,backfill", "fifo,fifo", f"srtf,{tmp_path / 'mine.yaml'}"):
+        assert main(["fleet", str(trace), "--cluster", "a100:8", "--policy", both, "--json"]) == 2
+        assert "name each policy once" in capsys.readouterr().err

@@ -54,6 +54,13 @@ def test_a_layout_that_is_no_number_is_one_clear_error(tmp_path):
     assert math.isnan(jobs.duration_s[0])  # as where none is said
 
 
+def test_a_job_whose_model_is_not_known_is_named_by_its_line(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("submit_s,gpus,model,batch_size,seq_len,iterations\n0,8,nobody,8,2048,10\n")
+    with pytest.raises(UserError, match=r"trace\.csv line 2: .*unknown model 'nobody'"):
+        with_predictions(read_jobs(path), parse_site("h100-sxm:8"))
+
+
 SIZED = """job,submit_s,gpus,model,batch_size,seq_len,iterations,deadline_s,tp
 whole,0,4,llama-3.2-1b,4,1024,1000,100000,
 sharded,1,2,llama-3.2-1b,2,1024,1000,100000,2

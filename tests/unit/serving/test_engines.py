@@ -146,6 +146,14 @@ def test_four_bit_checkpoints_leave_attention_in_sixteen_bits_in_time_and_memory
     assert fewer == pytest.approx(others * (1 - 0.5625) - attention, rel=0.01)
 
 
+def test_products_that_were_not_timed_are_not_called_measured() -> None:
+    model, gpu = load_model("llama-3.1-8b"), parse_cluster("b200:1")
+    for weights, told in (("int4", "int4 products: bf16's"), ("nvfp4", ""), ("bf16", ""), ("fp8", "")):
+        found = sources_of(engine_of(model, gpu, Deployment(weights=weights)))[0]
+        assert told in found
+        assert ("products" in found) == bool(told)
+
+
 def test_captured_batches_pad_to_the_next_size() -> None:
     profile = load_engine("vllm-0.12")
     assert [profile.padded(n)[0] for n in (1, 3, 5, 200, 257, 511)] == [1, 4, 8, 200, 272, 512]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from time import process_time
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,3 +56,17 @@ def test_of_a_prefix_that_nobody_holds_the_last_blocks_go_first(blocks: int, tak
     pool.release(blocks, pool.name(range(blocks)))
     pool.take(taken)
     assert pool.known(range(blocks)) == min(blocks, 8 - taken)
+
+
+def test_blocks_that_leave_the_cache_cost_the_same_however_many_left_before_them() -> None:
+    def seconds(blocks: int) -> float:
+        pool = BlockPool(blocks)
+        pool.take(blocks)
+        pool.release(blocks, pool.name(range(blocks)))
+        begin = process_time()
+        for _ in range(blocks):
+            pool.take(1)
+        return process_time() - begin
+
+    few, many = min(seconds(4_000) for _ in range(3)), seconds(40_000)
+    assert many < 40 * few  # 10 times as many; about 100 times where the first is looked for past all that left

@@ -97,3 +97,10 @@ def test_a_machine_goes_when_it_is_said_to() -> None:
     first = {"soon": soon, "later": later}
     took = {name: play(MODEL, Machine(), "reroute", [0.0], changes, 3).latency_s[0] for name, changes in first.items()}
     assert took["soon"] > 200.0 > took["later"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_machines_do_after_the_last_answer_counts_for_nothing(policy: Policy) -> None:
+    usual = play(MODEL, Machine(), policy, SENT, [], 5)
+    last = SENT[-1] + max(usual.latency_s)
+    assert play(MODEL, Machine(), policy, SENT, [Change(last + 100.0, 0, False)], 5) == usual

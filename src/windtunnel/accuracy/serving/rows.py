@@ -20,6 +20,7 @@ from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.profile import release_on
 
 NEEDED = ("id", "model", "gpu", "engine", "isl", "osl", "concurrency")
+NUMBERS = ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms", "d_output_tokens_per_s")
 QUANTISED = {
     "fp8": "fp8",
     "fp8_static": "fp8",
@@ -85,10 +86,19 @@ def read_rows(tables: Sequence[Path]) -> list[ServingRow]:
                 missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
                 if missing:
                     raise InputFileError(path, f"has no column {missing[0]}", f"it needs {', '.join(NEEDED)}")
-                found += [ServingRow(line) for line in reader]
+                for line in reader:
+                    found.append(ServingRow(line))
+                    _check_numbers(found[-1], path, reader.line_num)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise InputFileError(path, " ".join(str(error).split()), "give a readable CSV") from error
     return found
+
+
+def _check_numbers(row: ServingRow, path: Path, line: int) -> None:
+    """What a row leaves open is empty, not unreadable. Raises InputFileError."""
+    for name in NUMBERS:
+        if row.text(name) and row.number(name) is None:
+            raise InputFileError(path, f"line {line}: {name} = {row.text(name)!r}", "give a number, or leave it empty")
 
 
 def is_serving_table(path: Path) -> bool:

@@ -27,6 +27,7 @@ from windtunnel.cost.inference import measured
 from windtunnel.cost.inference.dense import DTYPES, gemm_s, quantised_grids
 from windtunnel.cost.inference.surface import Curve, Surface, curve, surface
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
+from windtunnel.cost.measured.interpolation import LogGrid
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.hardware.gpu import Gpu
 
@@ -77,12 +78,9 @@ class InferenceKernels:
 
     def gemm_s(self, m: float, n: float, k: float, dtype: str) -> float:
         """m x k times k x n with weights in `dtype`."""
-        grids = quantised_grids(self.gpu.kernel_tables) if self.gpu.kernel_tables and dtype in DTYPES else {}
-        if dtype in grids:
-            return gemm_s(grids[dtype], max(1.0, m), n, k)
-        multiplied = GEMM_DTYPE.get(dtype, dtype)
-        if not self.gpu.supports(multiplied):
-            multiplied = "bf16"
+        if grid := self._grid(dtype):
+            return gemm_s(grid, max(1.0, m), n, k)
+        multiplied = self._multiplied(dtype)
         seconds = self.dense.gemm(max(1.0, m), n, k, multiplied).seconds
         ratio = WEIGHT_BYTES[dtype] / WEIGHT_BYTES[multiplied]
         if ratio < 1.0:  # fewer bytes of weights, though multiplied in more
@@ -90,6 +88,19 @@ class InferenceKernels:
             floor = 2.0 * m * n * k / (self.gpu.peak_flops("bf16") * roofline.gemm_efficiency(self.gpu, "bf16").peak)
             seconds = max(seconds - saved, floor, ratio * seconds)
         return seconds
+
+    def derived_from(self, dtype: str) -> str | None:
+        """The format whose products stand in for those of `dtype`, less the bytes saved; None where they were timed."""
+        other = self._multiplied(dtype)
+        return None if self._grid(dtype) or WEIGHT_BYTES[other] <= WEIGHT_BYTES[dtype] else other
+
+    def _grid(self, dtype: str) -> LogGrid | None:
+        tables = self.gpu.kernel_tables
+        return quantised_grids(tables).get(dtype) if tables and dtype in DTYPES else None
+
+    def _multiplied(self, dtype: str) -> str:
+        multiplied = GEMM_DTYPE.get(dtype, dtype)
+        return multiplied if self.gpu.supports(multiplied) else "bf16"
 
     @property
     def bandwidth(self) -> float:

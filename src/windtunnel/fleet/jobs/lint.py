@@ -50,7 +50,9 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
             found.append(Finding(kind, severity, count, remedy, tuple(jobs.name[at] for at in rows.tolist())))
 
     submit, duration, deadline, start = jobs.submit_s, jobs.duration_s, jobs.deadline_s, jobs.start_s
-    add("no-gpu", "error", np.flatnonzero(jobs.gpus < 1), "ask no GPU", "give gpus, or leave them out")
+    unstarted = np.array(jobs.columns.get("ended", [""] * len(jobs))) == "cancelled"  # such a job asks for nothing
+    unstarted &= np.isnan(start) & ~(duration > 0)
+    add("no-gpu", "error", np.flatnonzero((jobs.gpus < 1) & ~unstarted), "ask no GPU", "give gpus, or leave them out")
     if site is not None:
         too_many = np.flatnonzero(-(-jobs.gpus // site.per_node) > site.nodes)
         add(
@@ -67,7 +69,8 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
         "say neither duration nor iterations",
         "add duration_s, or iterations with model and batch_size",
     )
-    add("zero-duration", "warning", np.flatnonzero(duration == 0), "run for no time", "check the unit of duration_s")
+    idle = np.flatnonzero((duration == 0) & ~unstarted)
+    add("zero-duration", "warning", idle, "run for no time", "check the unit of duration_s")
     add(
         "long",
         "warning",
@@ -113,12 +116,14 @@ def _order_and_load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
             Finding("unsorted", "warning", text, "results do not depend on it, but a mixed-up clock would look so")
         )
     if site is not None and not np.isnan(jobs.duration_s).all() and len(jobs) > 1:
-        work = float(np.nansum(jobs.duration_s * jobs.gpus))
+        runs = -(-jobs.gpus // site.per_node) <= site.nodes  # larger jobs are left out of every run
+        work = float(np.nansum((jobs.duration_s * jobs.gpus)[runs]))
         span = float(jobs.submit_s.max() - jobs.submit_s.min())
         if span > 0:
             load = work / (span * site.gpus)
             if load > 1:
-                text = f"the offered load is {load:.0%} of {site.text}: {work:.4g} GPU-s in {span:.4g} s of submissions"
+                text = f"the offered load is {load:.0%} of {site.text}"
+                text += f": {work:,.0f} GPU-s in {span:,.0f} s of submissions"
                 remedy = "queues grow to the end of the trace: give a larger cluster, or read waits as such"
                 found.append(Finding("overload", "warning", text, remedy))
     return found

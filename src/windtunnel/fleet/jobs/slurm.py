@@ -2,7 +2,8 @@
 
 GPUs are `gres/gpu=` of AllocTRES or ReqTRES; times are ISO 8601 in one zone. What ran is the trace, and when it started
 is kept, so that the policy `current` shows what happened. A job that failed or was cancelled does so again after as
-long as it ran; one that was cancelled before it started never asks for GPUs.
+long as it ran; one that was cancelled before it started never asks for GPUs. One that still runs holds its GPUs for as
+long as it has run, and never completes; how long one that still waits will run is not known.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from windtunnel.fleet.jobs.table import Table, read_table
 GPUS = re.compile(r"gres/gpu(?::[^=,]*)?=(\d+)")
 ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
 FAILED = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")  # Slurm's words
+GOING = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")  # when the log was written
 UNKNOWN = ("", "Unknown", "None", "N/A")
 
 
@@ -60,6 +62,9 @@ def read_sacct(path: Path) -> Table:
         lasted = _elapsed(value["Elapsed"])
         if lasted is None and start is not None and end is not None:
             lasted = end - start
+        state = value["State"].upper().split(" ")[0]  # CANCELLED by 1000
+        if state in GOING and start is None:
+            lasted = None  # its Elapsed of 0 is no duration
         gpus = _gpus(value["AllocTRES"]) or _gpus(value["ReqTRES"])
         made["job"].append(value["JobID"])
         made["submit_s"].append(repr(submit))
@@ -68,8 +73,8 @@ def read_sacct(path: Path) -> Table:
         made["gpus"].append(str(gpus))
         made["user"].append(value["User"])
         made["model"].append("")
-        state = value["State"].upper().split(" ")[0]  # CANCELLED by 1000
-        made["ended"].append("cancelled" if state == "CANCELLED" else "failed" if state in FAILED else "")
+        other = "unfinished" if state in GOING else "failed" if state in FAILED else ""
+        made["ended"].append("cancelled" if state == "CANCELLED" else other)
     return Table(str(path), {key: pa.array(texts, pa.string()) for key, texts in made.items()}, raw.line)
 
 

@@ -22,6 +22,7 @@ from windtunnel.fleet.exact.policies import DIVIDED, NAMES, TYPED, Rounds, polic
 from windtunnel.fleet.site import Site
 from windtunnel.input_file import read_mapping
 
+PLAIN = {"backfill": "easy", "edf-elastic": "edf"}  # other names of policies
 GIVEN = ("kinds", "per_node", "seed", "sample")  # fields that follow from the site, --seed or the trace
 
 
@@ -55,6 +56,12 @@ def own_of(policy: Any) -> Own:
 def named(text: str) -> str | Own:
     """What `--policy` says: a YAML file read, or a name as it stands. Raises InputFileError and SpecError."""
     return read_policy(Path(text)) if text.lower().endswith((".yaml", ".yml")) else text
+
+
+def title(text: str) -> str:
+    """What tables call a policy of `--policy`. Raises InputFileError and SpecError."""
+    found = named(text)
+    return PLAIN.get(found, found) if isinstance(found, str) else found.name
 
 
 def read_policy(path: Path) -> Own:

@@ -31,7 +31,7 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
     if used < there:
         console.print(f"uses {used} of the cluster's {there} GPUs: {there - used} stay unused")
     load = spec["workload"]
-    rate = f", {load['rate_per_s']:.3g} requests/s" if load.get("rate_per_s") else ""
+    rate = f", {per_second(load['rate_per_s'])} requests/s" if load.get("rate_per_s") else ""
     rate = f", {load['concurrency']} in flight" if load.get("concurrency") else rate
     console.print(
         f"{load['requests']:,} requests, {load['input_tokens_mean']:,.0f} tokens in,"
@@ -47,7 +47,7 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
         console.print(f"TPOT p5 to p95 {duration(band['p5'])} to {duration(band['p95'])}")
     console.print(f"regime: {result['regime']}" + ("" if result["ttft_is_promised"] else "; TTFT here is no promise"))
     console.print(
-        f"{result['output_tokens_per_s']:,.0f} output tokens/s, {result['requests_per_s']:.3g} requests/s,"
+        f"{result['output_tokens_per_s']:,.0f} output tokens/s, {per_second(result['requests_per_s'])} requests/s,"
         f" {result['gpus']} GPUs {result['utilisation']:.0%} busy, mean batch {result['batch_mean']:.1f},"
         f" KV {result['kv_use_mean']:.0%} used ({result['kv_use_peak']:.0%} at most)"
     )
@@ -70,11 +70,18 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Three digits with the unit that fits."""
+    """Three digits with the unit that fits, more where there are thousands."""
+    if seconds >= 1000.0:
+        return f"{seconds:,.0f} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
+
+
+def per_second(rate: float) -> str:
+    """Three digits, more where there are thousands."""
+    return f"{rate:,.0f}" if rate >= 1000.0 else f"{rate:.3g}"
 
 
 def _layout(spec: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ tail, so that tails go before heads (vLLM's order).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import final
 
@@ -26,7 +27,7 @@ class BlockPool:
         self.peak = 0
         self.hits = self.lookups = 0  # blocks found, blocks asked for
         self._held: dict[int, int] = {}  # named block -> references
-        self._cached: dict[int, None] = {}  # in the order in which they were given back
+        self._cached: OrderedDict[int, None] = OrderedDict()  # as given back; a dict is slow to find its first again
 
     @property
     def free(self) -> int:
@@ -63,7 +64,7 @@ class BlockPool:
         if cached:
             over = self.held + len(cached) - self.total
             while over > 0:
-                del cached[next(iter(cached))]
+                cached.popitem(last=False)
                 over -= 1
 
     def share(self, names: Sequence[int]) -> None:

@@ -205,7 +205,8 @@ class Replica:
             if rules.reserve == "output":
                 self._promised += -(-(one.prompt + one.output) // size)
             if one.scheduled_ns < 0:
-                one.scheduled_ns = (self._last_start if rules.lag else self._clock) >> SHIFT
+                planned = self._last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
+                one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else self._clock >> SHIFT
             self.outstanding_tokens -= one.computed
             self.partial.append(one)
             if rules.swap_ticks_per_block and one.generated:

@@ -79,8 +79,10 @@ class SpotServing:
     # ------------------------------------------------------------------------------------------------ the events
 
     def handle(self, now_ns: int, event: Happens) -> list[At[Happens] | Cancel]:
-        """What follows from one event."""
+        """What follows from one event; nothing where all are answered: what machines do then is not the policy's."""
         actions: list[At[Happens] | Cancel] = []
+        if len(self.ended_ns) == len(self.arrivals_s):
+            return actions
         if event.kind == "arrive":
             self.waiting.append(event.which)
             self._recent.append(now_ns)

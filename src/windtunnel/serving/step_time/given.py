@@ -50,6 +50,7 @@ class GivenPrices:
     prompt_table: Surface  # over (past, chunk)
     together: float  # time of a mixed step's attention over the sum of its parts
     skewed: tuple[float, float]  # decode alone, beside prompts: time over that at the mean context
+    timed_on: str = ""  # a table of one GPU only stands for the machine, whatever that is called
 
     @property
     def stages(self) -> int:
@@ -123,6 +124,7 @@ def given_prices(
         prompt,
         together,
         _skew(skew),
+        f", timed on {attention['gpu'][0]}" if "gpu" in attention else "",
     )
 
 
