@@ -32,9 +32,9 @@ def with_predictions(jobs: Jobs, site: Site) -> tuple[Jobs, list[str]]:
     duration_s = jobs.duration_s.copy()
     lines = []
     for at in unsaid:
-        gpus = int(jobs.gpus[at])
+        gpus, layout = int(jobs.gpus[at]), _layout(jobs, at)
         try:
-            step_s = _step_s(jobs.model[at], site.gpu, gpus, site.per_node, _layout(jobs, at))
+            step_s = _step_s(jobs.model[at], site.gpu, gpus, site.per_node, layout)
         except UserError as error:
             raise UserError(f"{jobs.where(at)}: {error}") from None
         if step_s is None:
