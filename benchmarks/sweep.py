@@ -21,8 +21,7 @@ from statistics import median
 from typing import Any
 
 from windtunnel.sweeps import sweep
-from windtunnel.sweeps.ray_cluster import RayCluster
-from windtunnel.sweeps.run_points import run_points
+from windtunnel.sweeps.ray_cluster import RayCluster, wait_for_ends
 
 
 def study(points: int) -> dict[str, Any]:
@@ -73,10 +72,12 @@ def ray_alone() -> None:
     """Start and end of Ray's cluster with nothing beside, and one task on each worker."""
     begun = time.perf_counter()
     with RayCluster(2) as cluster:
-        ray = cluster.connected()
+        while not cluster.is_there():
+            time.sleep(0.01)
         there = time.perf_counter()
-        ray.get([ray.remote(run_points).remote("os:getpid", [{}]) for _ in range(2)])
+        list(cluster.rows("os:getpid", [[(place, {})] for place in range(2)]))
         worked = time.perf_counter()
+    wait_for_ends()
     ended = time.perf_counter()
     print(f"Ray alone: there in {there - begun:.1f} s, first tasks {worked - there:.1f} s, end {ended - worked:.1f} s")
 

@@ -18,13 +18,11 @@ from typing import Any
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.process import die_with_parent
-from windtunnel.sweeps.ray_cluster import RayCluster
+from windtunnel.sweeps.ray_cluster import TRIES, Batch, RayCluster, rows_on_ray
 from windtunnel.sweeps.run_points import Row, run_points
 
 Inputs = Sequence[tuple[int, Mapping[str, Any]]]
-Batch = list[tuple[int, Mapping[str, Any]]]
 BATCH = 20  # points of one task: some tenths of a second
-TRIES = 3
 DIED: Row = {"status": "died", "reason": f"its worker died {TRIES} times", "outputs": {}}
 
 
@@ -137,7 +135,7 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
                 todo = yield from _on_pool(pool, function, todo, lost, 2 * workers, cluster.is_there)
             todo = [[one] for batch in lost for one in batch] + todo
             if todo:
-                yield from _ray_rows(cluster.connected(), function, todo, workers)
+                yield from cluster.rows(function, todo)
         return
     import ray
 
@@ -145,31 +143,11 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
     if own:
         ray.init(address=address, log_to_driver=False)
     try:
-        yield from _ray_rows(ray, function, todo, workers)
+        for found in rows_on_ray(ray, function, todo, workers):
+            yield from found
     finally:
         if own:
             ray.shutdown()
-
-
-def _ray_rows(ray: Any, function: str, todo: list[Batch], workers: int) -> Iterator[tuple[int, Row]]:
-    remote = ray.remote(max_retries=TRIES - 1)(run_points)
-    todo = list(reversed(todo))
-    waiting: dict[Any, Batch] = {}
-    while todo or waiting:
-        while todo and len(waiting) < 4 * workers:
-            batch = todo.pop()
-            waiting[remote.remote(function, [point for _, point in batch])] = batch
-        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
-        for reference in ready:
-            batch = waiting.pop(reference)
-            try:
-                rows = ray.get(reference)
-            except ray.exceptions.RayError as error:
-                if len(batch) > 1:  # one of them did it
-                    todo += [[one] for one in reversed(batch)]
-                    continue
-                rows = [{"status": "died", "reason": f"{type(error).__name__}: its worker died", "outputs": {}}]
-            yield from zip((place for place, _ in batch), rows, strict=True)
 
 
 def rows_of(executor: str | Executor, function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:

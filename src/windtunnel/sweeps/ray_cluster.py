@@ -1,15 +1,20 @@
-"""A Ray cluster of this machine, for one sweep: a process starts it beside what this one does, and ends it.
+"""Points on Ray: on a cluster that this process is connected to, or on one of this machine for one sweep.
 
-Of Ray's daemons it leaves out those that only a cloud or a reader needs: autoscaler, log monitor and dashboard.
-`ray.init` cannot, and they cost seconds of CPU at the start and one of waiting at the end.
+That one is started, told what to run and ended by a process of its own, the only one that loads Ray: it works beside
+this one's. Of Ray's daemons it leaves out those that only a cloud or a reader needs: autoscaler, log monitor and
+dashboard. `ray.init` cannot, and they cost seconds of CPU at the start and one of waiting at the end.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from logging import WARNING
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -17,8 +22,36 @@ from types import TracebackType
 from typing import Any
 
 from windtunnel.errors import UserError
+from windtunnel.sweeps.run_points import Row, run_points
 
+Batch = Sequence[tuple[int, Mapping[str, Any]]]  # places and points of one task
+Rows = list[tuple[int, Row]]
+TRIES = 3
 OBJECTS_BYTES = 128 * 2**20  # rows are small
+
+
+def rows_on_ray(ray: Any, function: str, batches: Sequence[Batch], workers: int) -> Iterator[Rows]:
+    """Rows as they come, at times none. `ray`: the module, connected."""
+    remote = ray.remote(max_retries=TRIES - 1)(run_points)
+    todo = list(reversed(batches))
+    waiting: dict[Any, Batch] = {}
+    while todo or waiting:
+        while todo and len(waiting) < 4 * workers:
+            batch = todo.pop()
+            waiting[remote.remote(function, [point for _, point in batch])] = batch
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=1.0)
+        found: Rows = []
+        for reference in ready:
+            batch = waiting.pop(reference)
+            try:
+                rows = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                if len(batch) > 1:  # one of them did it
+                    todo += [[one] for one in reversed(batch)]
+                    continue
+                rows = [{"status": "died", "reason": f"{type(error).__name__}: its worker died", "outputs": {}}]
+            found += zip((place for place, _ in batch), rows, strict=True)
+        yield found
 
 
 _ending: list[Thread] = []
@@ -35,11 +68,10 @@ class RayCluster:
 
     def __init__(self, workers: int) -> None:
         wait_for_ends()
-        self._told, theirs = get_context("spawn").Pipe()
+        self._pipe, theirs = get_context("spawn").Pipe()
         self._process = get_context("spawn").Process(target=_keep, args=(theirs, workers))
         self._process.start()
         theirs.close()
-        self._ray: Any = None
 
     def __enter__(self) -> RayCluster:
         return self
@@ -47,56 +79,71 @@ class RayCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:  # fmt: skip
-        _ending.append(Thread(target=self._end))
+        self._pipe.close()
+        _ending.append(Thread(target=self._process.join))
         _ending[-1].start()
 
-    def _end(self) -> None:
-        if self._ray is not None:
-            self._ray.shutdown()
-        self._told.close()
-        self._process.join()
-
     def is_there(self) -> bool:
-        """Whether `connected` answers at once, now."""
-        return self._ray is not None or (self._told.poll() and self.connected() is not None)
+        """Whether it has started, or failed to."""
+        return self._pipe.poll()
 
-    def connected(self) -> Any:
-        """The module `ray`, connected to the cluster once it is there. Raises UserError where it did not start."""
-        if self._ray is None:
+    def rows(self, function: str, batches: Sequence[Batch]) -> Iterator[tuple[int, Row]]:
+        """(Place of the point, row) as they come. Raises UserError where the cluster did not start or broke."""
+        with suppress(BrokenPipeError):  # why, is read below
+            self._pipe.send((function, batches))
+        while True:
             try:
-                address, trouble = self._told.recv()
+                found, trouble = self._pipe.recv()
             except EOFError:
-                address, trouble = "", "its process died"
-            if not address:
-                raise UserError(f"Ray did not start on this machine ({trouble}); use --executor processes")
-            import ray
-
-            ray.init(address=address, log_to_driver=False)  # workers get no environment of their own: that takes longer
-            self._ray = ray
-        return self._ray
+                found, trouble = None, "its process died"
+            if trouble:
+                raise UserError(f"Ray does not work on this machine ({trouble}); use --executor processes")
+            if found is None:
+                return
+            yield from found
 
 
 def _keep(parent: Connection, workers: int) -> None:
-    """Start the cluster, say its address, and end it when nobody holds the other end of the pipe any more."""
+    """Start the cluster, run what is asked, and end it when nobody holds the other end of the pipe any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent ends this one
     # Sockets lie in it, and their paths must be short. Its own, so that no other cluster's address is written over.
     with tempfile.TemporaryDirectory(
         prefix="windtunnel-ray-", dir="/tmp" if os.name == "posix" else None, ignore_cleanup_errors=True
     ) as folder:
         os.environ["RAY_TMPDIR"] = folder
-        from ray._private.node import Node
-        from ray.cluster_utils import Cluster
+        with suppress(EOFError, BrokenPipeError):  # the parent has ended, or has enough
+            try:
+                _run(parent, workers)
+            except (EOFError, BrokenPipeError):
+                raise
+            except Exception as error:
+                parent.send((None, f"{type(error).__name__}: {error}"))
+    for _ in range(50):
+        if not os.path.exists(folder):
+            break
+        time.sleep(0.1)  # the last of Ray's daemons wrote while it was emptied
+        shutil.rmtree(folder, ignore_errors=True)
 
-        Node.start_api_server = lambda *_, **__: None  # asked for or not, it starts, and is waited for
-        daemons = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-        try:
-            cluster = Cluster(
-                True, head_node_args={"num_cpus": workers, "object_store_memory": OBJECTS_BYTES, **daemons}
-            )
-        except Exception as error:
-            parent.send(("", f"{type(error).__name__}: {error}"))
-            raise
-        with suppress(BrokenPipeError):  # it has ended meanwhile
-            parent.send((cluster.address, ""))
-            parent.poll(None)  # nothing is ever sent: what comes is the end
+
+def _run(parent: Connection, workers: int) -> None:
+    import ray
+    from ray._private.node import Node
+    from ray.cluster_utils import Cluster
+
+    node: Any = Node
+    node.start_api_server = lambda *_, **__: None  # asked for or not, it starts, and is waited for
+    daemons = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    cluster: Any = Cluster(True, head_node_args={"num_cpus": workers, "object_store_memory": OBJECTS_BYTES, **daemons})
+    try:
+        # Workers get no environment of their own: that takes longer.
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=WARNING)
+        parent.send(([], ""))  # it is there
+        function, batches = parent.recv()
+        for found in rows_on_ray(ray, function, batches, workers):
+            if parent.poll():  # nothing more is ever sent: what comes is the end
+                return
+            parent.send((found, ""))
+        parent.send((None, ""))
+    finally:
+        ray.shutdown()
         cluster.shutdown()

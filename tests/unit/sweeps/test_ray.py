@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from windtunnel.sweeps import sweep
+from windtunnel.sweeps.ray_cluster import RayCluster
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.extras, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
@@ -21,14 +21,13 @@ pytestmark = [pytest.mark.extras, pytest.mark.skipif(sys.platform != "linux", re
 def test_processes_begin_and_ray_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Callable[[], list[str]]
 ) -> None:
-    executors = import_module("windtunnel.sweeps.executors")
-    on_ray, taken = executors._ray_rows, []
+    on_ray, taken = RayCluster.rows, []
 
-    def counted(ray: Any, function: str, todo: list[Any], workers: int) -> Any:
-        taken.extend(place for batch in todo for place, _ in batch)
-        return on_ray(ray, function, todo, workers)
+    def counted(cluster: RayCluster, function: str, batches: Any) -> Any:
+        taken.extend(place for batch in batches for place, _ in batch)
+        return on_ray(cluster, function, batches)
 
-    monkeypatch.setattr(executors, "_ray_rows", counted)
+    monkeypatch.setattr(RayCluster, "rows", counted)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of another cluster: nobody asked for that
     asked = [*range(40), -1, *range(40, 120), -2]  # the first that dies takes the processes with it
     before = set(os.listdir("/tmp"))
