@@ -51,6 +51,7 @@ class Outcome:
     is_anchor: bool = False
     model_flops: float | None = None  # of one step: 6 N + 12 L a d s per token
     guess_s: float | None = None  # what a constant FLOP rate would say, see guess.py
+    full: bool = False  # it fits only because the allocator gives cached memory back: `plan` proposes none of these
 
     @property
     def memory_definition(self) -> str:
@@ -153,6 +154,7 @@ def _swept(case: Case, predict: Predict) -> Outcome:
         swept=case.swept,
         assumptions=case.assumptions,
         model_flops=tokens * _flops_per_token(case),
+        full=memory is not None and memory.gives_back,
     )
     times = [result for result in chosen if result.step_time_ns > 0]
     if not times:

@@ -1,7 +1,7 @@
 """Layout ranking: of the layouts that somebody measured for one job, how good is the one we would choose?
 
 A group is one job: same source, model, GPUs, batch, sequence and precision. We choose the layout that we predict to be
-fastest among those that we call feasible.
+fastest among those that we call feasible and that `plan` would propose: of those that fill the device it proposes none.
 
     regret = measured step of our choice / fastest measured step - 1
 
@@ -66,8 +66,8 @@ def rankings(outcomes: Iterable[Outcome]) -> tuple[Ranking, ...]:
 
 def _choice(model: str, gpu: str, n_gpus: int, global_batch: int, group: list[Outcome]) -> Choice:
     best = min(group, key=_time)
-    feasible = [outcome for outcome in group if outcome.status == "ok" and outcome.step_time_s is not None]
-    chosen = min(feasible, key=lambda outcome: (outcome.step_time_s, outcome.row.line), default=None)
+    proposed = [one for one in group if one.status == "ok" and one.step_time_s is not None and not one.full]
+    chosen = min(proposed, key=lambda outcome: (outcome.step_time_s, outcome.row.line), default=None)
     regret = _time(chosen) / _time(best) - 1.0 if chosen else math.inf
     return Choice(
         model=model,

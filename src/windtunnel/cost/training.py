@@ -61,6 +61,9 @@ class TrainingCosts:
     # Of a tensor-parallel collective, by framework: streams wait for each other by events, and ranks whose Python
     # threads issue it one by one do not arrive together.
     exchange_s: Mapping[str, float]
+    # Of its host, for each member of the group, by framework and by what crosses scale-up domains: `pp`, the messages
+    # of a pipeline; `tp`, the group itself.
+    late_member_s: Mapping[str, Mapping[str, float]]
     graph_launch_s: float  # one node of a CUDA graph
     compute_by_scale_up: float
     compute_by_scale_out: float
@@ -150,6 +153,7 @@ def training_costs(generation: str) -> TrainingCosts:
         collective_launch_s=_by_framework(data["host"]["collective_launch_s"], data["host"]["launch_s"]),
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         exchange_s=data["host"]["exchange_s"],
+        late_member_s=data["host"]["late_member_s"],
         graph_launch_s=data["host"]["graph_launch_s"],
         compiled_launch_s=data["host"]["compiled_launch_s"],
         compiled_call_s=data["host"]["compiled_call_s"],

@@ -218,7 +218,7 @@ def forward_class(layout: Layout) -> Class:
             plan.zero_stage, layout.shard_group, layout.replicas, layout.dp, plan.overlap_grad_reduce,
             plan.overlap_param_gather,
         )  # fmt: skip
-    return (*work_class(layout), plan.overlap_tp, plan.overlap_ep, plan.cuda_graphs, sharded)
+    return (*work_class(layout), plan.overlap_tp, plan.overlap_ep, plan.cuda_graphs, layout.late_members, sharded)
 
 
 def cost_class(layout: Layout, recompute: str) -> Class:

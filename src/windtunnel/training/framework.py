@@ -56,6 +56,8 @@ class Habits:
     # The product of a weight's gradient is a tensor, which a kernel of its own adds to the fp32 buffer (nanotron,
     # `optim/gradient_accumulator.py`); elsewhere the product does that itself.
     adds_gradients: bool = False
+    # Ranks are late at tensor-parallel collectives while a pipeline sends across nodes (`late_member_s`).
+    late_beside_pipeline: bool = False
     # Of one gradient collective where nothing is sharded, if that is another matter; 0: as above.
     message_whole_parameters: float = 0.0
     # A rank's share of the vocabulary is padded to a multiple of this.
@@ -120,6 +122,7 @@ HABITS: dict[Framework, Habits] = {
         reentrant_recompute=True,
         expert_tensor_parallel=True,
         adds_gradients=True,
+        late_beside_pipeline=True,
         # With ZeRO-0 gradients go through DistributedDataParallel, in its buckets of 25 MiB (`ddp_bucket_cap_mb`); with
         # ZeRO-1 in one coalesced call behind the last backward.
         message_whole_parameters=13.1e6,

@@ -97,6 +97,12 @@ class Layout:
         return self.plan.pp > 1 and self.plan.zero_stage in self.habits.pipeline_shares_once
 
     @property
+    def late_members(self) -> bool:
+        """Whether ranks are late at tensor-parallel collectives: the pipeline sends across scale-up domains."""
+        far = self.plan.pp > 1 and self.cluster.n_gpus > self.cluster.scale_up_domain
+        return far and self.habits.late_beside_pipeline
+
+    @property
     def gathers_in_passes(self) -> bool:
         """Whether every pass gathers the parameters that it needs."""
         return self.plan.zero_stage == 3 and not self.shares_once
@@ -121,8 +127,8 @@ class Layout:
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
         sharded = (self.shard_group, self.replicas, self.dp) if inside else ()
         placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
-        hides = TRAITS[self.schedule].hides_dispatch
-        return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded, placed, hides)
+        beside = (TRAITS[self.schedule].hides_dispatch, self.late_members)
+        return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded, placed, beside)
 
     def checked_schedule(self) -> Schedule:
         """Its pipeline schedule, known to be complete and to end."""

@@ -112,6 +112,9 @@ class Pricer:
             host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
         ) / speed
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
+        across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
+        late_s = sum(each for what, each in host.late_member_s.get(plan.framework, {}).items() if across[what])
+        self.tp_launch_s = self.collective_launch_s + plan.tp * late_s / speed
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:
             self.launch_s = host.compiled_launch_s
@@ -120,6 +123,7 @@ class Pricer:
         self.unmeasured_launch_s = 0.0
         if self.on_cpu:
             self.unmeasured_launch_s, self.launch_s, self.collective_launch_s = self.launch_s, 0.0, 0.0
+            self.tp_launch_s = 0.0
             self.backward_launch_s = 0.0
 
     def like(self, layout: Layout, *, same_ops: bool) -> Pricer:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,14 @@ def test_choosing_what_crashed_is_infinite_regret(run: Any) -> None:
     (found,) = rankings(group)
     assert found.groups[0].regret is None
     assert found.median_regret is None
+
+
+def test_a_layout_that_fills_the_device_is_not_chosen(run: Any) -> None:
+    """As `plan`, which proposes none."""
+    group = [run(t, t, tp=t, dp=16 // t, grad_accum=2 * t) for t in (1, 2, 4, 8)]
+    crashed = run(None, 0.5, tp=16, dp=1, grad_accum=32, value_kind="crashed or OOM")
+    (found,) = rankings([*group, replace(crashed, full=True)])
+    assert found.groups[0].regret == 0.0
 
 
 def test_repetitions_of_one_layout_are_no_choice(run: Any) -> None:

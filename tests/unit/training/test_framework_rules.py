@@ -50,6 +50,27 @@ def test_many_small_messages_cost_latency() -> None:
     assert many.step_time_ns > few.step_time_ns
 
 
+def test_late_members_hold_up_a_tensor_parallel_layer_of_nanotron_beside_a_pipeline_across_nodes() -> None:
+    def launch_s(cluster: str, framework: str = "nanotron", **plan: Any) -> float:
+        return Pricer(layout_of(cluster, framework=framework, **plan)).tp_launch_s
+
+    alone = launch_s("h100-sxm:16", tp=8)
+    late = [launch_s("h100-sxm:16", tp=tp, pp=2) - alone for tp in (1, 2, 4, 8)]
+    assert late == pytest.approx([tp * late[0] for tp in (1, 2, 4, 8)])
+    assert late[0] > 0.0
+    assert launch_s("h100-sxm:8", tp=4, pp=2) == alone  # all on one node
+    assert launch_s("h100-sxm:16", "megatron", tp=8, pp=2) == launch_s("h100-sxm:16", "megatron", tp=8)
+
+    # The host's time: work of the GPU that takes longer hides it.
+    def cost(micro_batch: int) -> float:
+        shape = {"tp": 4, "pp": 2, "framework": "nanotron", "micro_batch": micro_batch}
+        near = ask(cluster="h100-sxm:8", global_batch=8 * micro_batch, **shape)
+        return ask(cluster="h100-sxm:16", global_batch=16 * micro_batch, **shape).step_time_ns / near.step_time_ns
+
+    assert cost(1) > 2.0
+    assert cost(32) < 1.2
+
+
 def test_sends_between_stages_carry_a_part_of_the_activation_and_are_gathered_again() -> None:
     def sent(**plan: Any) -> int:
         traffic = ask(tp=4, pp=2, **plan).traffic_bytes

@@ -107,7 +107,8 @@ class PassBuilder:
         handed_over_s = self.pricer.exchange_s if transfer.group == "tp" else 0.0
         waits = after or ((self.last,) if self.last >= 0 else ())
         apart = tier.replace("_", "-")
-        launch = self._op(OpKind.HOST, "host", self.pricer.collective_launch_s, name, "host")
+        launch_s = self.pricer.tp_launch_s if transfer.group == "tp" else self.pricer.collective_launch_s
+        launch = self._op(OpKind.HOST, "host", launch_s, name, "host")
         op = self._op(
             OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE,
             transfer.group,
