@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any
 
 from windtunnel.errors import InputFileError
 
 SYNC_S = 1.0
+HELD_S = 2.0  # children of a process that was killed hold its files a little longer
 
 
 def read_journal(path: Path) -> dict[str, dict[str, Any]]:
@@ -33,22 +34,40 @@ def read_journal(path: Path) -> dict[str, dict[str, Any]]:
 
 
 class Journal:
-    """Appends rows. Whatever a kill left behind the last whole line is cut off first.
+    """Appends rows, for one process at a time. Whatever a kill left behind the last whole line is cut off first.
 
-    Raises InputFileError where the file cannot be written.
+    Raises InputFileError where the file cannot be written, or another process writes it.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = path.read_bytes() if path.exists() else b""
             self._file = path.open("ab")
-            self._file.truncate(kept.rfind(b"\n") + 1)
+            self._hold(path)
+            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
             raise InputFileError(
                 path, error.strerror or "cannot be written", "give a path that can be written"
             ) from None
         self._synced_s = monotonic()
+
+    def _hold(self, path: Path) -> None:
+        """Keep others out until this process closes the file or ends."""
+        if os.name != "posix":
+            return
+        import fcntl
+
+        until = monotonic() + HELD_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if monotonic() > until:
+                    self._file.close()
+                    remedy = "wait for it, or give another path"
+                    raise InputFileError(path, "is being written by another process", remedy) from None
+                sleep(0.05)
 
     def __enter__(self) -> Journal:
         return self

@@ -70,18 +70,18 @@ def sweep(
         if answer is not None:
             return answer
     workers = jobs or os.cpu_count() or 1
-    rows = read_journal(journal)
     try:
         with Journal(journal) as log:
+            rows = read_journal(journal)
             points, ran = _run(read, rows, log, called, executor, workers, progress)
             best = None
             if read.optuna is not None:
                 points, more, best = _trials(read, points, rows, log, called, progress)
                 ran += more
-        write_table(points, {point.key: rows[point.key] for point in points}, path)
+            write_table(points, {point.key: rows[point.key] for point in points}, path)
     finally:
         wait_for_ends()
-    journal.unlink()
+    journal.unlink(missing_ok=True)
     return SweepOutcome(path, len(points), ran, _counts(points, rows), best, _reasons(points, rows))
 
 

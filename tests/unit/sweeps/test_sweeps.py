@@ -76,6 +76,16 @@ def test_a_torn_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     assert list(read_journal(path)) == ["a", "c"]
 
 
+def test_one_process_at_a_time_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.sweeps.journal.HELD_S", 0.1)
+    out = tmp_path / "t.parquet"
+    with Journal(out.with_name("t.parquet.journal")) as log:
+        log.add({"key": "a"})
+        with pytest.raises(InputFileError, match="is being written by another process"):
+            sweep(GRID, out=out, executor="serial", function=CALLED)
+    assert sweep(GRID, out=out, executor="serial", function=CALLED).ran == 16
+
+
 def test_killed_and_resumed_is_the_same_file(tmp_path: Path) -> None:
     study = {"grid": {"a": list(range(60))}}
     whole = sweep(study, out=tmp_path / "whole.parquet", executor="serial", function=CALLED).path.read_bytes()
