@@ -77,11 +77,8 @@ class Policy(Protocol):
         ...
 
 
-def kept_or_placed(snapshot: Snapshot, decision: Decision, place: Any) -> dict[int, Placement]:
-    """Placements of a decision: a job that keeps its number of GPUs keeps its nodes, the others are placed in order.
-
-    `place(free, gpus) -> Placement` takes from `free`, a list of free GPUs by node. AssertionError if it cannot.
-    """
+def kept_or_placed(snapshot: Snapshot, decision: Decision) -> dict[int, Placement]:
+    """Placements of a decision: a job that keeps its number of GPUs keeps its nodes, the others are placed in order."""
     free = list(snapshot.nodes)
     held = {job.index: job.placement for job in snapshot.jobs}
     result: dict[int, Placement] = {}
@@ -99,7 +96,7 @@ def kept_or_placed(snapshot: Snapshot, decision: Decision, place: Any) -> dict[i
     assert min(free, default=0) >= 0, "a decision gave a node more than it has"
     for index, gpus in decision.gpus.items():
         if index not in result and gpus > 0:
-            result[index] = place(free, gpus)
+            result[index] = from_fullest(free, gpus)
     return result
 
 

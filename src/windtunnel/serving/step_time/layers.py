@@ -83,11 +83,6 @@ class Layers:
 
     # ----------------------------------------------------------------------------------------- tokens of the group
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether any layer is a mixture."""
-        return any(layer.feed_forward.kind == "moe" for layer in self.model.layers)
-
     def group(self, tokens: float) -> float:
         """Routed experts for the tokens of all attention ranks, and bringing tokens there and back."""
         return sum(count * self._experts(layer.feed_forward, tokens) for layer, count in self.kinds)
