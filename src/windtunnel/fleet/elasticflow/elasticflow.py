@@ -23,7 +23,7 @@ from windtunnel.fleet.elasticflow.node_sets import gangs
 from windtunnel.fleet.elasticflow.state import EfJob, Event, Events, advance, overhead_s
 
 if TYPE_CHECKING:
-    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs
+    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs, When
 
 PER_JOB = 16  # entries of a timeline: two for each plan of a job, which is planned at most once a level
 
@@ -146,18 +146,14 @@ def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs,
     ordered = Jobs(
         known.level[rows], known.rate[rows], known.levels[rows], known.largest[rows], left, known.deadline[rows]
     )
-    in_time = plan_all(
-        ordered,
-        float(now_s),
-        cluster.gpus,
-        float(cluster.slot_s),
-        cluster.together,
-        room.plan,
-        room.free,
-        room.kept,
-        room.end,
-    )
+    in_time = plan_all(ordered, _when(cluster, now_s), room.plan, room.free, room.kept, room.end)
     return ordered, bool(in_time)
+
+
+def _when(cluster: _Cluster, now_s: float) -> When:
+    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import When
+
+    return When(float(now_s), cluster.gpus, float(cluster.slot_s), cluster.together)
 
 
 def _admit(cluster: _Cluster, event: Event, now_s: float) -> Jobs:
@@ -211,20 +207,7 @@ def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
     if spare == 0 or not jobs:
         return
     order, end = np.arange(len(jobs)), room.end[: len(jobs), 0].copy()
-    spread(
-        ordered,
-        order,
-        held,
-        end,
-        float(now_s),
-        cluster.gpus,
-        float(cluster.slot_s),
-        cluster.together,
-        room.free,
-        room.kept,
-        room.wide,
-        room.plan,
-    )
+    spread(ordered, order, held, end, _when(cluster, now_s), room.free, room.kept, room.wide, room.plan)
     for job, gpus, end_s in zip(jobs, held.tolist(), end.tolist(), strict=True):
         job.gpus, job.end_s = gpus, end_s
     cluster.runnable = [jobs[row] for row in order.tolist()]

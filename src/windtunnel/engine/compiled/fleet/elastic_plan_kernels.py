@@ -37,6 +37,15 @@ class Jobs(NamedTuple):
     deadline: Array  # f64[jobs]
 
 
+class When(NamedTuple):
+    """At which moment jobs are planned, on how many GPUs, and by which rules."""
+
+    now: float
+    cluster: int  # GPUs
+    slot: float  # seconds
+    as_released: bool
+
+
 class Line(NamedTuple):
     """A step function of time; `used[0]` entries of it are in use."""
 
@@ -150,20 +159,10 @@ def _finish(end: float, real: float, before: int, known: bool, deadline: float, 
 
 
 @njit(cache=True)
-def plan(
-    jobs: Jobs,
-    job: int,
-    now: float,
-    free: Line,
-    cluster: int,
-    slot: float,
-    assigned: int,
-    as_released: bool,
-    whole: bool,
-    out: Plan,
-) -> None:
+def plan(jobs: Jobs, job: int, when: When, free: Line, assigned: int, whole: bool, out: Plan) -> None:
     """Plan a job as late and as narrow as its deadline allows. `assigned`: index of the level held first, or -1.
     `whole`: also what is free after it."""
+    now, slot = when.now, when.slot
     left, deadline = jobs.left[job], jobs.deadline[job]
     level, rate = jobs.level[job], jobs.rate[job]
     bound = aligned(now, deadline, slot)
@@ -214,7 +213,7 @@ def plan(
             first += 1
         first = min(first, n - 1)
         given[first] = 0
-    if as_released:
+    if when.as_released:
         for at in range(n):
             if time[at] < bound and given[at] < 0:
                 given[at] = 0
@@ -224,13 +223,13 @@ def plan(
         if time[at] > bound:
             break
         pick_of[at] = within(jobs, job, after[at])
-    limit, below, top, fastest = min(cluster, jobs.largest[job]), -1, 0, 0.0
+    limit, below, top, fastest = min(when.cluster, jobs.largest[job]), -1, 0, 0.0
     while top < jobs.levels[job] and level[top] <= limit:
         fastest = max(fastest, rate[top])
         if fastest * (bound - start) * SURELY >= left:
             begin = _backwards(jobs, job, time, pick_of, n, first, bound, top, left)
             if begin >= 0:
-                _forwards(jobs, job, now, n, first, bound, begin, top, below, left, slot, cluster, whole, out)
+                _forwards(jobs, job, when, n, first, bound, begin, top, below, left, whole, out)
                 return
         below = top
         top += 1
@@ -242,7 +241,7 @@ def plan(
         after[at] -= given[at]
         if pick >= 0:
             left -= ((deadline if time[at + 1] == bound else time[at + 1]) - time[at]) * rate[pick]
-    _late(jobs, job, now, n, max(bound, start), bound, left, slot, cluster, assigned, whole, out)
+    _late(jobs, job, when, n, max(bound, start), bound, left, assigned, whole, out)
 
 
 @njit(cache=True)
@@ -268,7 +267,7 @@ def _backwards(
 def _forwards(
     jobs: Jobs,
     job: int,
-    now: float,
+    when: When,
     n: int,
     first: int,
     bound: float,
@@ -276,15 +275,13 @@ def _forwards(
     top: int,
     below: int,
     left: float,
-    slot: float,
-    cluster: int,
     whole: bool,
     out: Plan,
 ) -> None:
     """Lay a plan out that is in time: level `below` until `begin`, `top` from there on."""
     time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
-    end, real = now, now
+    end = real = when.now
     for at in range(first, n):
         if time[at] > bound:
             break
@@ -300,9 +297,9 @@ def _forwards(
                 left -= done
                 continue
         rest = np.ceil(left / rate[pick if pick >= 0 else top])
-        end, real = time[at] + aligned(0.0, rest, slot), time[at] + rest
+        end, real = time[at] + aligned(0.0, rest, when.slot), time[at] + rest
         break
-    back, known = cluster, False
+    back, known = when.cluster, False
     if whole:
         for at in range(n):
             if before[at] >= 0 and time[first] <= time[at] < end:
@@ -315,18 +312,17 @@ def _forwards(
 def _late(
     jobs: Jobs,
     job: int,
-    now: float,
+    when: When,
     n: int,
     start: float,
     bound: float,
     left: float,
-    slot: float,
-    cluster: int,
     assigned: int,
     whole: bool,
     out: Plan,
 ) -> None:
     """Whatever is free after the deadline, until the job is done."""
+    now, slot, cluster = when.now, when.slot, when.cluster
     time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
     here = 0
