@@ -23,7 +23,7 @@ from windtunnel.fleet.elasticflow.node_sets import gangs
 from windtunnel.fleet.elasticflow.state import EfJob, Event, Events, advance, overhead_s
 
 if TYPE_CHECKING:
-    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs, When
+    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import Jobs
 
 PER_JOB = 16  # entries of a timeline: two for each plan of a job, which is planned at most once a level
 
@@ -85,7 +85,7 @@ def run(
         _end(cluster, event)
         ordered = _admit(cluster, event, now_s)
         _settle(cluster)
-        _spare(cluster, ordered, now_s)
+        _spare(cluster, ordered)
         _start(cluster, now_s)
         change_s = _next_change_s(cluster)
         first_s = min((job.end_s for job in cluster.runnable), default=math.inf)
@@ -143,17 +143,10 @@ def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs,
     room, known = cluster.room, cluster.known
     rows = np.array([cluster.row[job] for job in jobs], np.int64)
     left = np.array([job.iterations_left for job in jobs], float)
-    ordered = Jobs(
-        known.level[rows], known.rate[rows], known.levels[rows], known.largest[rows], left, known.deadline[rows]
-    )
-    in_time = plan_all(ordered, _when(cluster, now_s), room.plan, room.free, room.kept, room.end)
+    columns = known.level[rows], known.rate[rows], known.levels[rows], known.largest[rows], left, known.deadline[rows]
+    ordered = Jobs(*columns, float(now_s), cluster.gpus, float(cluster.slot_s), cluster.together)
+    in_time = plan_all(ordered, room.plan, room.free, room.kept, room.end)
     return ordered, bool(in_time)
-
-
-def _when(cluster: _Cluster, now_s: float) -> When:
-    from windtunnel.engine.compiled.fleet.elastic_plan_kernels import When
-
-    return When(float(now_s), cluster.gpus, float(cluster.slot_s), cluster.together)
 
 
 def _admit(cluster: _Cluster, event: Event, now_s: float) -> Jobs:
@@ -196,7 +189,7 @@ def _start(cluster: _Cluster, now_s: float) -> None:
             job.start_s, job.state = now_s, "running"
 
 
-def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
+def _spare(cluster: _Cluster, ordered: Jobs) -> None:
     """Give what is free now to those who gain most."""
     from windtunnel.engine.compiled.fleet.elastic_spread_kernels import spread
 
@@ -207,7 +200,7 @@ def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
     if spare == 0 or not jobs:
         return
     order, end = np.arange(len(jobs)), room.end[: len(jobs), 0].copy()
-    spread(ordered, order, held, end, _when(cluster, now_s), room.free, room.kept, room.wide, room.plan)
+    spread(ordered, order, held, end, room.free, room.kept, room.wide, room.plan)
     for job, gpus, end_s in zip(jobs, held.tolist(), end.tolist(), strict=True):
         job.gpus, job.end_s = gpus, end_s
     cluster.runnable = [jobs[row] for row in order.tolist()]

@@ -27,7 +27,7 @@ SURELY = 1 + 1e-9  # more than what rounding does to a sum of work
 
 
 class Jobs(NamedTuple):
-    """What jobs are, in the order in which they are planned."""
+    """What jobs are, in the order in which they are planned; and when, on how many GPUs, by which rules."""
 
     level: Array  # i64[jobs, levels]
     rate: Array  # f64[jobs, levels] iterations/s
@@ -35,15 +35,10 @@ class Jobs(NamedTuple):
     largest: Array  # i64[jobs]
     left: Array  # f64[jobs]
     deadline: Array  # f64[jobs]
-
-
-class When(NamedTuple):
-    """At which moment jobs are planned, on how many GPUs, and by which rules."""
-
-    now: float
-    cluster: int  # GPUs
-    slot: float  # seconds
-    as_released: bool
+    now: float = 0.0
+    cluster: int = 0  # GPUs
+    slot: float = 1.0  # seconds
+    as_released: bool = False
 
 
 class Line(NamedTuple):
@@ -159,10 +154,10 @@ def _finish(end: float, real: float, before: int, known: bool, deadline: float, 
 
 
 @njit(cache=True)
-def plan(jobs: Jobs, job: int, when: When, free: Line, assigned: int, whole: bool, out: Plan) -> None:
+def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan) -> None:
     """Plan a job as late and as narrow as its deadline allows. `assigned`: index of the level held first, or -1.
     `whole`: also what is free after it."""
-    now, slot = when.now, when.slot
+    now, slot = jobs.now, jobs.slot
     left, deadline = jobs.left[job], jobs.deadline[job]
     level, rate = jobs.level[job], jobs.rate[job]
     bound = aligned(now, deadline, slot)
@@ -213,7 +208,7 @@ def plan(jobs: Jobs, job: int, when: When, free: Line, assigned: int, whole: boo
             first += 1
         first = min(first, n - 1)
         given[first] = 0
-    if when.as_released:
+    if jobs.as_released:
         for at in range(n):
             if time[at] < bound and given[at] < 0:
                 given[at] = 0
@@ -223,13 +218,13 @@ def plan(jobs: Jobs, job: int, when: When, free: Line, assigned: int, whole: boo
         if time[at] > bound:
             break
         pick_of[at] = within(jobs, job, after[at])
-    limit, below, top, fastest = min(when.cluster, jobs.largest[job]), -1, 0, 0.0
+    limit, below, top, fastest = min(jobs.cluster, jobs.largest[job]), -1, 0, 0.0
     while top < jobs.levels[job] and level[top] <= limit:
         fastest = max(fastest, rate[top])
         if fastest * (bound - start) * SURELY >= left:
             begin = _backwards(jobs, job, time, pick_of, n, first, bound, top, left)
             if begin >= 0:
-                _forwards(jobs, job, when, n, first, bound, begin, top, below, left, whole, out)
+                _forwards(jobs, job, n, first, bound, begin, top, below, left, whole, out)
                 return
         below = top
         top += 1
@@ -241,7 +236,7 @@ def plan(jobs: Jobs, job: int, when: When, free: Line, assigned: int, whole: boo
         after[at] -= given[at]
         if pick >= 0:
             left -= ((deadline if time[at + 1] == bound else time[at + 1]) - time[at]) * rate[pick]
-    _late(jobs, job, when, n, max(bound, start), bound, left, assigned, whole, out)
+    _late(jobs, job, n, max(bound, start), bound, left, assigned, whole, out)
 
 
 @njit(cache=True)
@@ -267,7 +262,6 @@ def _backwards(
 def _forwards(
     jobs: Jobs,
     job: int,
-    when: When,
     n: int,
     first: int,
     bound: float,
@@ -281,7 +275,7 @@ def _forwards(
     """Lay a plan out that is in time: level `below` until `begin`, `top` from there on."""
     time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
-    end = real = when.now
+    end = real = jobs.now
     for at in range(first, n):
         if time[at] > bound:
             break
@@ -297,9 +291,9 @@ def _forwards(
                 left -= done
                 continue
         rest = np.ceil(left / rate[pick if pick >= 0 else top])
-        end, real = time[at] + aligned(0.0, rest, when.slot), time[at] + rest
+        end, real = time[at] + aligned(0.0, rest, jobs.slot), time[at] + rest
         break
-    back, known = when.cluster, False
+    back, known = jobs.cluster, False
     if whole:
         for at in range(n):
             if before[at] >= 0 and time[first] <= time[at] < end:
@@ -312,7 +306,6 @@ def _forwards(
 def _late(
     jobs: Jobs,
     job: int,
-    when: When,
     n: int,
     start: float,
     bound: float,
@@ -322,7 +315,7 @@ def _late(
     out: Plan,
 ) -> None:
     """Whatever is free after the deadline, until the job is done."""
-    now, slot, cluster = when.now, when.slot, when.cluster
+    now, slot, cluster = jobs.now, jobs.slot, jobs.cluster
     time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
     here = 0
