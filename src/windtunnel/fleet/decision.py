@@ -8,7 +8,7 @@ handed back in the next snapshot. So the same snapshots give the same decisions,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,6 +75,16 @@ class Policy(Protocol):
     def decide(self, snapshot: Snapshot) -> Decision:
         """What runs from now on."""
         ...
+
+
+def all_that_fit(order: Iterable[JobView], capacity: int) -> Decision:
+    """Walking an order, whatever fits runs on the GPUs that it asks for."""
+    gpus: dict[int, int] = {}
+    for job in order:
+        if job.gpus <= capacity:
+            gpus[job.index] = job.gpus
+            capacity -= job.gpus
+    return Decision(gpus)
 
 
 def kept_or_placed(snapshot: Snapshot, decision: Decision) -> dict[int, Placement]:
