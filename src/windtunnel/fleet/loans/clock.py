@@ -209,18 +209,9 @@ class LoanClock:
         assert self.leases is not None
         for kind, held in ((None, job.held), (Kind.ELASTIC, job.extra)):
             for server, count in held:
-                own = Kind.OWN if server < self.own else Kind.LOANED
-                self.leases.append(
-                    Lease(
-                        ("here", "training" if server < self.own else "serving", f"server-{server}"),
-                        count,
-                        str(job.index),
-                        job.booked_ns,
-                        now_ns,
-                        "training" if server < self.own else "serving",
-                        kind or own,
-                    )
-                )
+                pool, own = ("training", Kind.OWN) if server < self.own else ("serving", Kind.LOANED)
+                path, holder = ("here", pool, f"server-{server}"), str(job.index)
+                self.leases.append(Lease(path, count, holder, job.booked_ns, now_ns, pool, kind or own))
 
     def _pause(self, job: Training, now_ns: int, pause_s: float) -> None:
         """No progress for a while, then at the rate of what is held now."""

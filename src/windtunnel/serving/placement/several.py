@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import LayoutError, SpecError, UserError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
-from windtunnel.serving.build import Engine, engine_of, kv_format
+from windtunnel.serving.build import Engine, candidate, kv_format
 from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.disaggregated.pools import ALONE
 from windtunnel.serving.goodput import at_rate
 from windtunnel.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.serving.multiplex.group import Group, serve_groups
@@ -174,12 +173,7 @@ def _requests(asked: Several, seed: int) -> list[tuple[float, int]]:
 
 
 def _engine(asked: Several, model: Model, tp: int, pp: int = 1) -> Engine | None:
-    sizes: dict[str, int | None] = {**ALONE, "tp": tp, "pp": pp}
-    try:
-        engine = engine_of(model, asked.cluster, replace(asked.deployment, **sizes))  # type: ignore[arg-type]
-    except (LayoutError, SpecError):
-        return None  # heads or layers do not divide: no candidate
-    return engine if engine.fits else None
+    return candidate(model, asked.cluster, asked.deployment.cut(tp, pp))
 
 
 def _stages(engine: Engine, prompt: int, output: int) -> tuple[float, ...]:
