@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.fleet.capacity.leases import Pool
 from windtunnel.fleet.fields import known_keys, number
 from windtunnel.fleet.policies.hybrid import LABELS, PER, Per
 from windtunnel.input_file import read_mapping
@@ -37,7 +36,10 @@ TERMS = {"price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth", "startup
 class Cloud:
     """One pool and its terms. `gpus` None: without limit. `spot_s`: mean times up and down."""
 
-    pool: Pool
+    name: str
+    owner: str
+    price_per_gpu_s: float
+    privacy: int  # the most secret label that may run here, 0 = public
     gpus: int | None
     egress_per_gb: float
     bandwidth: float  # bytes per second
@@ -59,7 +61,7 @@ class Clouds:
 
     def named(self, name: str) -> int | None:
         """Position of a pool; the own one is `own` too."""
-        return next((at for at, cloud in enumerate(self.pools) if name in (cloud.pool.name, "own" * (at == 0))), None)
+        return next((at for at, cloud in enumerate(self.pools) if name in (cloud.name, "own" * (at == 0))), None)
 
 
 def read_clouds(path: Path, own_gpus: int) -> Clouds:
@@ -72,7 +74,7 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
     made = [_cloud({"privacy": "private", "startup": 0.0, **own}, "own", own_gpus, where)]
     for place, each in enumerate(listed, 1):
         name = each.get("name", f"pool-{place}")
-        if not isinstance(name, str) or name == "own" or name in [cloud.pool.name for cloud in made]:
+        if not isinstance(name, str) or name == "own" or name in [cloud.name for cloud in made]:
             raise SpecError("name", name, "give each pool a name of its own", where)
         gpus = each.get("gpus")
         if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
@@ -112,4 +114,4 @@ def _cloud(terms: Mapping[str, Any], name: str, gpus: int | None, where: str) ->
         raise SpecError(f"bandwidth of {name}", terms.get("bandwidth"), "give a rate above zero", where)
     startup_s = parse_time(terms.get("startup", 120.0), f"startup of {name}", where)
     egress = number(terms, "egress_per_gb", where, 0.0)
-    return Cloud(Pool(name, owner, price, label), gpus, egress, bandwidth, startup_s, up_down)
+    return Cloud(name, owner, price, label, gpus, egress, bandwidth, startup_s, up_down)
