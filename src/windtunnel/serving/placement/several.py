@@ -88,13 +88,13 @@ class Answer:
         }
 
 
-def search_alpaserve(asked: Several, seed: int = 0) -> Answer:
+def search_alpaserve(asked: Several) -> Answer:
     """Groups of one layout with models replicated over them. Raises UserError, SpecError."""
     if not {"ttft_s", "tpot_s"} <= set(asked.slo):
         raise UserError("AlpaServe places by the share of requests in time: add --slo ttft=1s,tpot=50ms")
     prompt, output = _lengths(asked.workload)
     limit = asked.slo["ttft_s"] + asked.slo["tpot_s"] * (output - 1)
-    requests = _requests(asked, seed)
+    requests = _requests(asked)
     results: list[tuple[float, int, str, tuple[Placed, ...]]] = []
     tried = 0
     most_op = min(asked.cluster.gpus_per_node, 8)
@@ -163,12 +163,12 @@ def _lengths(workload: Workload) -> tuple[int, int]:
     return max(1, round(float(workload.input_tokens.mean()))), max(1, round(float(workload.output_tokens.mean())))
 
 
-def _requests(asked: Several, seed: int) -> list[tuple[float, int]]:
+def _requests(asked: Several) -> list[tuple[float, int]]:
     """(arrival, model) at the sum of the rates, each model by its share of it."""
     rates = np.array(asked.rates_per_s)
     load = at_rate(asked.workload, float(rates.sum()))
     assert load.arrival_ns is not None
-    whose = np.random.default_rng([seed, 2]).choice(len(rates), len(load), p=rates / rates.sum())
+    whose = np.random.default_rng([0, 2]).choice(len(rates), len(load), p=rates / rates.sum())
     return list(zip((load.arrival_ns * 1e-9).tolist(), whose.tolist(), strict=True))
 
 
