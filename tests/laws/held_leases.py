@@ -1,13 +1,60 @@
-"""The law of leases: at no time is more held at or below a place than the place has."""
+"""Leases of GPUs in a tree of resources, and their law: at no time is more held at or below a place than it has.
+
+    path      (cloud, cluster, rack, node, device): as deep as is known
+    gpus      how many of them, 0.25 for a quarter of one
+
+Over-subscribed leases live on what others hold and do not use, so they count apart: each place may be sold a second
+time, and no more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
-from windtunnel.fleet.capacity.leases import Kind, Lease, Path
+Path = tuple[str, ...]
+LEVELS = ("cloud", "cluster", "rack", "node", "device")
 
 ROUNDING = 1e-9  # of sums of fractions
+
+
+class Kind(Enum):
+    """How a lease may end."""
+
+    OWN = "own"  # until its work is done
+    LOANED = "loaned"  # or until its lender asks for it back
+    ELASTIC = "elastic"  # or until someone's base demand needs it
+    SPOT = "spot"  # or until the provider takes it
+    OVERSUBSCRIBED = "over-subscribed"  # or until who paid for it uses it
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """GPUs at a place, held from `start_ns` to before `end_ns`."""
+
+    path: Path
+    gpus: float
+    holder: str
+    start_ns: int
+    end_ns: int
+    pool: str = ""
+    kind: Kind = Kind.OWN
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU-seconds held."""
+        return self.gpus * (self.end_ns - self.start_ns) * 1e-9
+
+
+def tree(leaves: Mapping[Path, float]) -> dict[Path, float]:
+    """GPUs of every place, from those of the leaves."""
+    capacity: dict[Path, float] = {}
+    for path, gpus in leaves.items():
+        assert 1 <= len(path) <= len(LEVELS), f"{path} is no path of {', '.join(LEVELS)}"
+        for depth in range(1, len(path) + 1):
+            capacity[path[:depth]] = capacity.get(path[:depth], 0.0) + gpus
+    return capacity
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from recorded_decisions import Recorded
 
 from windtunnel.engine.compiled.fleet import queue_kernels
 from windtunnel.fleet.exact.clock import NS, Clock, NodeChange, Running
@@ -134,7 +135,7 @@ def test_more_gpus_never_delay_the_makespan_of_fifo(jobs):
 
 def run_exact(name, jobs, log=None, **more):
     running = [Running(at, submit * NS, gpus, Rigid(float(lasts))) for at, (submit, lasts, gpus) in enumerate(jobs)]
-    clock = Clock(running, [8, 8], policy_of(name, 0), log=log, **more)
+    clock = Clock(running, [8, 8], Recorded(policy_of(name, 0), [] if log is None else log), **more)
     clock.run()
     return running
 

@@ -6,12 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from held_leases import first_overlap
+from held_leases import Lease, first_overlap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.fleet.capacity.leases import Pool
 from windtunnel.fleet.capacity.profile import Profile
 from windtunnel.fleet.hybrid.clouds import Cloud, Clouds, read_clouds
 from windtunnel.fleet.hybrid.plan import NS, HybridJob, plan
@@ -30,7 +29,7 @@ OWN = 8
 
 def clouds_of(price=3.0, startup=60.0, factor=1.0, limit=None, spot=None):
     def cloud(name, gpus, price, label, startup, spot=None):
-        return Cloud(Pool(name, name, price / 3600, label), gpus, 0.1, 1e9, startup, spot)
+        return Cloud(name, name, price / 3600, label, gpus, 0.1, 1e9, startup, spot)
 
     pools = [cloud("own", OWN, 1.0, 2, 0.0), cloud("east", limit, price, 0, startup)]
     if spot is not None:
@@ -59,11 +58,22 @@ def made(jobs, **same):
     ]
 
 
-def answers(jobs, clouds, leases=None):
+def answers(jobs, clouds):
     for weights in STRATEGIES.values():
-        yield plan(jobs, clouds, weights, leases=leases)
-    yield starburst(jobs, clouds, leases=leases)
+        yield plan(jobs, clouds, weights)
+    yield starburst(jobs, clouds)
     yield roaming(jobs, clouds, 0)
+
+
+def leases_of(jobs, clouds, placed):
+    """What each job holds, and where."""
+    return [
+        Lease(
+            (clouds.pools[each.pool].name,), job.gpus, str(job.index), round(each.start_s * NS), round(each.end_s * NS)
+        )
+        for job, each in zip(jobs, placed, strict=True)
+        if each is not None
+    ]
 
 
 @settings(max_examples=80, deadline=None)
@@ -73,7 +83,7 @@ def test_no_private_job_is_ever_outside_and_every_job_runs_whole(jobs, spot):
     for placed in answers(work, clouds):
         for job, each in zip(work, placed, strict=True):
             assert each is not None
-            assert job.label <= clouds.pools[each.pool].pool.privacy
+            assert job.label <= clouds.pools[each.pool].privacy
             assert each.start_s >= job.submit_s - 1e-9
             assert each.end_s - each.start_s >= job.duration_s - 1e-6
         assert figures_of(placed, work, clouds)["private_outside"] == 0
@@ -82,14 +92,12 @@ def test_no_private_job_is_ever_outside_and_every_job_runs_whole(jobs, spot):
 @settings(max_examples=80, deadline=None)
 @given(jobs=jobs_strategy)
 def test_pools_with_a_limit_are_never_over_full(jobs):
-    clouds = clouds_of(limit=8)
+    work, clouds = made(jobs), clouds_of(limit=8)
     for weights in STRATEGIES.values():
-        leases = []
-        plan(made(jobs), clouds, weights, leases=leases)
+        leases = leases_of(work, clouds, plan(work, clouds, weights))
         assert first_overlap(leases, {("own",): OWN, ("east",): 8}) is None
-    leases = []
-    starburst(made(jobs), clouds_of(), leases=leases)
-    assert first_overlap(leases, {("own",): OWN}) is None
+    leases = leases_of(work, clouds_of(), starburst(work, clouds_of()))
+    assert first_overlap([one for one in leases if one.path == ("own",)], {("own",): OWN}) is None
 
 
 @settings(max_examples=60, deadline=None)

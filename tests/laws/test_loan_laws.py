@@ -4,11 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from held_leases import first_overlap
+from held_leases import Kind, Lease, first_overlap, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.fleet.capacity.leases import Kind, Lease, tree
 from windtunnel.fleet.loans.clock import NS, LoanClock, Training
 from windtunnel.fleet.loans.pool import ServingPool
 from windtunnel.fleet.policies.lyra import Lyra, extra_workers, lendable, reclaim
@@ -48,11 +47,26 @@ def trainings(jobs, elastic):
     ]
 
 
+class Leased(LoanClock):
+    """The clock, with a lease for every stretch of time that it books."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.leases = []
+
+    def _book(self, job, now_ns):
+        for kind, held in ((None, job.held), (Kind.ELASTIC, job.extra)):
+            for server, count in held if now_ns > job.booked_ns else ():
+                pool, own = ("training", Kind.OWN) if server < self.own else ("serving", Kind.LOANED)
+                path, holder = ("here", pool, f"server-{server}"), str(job.index)
+                self.leases.append(Lease(path, count, holder, job.booked_ns, now_ns, pool, kind or own))
+        super()._book(job, now_ns)
+
+
 def ran(jobs, offers, policy):
-    leases = []
-    clock = LoanClock(trainings(jobs, policy.elastic), OWN, PER, policy, offers, leases=leases)
+    clock = Leased(trainings(jobs, policy.elastic), OWN, PER, policy, offers)
     clock.run()
-    return clock, leases
+    return clock, clock.leases
 
 
 @settings(max_examples=120, deadline=None)

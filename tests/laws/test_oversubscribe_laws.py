@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from held_leases import first_overlap
+from held_leases import Kind, Lease, first_overlap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.fleet.capacity.leases import Kind
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
 from windtunnel.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown
@@ -18,6 +17,7 @@ from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import parse_site
 
 MACHINES = 3
+NS = 1_000_000_000
 tasks_strategy = st.lists(
     st.tuples(st.integers(0, 3000), st.integers(1, 4000), st.sampled_from([0.125, 0.25, 0.5])), min_size=1, max_size=25
 )
@@ -29,11 +29,25 @@ beside_strategy = st.builds(
 )
 
 
+class Leased(Machines):
+    """The machines, with a lease for each time that a task was on one."""
+
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
+        self.leases = []
+
+    def _leave(self, task, now):
+        kind, amount = (Kind.OVERSUBSCRIBED, task.mean) if task.speculative else (Kind.OWN, task.request)
+        begin, end = round(task.began_s * NS), round(now * NS)
+        place = ("here", f"m-{task.machine}")
+        self.leases.append(Lease(place, amount, str(task.index), begin, end, "here", kind))
+        super()._leave(task, now)
+
+
 def ran(tasks, rules, beside, seed=0):
-    leases = []
     made = [Task(at, float(submit), request, float(work)) for at, (submit, work, request) in enumerate(tasks)]
-    machines = Machines(made, MACHINES, rules, beside, seed=seed, leases=leases)
-    return made, machines.run(), leases
+    machines = Leased(made, MACHINES, rules, beside, seed=seed)
+    return made, machines.run(), machines.leases
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -8,7 +8,7 @@ handed back in the next snapshot. So the same snapshots give the same decisions,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -77,11 +77,18 @@ class Policy(Protocol):
         ...
 
 
-def kept_or_placed(snapshot: Snapshot, decision: Decision, place: Any) -> dict[int, Placement]:
-    """Placements of a decision: a job that keeps its number of GPUs keeps its nodes, the others are placed in order.
+def all_that_fit(order: Iterable[JobView], capacity: int) -> Decision:
+    """Walking an order, whatever fits runs on the GPUs that it asks for."""
+    gpus: dict[int, int] = {}
+    for job in order:
+        if job.gpus <= capacity:
+            gpus[job.index] = job.gpus
+            capacity -= job.gpus
+    return Decision(gpus)
 
-    `place(free, gpus) -> Placement` takes from `free`, a list of free GPUs by node. AssertionError if it cannot.
-    """
+
+def kept_or_placed(snapshot: Snapshot, decision: Decision) -> dict[int, Placement]:
+    """Placements of a decision: a job that keeps its number of GPUs keeps its nodes, the others are placed in order."""
     free = list(snapshot.nodes)
     held = {job.index: job.placement for job in snapshot.jobs}
     result: dict[int, Placement] = {}
@@ -99,7 +106,7 @@ def kept_or_placed(snapshot: Snapshot, decision: Decision, place: Any) -> dict[i
     assert min(free, default=0) >= 0, "a decision gave a node more than it has"
     for index, gpus in decision.gpus.items():
         if index not in result and gpus > 0:
-            result[index] = place(free, gpus)
+            result[index] = from_fullest(free, gpus)
     return result
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.fleet.fields import known_keys
 from windtunnel.input_file import read_mapping
 
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
@@ -99,8 +100,6 @@ def _from_yaml(path: Path) -> Site:
     known = {"gpu", "gpus", "gpus_per_node", *CLOUDS}
     if not isinstance(data.get("gpus"), int):
         raise InputFileError(path, "does not say how many GPUs", "give gpus: 64")
-    other = next((key for key in data if key not in known), None)
-    if other is not None:
-        raise SpecError(str(other), data[other], f"known are {', '.join(sorted(known))}", str(path))
+    known_keys(data, known, str(path))
     gpu = str(data.get("gpu", "gpu"))
     return replace(parse_site(f"{gpu}:{data['gpus']}", data.get("gpus_per_node")), file=path)

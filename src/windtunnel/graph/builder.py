@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph.program import Graph, OpKind
+from windtunnel.graph.program import DTYPES, Graph, OpKind
+
+COLUMNS = ("kind", "stream", "dep_ptr", "dep_idx", "label", "category", "flops", "bytes")
 
 
 class GraphBuilder:
@@ -96,16 +98,9 @@ class GraphBuilder:
         for op, key in self._rendezvous.items():
             rendezvous[op] = groups[key]
         return Graph(
-            kind=np.array(self._kind, dtype=np.uint8),
-            stream=np.array(self._stream, dtype=np.int32),
+            **{name: np.array(getattr(self, f"_{name}"), DTYPES[name]) for name in COLUMNS},
             stream_rank=np.array(ranks, dtype=np.int32),
-            dep_ptr=np.array(self._dep_ptr, dtype=np.int64),
-            dep_idx=np.array(self._dep_idx, dtype=np.int32),
             rendezvous=rendezvous,
-            label=np.array(self._label, dtype=np.int32),
-            category=np.array(self._category, dtype=np.uint16),
-            flops=np.array(self._flops, dtype=np.float64),
-            bytes=np.array(self._bytes, dtype=np.float64),
             multiplicity=np.array([1] * n_programs if multiplicity is None else multiplicity, dtype=np.int64),
             labels=tuple(self._labels) or ("",),
             categories=tuple(self._categories) or ("",),

@@ -9,8 +9,9 @@ A graph holds no durations: the same graph is priced many times, so durations tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ class OpKind(IntEnum):
     FREE = 6
 
 
-_DTYPES = {
+DTYPES = {
     "kind": np.uint8,
     "stream": np.int32,
     "stream_rank": np.int32,
@@ -66,7 +67,7 @@ class Graph:
     stream_names: tuple[str, ...] = ()  # [streams], or empty
 
     def __post_init__(self) -> None:
-        for name, dtype in _DTYPES.items():
+        for name, dtype in DTYPES.items():
             array = getattr(self, name)
             # The compiled kernels take these very types; a silent cast per replay would cost more than the replay.
             assert array.dtype == dtype, f"Graph.{name} must be {dtype.__name__}, not {array.dtype}"
@@ -104,20 +105,18 @@ class Graph:
     def copies(self, count: int, rendezvous: NDArray[np.int64], multiplicity: NDArray[np.int64]) -> Graph:
         """So many copies of all programs, side by side. `rendezvous`: [count, n] which of their ops start together."""
         which = np.arange(count, dtype=np.int64)[:, None]
-        return Graph(
-            kind=np.tile(self.kind, count),
+        tiled: dict[str, Any] = {
+            name: np.tile(getattr(self, name), count) for name in ("kind", "label", "category", "flops", "bytes")
+        }
+        return replace(
+            self,
+            **tiled,
             stream=(self.stream + which * self.n_streams).ravel().astype(np.int32),
             stream_rank=(self.stream_rank + which * self.n_programs).ravel().astype(np.int32),
             dep_ptr=np.append(0, self.dep_ptr[1:] + which * len(self.dep_idx)).astype(np.int64),
             dep_idx=(self.dep_idx + which * self.n_ops).ravel().astype(np.int32),
             rendezvous=rendezvous.ravel().astype(np.int32),
-            label=np.tile(self.label, count),
-            category=np.tile(self.category, count),
-            flops=np.tile(self.flops, count),
-            bytes=np.tile(self.bytes, count),
             multiplicity=multiplicity,
-            labels=self.labels,
-            categories=self.categories,
             stream_names=self.stream_names * count,
         )
 

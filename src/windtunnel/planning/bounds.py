@@ -297,11 +297,6 @@ class Bounds:
         )
         return plain.passes(*span, Again(path, tuple(busy)))
 
-    def passes_of(self, layout: Layout, first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Shortest passes of stages that hold the blocks first..last of the chain: prices for the dynamic programme."""
-        again = layout.plan.recompute == "full"
-        return self._chain(layout, "full" if again else layout.plan.recompute).passes(first, last)
-
     def _beyond(self, layout: Layout, sums: Floats, some: int | None) -> Floats:
         """What the recomputed layers of each stage add, of prefix sums over all blocks."""
         first, last = spans(layout.virtual_layers)

@@ -80,14 +80,9 @@ class Replayed:
 
 _PIECES: OrderedDict[tuple[object, ...], tuple[Model, tuple[Piece, ...]]] = OrderedDict()
 # Fields that change the time of a step but no tensor of it.
-_NO_TENSOR: dict[str, object] = {
-    "overlap_grad_reduce": None,
-    "overlap_param_gather": None,
-    "overlap_p2p": None,
-    "overlap_ep": None,
-    "overlap_tp": None,
-    "cuda_graphs": None,
-}
+_NO_TENSOR = dict.fromkeys(
+    ("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p", "overlap_ep", "overlap_tp", "cuda_graphs")
+)
 
 
 def pieces(layout: Layout) -> tuple[Piece, ...]:

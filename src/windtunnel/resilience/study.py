@@ -27,6 +27,7 @@ LONGEST_INTERVAL_S = DAY_S
 MOST_DAYS = 3650  # of a run and of each of its times: nanoseconds stay whole numbers of 64 bits
 MOST_EVENTS, MOST_EVENTS_OF_A_RUN = 50_000_000, 1_000_000
 CURVE_POINTS = 25
+SAID = ("gpus", "replicas", "stages", "days", "seeds", "seed", "step_s")  # of the question, again in the answer
 SCALES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -120,13 +121,7 @@ class Survival:
         """Plain data for JSON: the first policy's figures on top, and one entry per policy."""
         asked, entries = self.asked, [_entry_dict(one) for one in self.entries]
         head = {
-            "gpus": asked.gpus,
-            "replicas": asked.replicas,
-            "stages": asked.stages,
-            "days": asked.days,
-            "seeds": asked.seeds,
-            "seed": asked.seed,
-            "step_s": asked.step_s,
+            **{name: getattr(asked, name) for name in SAID},
             "failures": asked.process.name,
             "failures_source": asked.process.source,
             "mttf_s": self.mttf_s if np.isfinite(self.mttf_s) else None,

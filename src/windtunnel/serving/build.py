@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from windtunnel.cost.inference import inference_kernels
-from windtunnel.errors import SpecError
+from windtunnel.errors import LayoutError, SpecError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
 from windtunnel.serving.deployment import Deployment, check
@@ -112,6 +112,15 @@ def engine_of(
         blocks,
         told,
     )
+
+
+def candidate(model: Model, cluster: Cluster, deployment: Deployment) -> Engine | None:
+    """The engine that a search may choose; None where heads or layers do not divide, or it does not fit."""
+    try:
+        engine = engine_of(model, cluster, deployment)
+    except (LayoutError, SpecError):
+        return None
+    return engine if engine.fits else None
 
 
 def kv_format(deployment: Deployment, profile: Profile, cluster: Cluster) -> str:

@@ -8,7 +8,7 @@ Attention is split by `tp` and repeated `attn_dp` times, each copy with requests
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.cost.inference.kernels import WEIGHT_BYTES
 from windtunnel.errors import LayoutError, SpecError
@@ -88,6 +88,10 @@ class Deployment:
         latent = self.weights == "nvfp4" and layer.attention.kind == "mla"
         mixture = self.weights == "mxfp4" and layer.feed_forward.kind == "moe"
         return "bf16" if latent or mixture else self.weights
+
+    def cut(self, tp: int, pp: int) -> Deployment:
+        """The same in a layout of tensor and pipeline parallelism alone."""
+        return replace(self, tp=tp, pp=pp, attn_dp=1, moe_ep=None, moe_tp=None)
 
     def words(self) -> str:
         """As people write it: tp8, tp2 pp2, dp8 ep8."""

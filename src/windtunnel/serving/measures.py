@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,41 +111,16 @@ class Stamps:
         return float(met.sum()) / total if total else 0.0
 
 
+_read = attrgetter(
+    "index", "prompt", "output", "hit",
+    "arrival_ns", "queued_ns", "scheduled_ns", "first_ns", "last_ns", "waited_ns",
+)  # fmt: skip
+
+
 def stamps_of(requests: Sequence[Request]) -> Stamps:
     """Arrays of requests, in the order of their index."""
-    ordered = sorted(requests, key=lambda one: one.index)
-    columns = np.array(
-        [
-            (
-                o.index,
-                o.prompt,
-                o.output,
-                o.arrival_ns,
-                o.queued_ns,
-                o.scheduled_ns,
-                o.first_ns,
-                o.last_ns,
-                o.hit,
-                o.waited_ns,
-            )
-            for o in ordered
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 10)
-
-    def seconds(place: int) -> Floats:
-        values = columns[:, place]
-        return np.where(values < 0, np.nan, values * 1e-9)
-
-    return Stamps(
-        columns[:, 0],
-        columns[:, 1].astype(np.float64),
-        columns[:, 2].astype(np.float64),
-        seconds(3),
-        seconds(4),
-        seconds(5),
-        seconds(6),
-        seconds(7),
-        columns[:, 8].astype(np.float64),
-        seconds(9),
-    )
+    rows = [_read(one) for one in sorted(requests, key=lambda one: one.index)]
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 10).T
+    prompt, output, hit = columns[1:4].astype(np.float64)
+    arrival, queued, scheduled, first, last, waited = np.where(columns[4:] < 0, np.nan, columns[4:] * 1e-9)
+    return Stamps(columns[0], prompt, output, arrival, queued, scheduled, first, last, hit, waited)

@@ -13,12 +13,14 @@ import csv
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from windtunnel.serving.measures import Distribution, Stamps
 
 Regime = Literal["stable", "near saturation", "over"]
+LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
+LEFT_OUT = ("band", "sources", "memory", "stamps", "timeline", "search", "cost_per_gpu_hour")  # of JSON, or said below
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,42 +95,19 @@ class ServingResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: plain numbers, None where there is nothing to say."""
-
-        def of(one: Distribution | None) -> dict[str, float] | None:
-            return None if one is None else one.to_dict()
-
-        band = self.tpot_band_s
+        found: dict[str, Any] = {}
+        for name in (one.name for one in fields(self) if one.name not in LEFT_OUT):
+            value = getattr(self, name)
+            if name in LATENCIES:
+                found[f"{name}_s"] = None if value is None else value.to_dict()
+            else:
+                found[name] = dict(value) if isinstance(value, Mapping) else value
+            if name == LATENCIES[-1]:
+                band = self.tpot_band_s
+                found["tpot_band_s"] = None if band is None else {"p5": band[0], "p95": band[1]}
+                found["ttft_is_promised"] = self.regime == "stable"
         return {
-            "spec": dict(self.spec),
-            "feasible": self.feasible,
-            "reason": self.reason,
-            "requests": self.requests,
-            "finished": self.finished,
-            "refused": self.refused,
-            "ttft_s": of(self.ttft),
-            "tpot_s": of(self.tpot),
-            "itl_s": of(self.itl),
-            "e2e_s": of(self.e2e),
-            "queue_s": of(self.queue),
-            "tpot_band_s": None if band is None else {"p5": band[0], "p95": band[1]},
-            "ttft_is_promised": self.regime == "stable",
-            "duration_s": self.duration_s,
-            "output_tokens_per_s": self.output_tokens_per_s,
-            "total_tokens_per_s": self.total_tokens_per_s,
-            "requests_per_s": self.requests_per_s,
-            "slo": dict(self.slo),
-            "slo_attainment": self.slo_attainment,
-            "goodput_requests_per_s": self.goodput_requests_per_s,
-            "regime": self.regime,
-            "gpus": self.gpus,
-            "gpu_seconds": self.gpu_seconds,
-            "utilisation": self.utilisation,
-            "batch_mean": self.batch_mean,
-            "kv_use_mean": self.kv_use_mean,
-            "kv_use_peak": self.kv_use_peak,
-            "preemptions": self.preemptions,
-            "prefix_hit_rate": self.prefix_hit_rate,
-            "steps": self.steps,
+            **found,
             "sources": list(self.sources),
             "memory_bytes_per_gpu": dict(self.memory),
             "search": None if self.search is None else dict(self.search),

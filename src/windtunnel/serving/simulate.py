@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from windtunnel.serving.replica.sequence import Sequence
-from windtunnel.serving.workload.clients import Client, client_of
+from windtunnel.serving.workload.clients import client_of
 from windtunnel.serving.workload.requests import Workload
 
 NEVER = 1 << 62
@@ -57,21 +57,19 @@ def simulate(
     router: Router | None,
     *,
     block_size: int,
-    client: Client | None = None,
     longest: int | None = None,
-    until_ns: int | None = None,
 ) -> tuple[list[Sequence], list[Rejected]]:
     """Every request with its stamps, and those refused at once because prompt and output exceed `longest` tokens.
 
-    Each request ends exactly once: answered, refused, or, with `until_ns`, still without a last stamp.
+    Each request ends exactly once: answered or refused.
     """
     names = workload.names_in(block_size)
     prompts, outputs = workload.input_tokens.tolist(), workload.output_tokens.tolist()
-    people = client_of(workload) if client is None else client
+    people = client_of(workload)
     sent: list[Sequence] = []
     refused: list[Rejected] = []
     alone = len(servers) == 1 or getattr(router, "in_turn", False)  # what one replica gets depends on no other
-    if alone and workload.concurrency is None and client is None and until_ns is None:
+    if alone and workload.concurrency is None:
         taken = []
         for pair in people.start():
             index = pair[1]
@@ -86,7 +84,6 @@ def simulate(
     follow: list[tuple[int, int]] = []  # a heap: what answers bring about
     ends: list[tuple[int, int]] = []
     only = servers[0] if len(servers) == 1 or router is None else None
-    answered_matters = workload.concurrency is not None or client is not None
     pending = [0] * len(servers)  # the time last pushed, to pass over what is stale
     while begin or follow or ends:
         coming = NEVER if not begin else begin[0][0]
@@ -98,20 +95,16 @@ def simulate(
             if now_ns != server.next_ns or pending[place] != now_ns:
                 continue
             pending[place] = 0
-            if until_ns is not None and now_ns > until_ns:
-                break
             finished = server.advance()
             if server.next_ns < NEVER:
                 heappush(ends, (server.next_ns, place))
                 pending[place] = server.next_ns
-            if answered_matters:
+            if workload.concurrency is not None:
                 for one in finished:
                     for at, index in people.answered(one.index, now_ns):
                         heappush(follow, (at, index))
             continue
         now_ns, index = heappop(follow) if not begin or begin[0][0] > coming else begin.popleft()
-        if until_ns is not None and now_ns > until_ns:
-            break
         prompt, output = prompts[index], outputs[index]
         if longest is not None and prompt + output > longest:
             refused.append(_refusal(index, prompt, output, longest))

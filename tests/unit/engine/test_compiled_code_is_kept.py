@@ -102,6 +102,19 @@ def test_what_called_a_function_that_changed_is_compiled_again(sealed: Path, run
     assert run(sealed) == (folder, "51", 1)
 
 
+def test_what_was_kept_of_a_record_that_has_another_name_is_compiled_again(sealed: Path, run: Run) -> None:
+    kernel = sealed / "sealed" / "compiled" / "kernel.py"
+    record = "class Pair(NamedTuple):\n    one: int\n\n@njit(cache=True)\ndef raised(pair):\n    return pair.one + 1\n"
+    before, after = KERNEL.split("@njit", 1)
+    text = f"from typing import NamedTuple\n{before}{record}\n@njit{after}".replace("n + 1", "raised(Pair(n))")
+    kernel.write_text(text)
+    folder, answer, hits = run(sealed)
+    assert (answer, hits) == ("42", 0)
+    kernel.write_text(text.replace("Pair", "Both"))
+    assert run(sealed) == (folder, "42", 0)
+    assert run(sealed) == (folder, "42", 1)
+
+
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", [b"", b"cut", b"flipped"], ids=["emptied", "cut", "flipped"])
 def test_a_damaged_file_is_compiled_again(sealed: Path, run: Run, kind: str, damage: bytes) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_decisions import Recorded
 
 from windtunnel.cli.app import main
 from windtunnel.fleet.exact.clock import NS, Clock, Running
@@ -64,7 +65,7 @@ def test_alone_a_bid_pays_nothing_and_beside_its_equal_it_does():
 def run(jobs, **more):
     made = [Running(at, submit * NS, gpus, Divisible(float(s), gpus)) for at, (submit, s, gpus) in enumerate(jobs)]
     log = []
-    Clock(made, [8, 8], Auction(**more), log=log).run()
+    Clock(made, [8, 8], Recorded(Auction(**more), log)).run()
     return made, log
 
 

@@ -11,7 +11,7 @@ from windtunnel.fleet.adaptdl.work import FixedBatch
 from windtunnel.fleet.elasticflow import edf, elasticflow, gandiva, tiresias
 from windtunnel.fleet.elasticflow.state import EfJob, aligned, overhead_s
 from windtunnel.fleet.exact.work import Scaling
-from windtunnel.fleet.packing.pack import Nodes, Pods, pack, typical_kinds
+from windtunnel.fleet.packing.pack import Nodes, Pods, demand_of, pack, typical_kinds
 from windtunnel.fleet.policies.gittins import index
 from windtunnel.fleet.policies.optimus import Optimus
 from windtunnel.fleet.policies.tiresias import Tiresias
@@ -141,25 +141,10 @@ def test_compiled_packing_is_the_uncompiled():
     from windtunnel.engine.compiled.fleet import packing_kernels
 
     pods, nodes = packing_case()
-    typical, share = typical_kinds(pods)
     results = []
     for function in (packing_kernels.pack, packing_kernels.pack.py_func):
         placed, trace = np.empty(len(pods.kind_of), np.int64), np.empty((len(pods.kind_of), 3))
-        function(
-            packing_kernels.FGD,
-            pods.kind_of,
-            pods.kinds,
-            np.array([0, 2, 0]),
-            nodes.cpu,
-            nodes.memory,
-            nodes.gpus,
-            nodes.model,
-            typical,
-            share,
-            1,
-            placed,
-            trace,
-        )
+        function(packing_kernels.FGD, pods.kind_of, demand_of(pods), nodes.empty(), 1, placed, trace)
         results.append((placed.tolist(), trace.tolist()))
     assert results[0] == results[1]
 

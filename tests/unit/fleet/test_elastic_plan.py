@@ -41,7 +41,8 @@ def test_plans_and_spare_gpus_are_those_of_plain_python(as_released):
         known.left[:] = [job.iterations_left for job in jobs]
         kept = np.empty((len(jobs), LENGTH)), np.empty((len(jobs), LENGTH), np.int64), np.zeros(len(jobs), np.int64)
         end, free, wide, out = np.zeros((len(jobs), 2)), fast.line(LENGTH), fast.line(LENGTH), fast.room(LENGTH)
-        in_time = all_jobs.plan_all(known, float(now), GPUS, float(SLOT), as_released, out, free, kept, end)
+        known = known._replace(now=float(now), cluster=GPUS, slot=float(SLOT), as_released=as_released)
+        in_time = all_jobs.plan_all(known, out, free, kept, end)
         line, late = {now: GPUS}, False
         for row, job in enumerate(jobs):
             made = naive_plan.plan(job, now, line, GPUS, SLOT, as_released=as_released)
@@ -56,7 +57,7 @@ def test_plans_and_spare_gpus_are_those_of_plain_python(as_released):
 
         held, order = np.array([job.gpus for job in jobs]), np.arange(len(jobs))
         ends, planned = dict(zip(jobs, end[:, 0].tolist(), strict=True)), end[:, 0].copy()
-        all_jobs.spread(known, order, held, planned, float(now), GPUS, float(SLOT), as_released, free, kept, wide, out)
+        all_jobs.spread(known, order, held, planned, free, kept, wide, out)
         wanted, ranked, line = naive_plan.spread(list(jobs), now, line, GPUS, SLOT, as_released=as_released)
         assert planned.tolist() == list((ends | dict(wanted)).values())
         assert [jobs[row] for row in order] == ranked
@@ -72,7 +73,7 @@ def test_a_job_without_a_deadline_runs_as_narrow_as_it_can():
     known.left[:] = 100.0
     out, free = fast.room(64), fast.line(64)
     free.time[0], free.gpus[0], free.used[0] = 0.0, 4, 1
-    fast.plan(known, 0, 0.0, free, 4, 60.0, -1, False, True, out)
+    fast.plan(known._replace(cluster=4, slot=60.0), 0, free, -1, True, out)
     assert (out.allocations.gpus[0], out.end[1], bool(out.in_time[0])) == (1, 100.0, True)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_decisions import Recorded
 
 from windtunnel.cli.app import main
 from windtunnel.errors import SpecError
@@ -101,7 +102,7 @@ def test_two_jobs_with_unlike_taste_get_what_they_are_good_at():
         jobs = [Running(0, 0, 4, Typed(800.0, slow, ("v100", "k80"), 4))]
         jobs.append(Running(1, 0, 4, Typed(4000.0, fast, ("v100", "k80"), 4)))
         log = []
-        Clock(jobs, [4, 4], policy, log=log).run()
+        Clock(jobs, [4, 4], Recorded(policy, log)).run()
         placement = log[0].decision.placement
         assert (placement[0][0][0], placement[1][0][0]) == (1, 0)
 
@@ -110,7 +111,7 @@ def test_sia_alone_takes_the_fastest_and_shares_when_another_comes():
     rates = {"v100": {1: 1.0, 2: 1.9, 4: 3.0, 8: 4.0}, "k80": {1: 0.2, 2: 0.39, 4: 0.7}}
     log = []
     jobs = [Running(at, at * 60 * NS, 1, Typed(700.0, rates, KINDS, 4, 30.0)) for at in range(3)]
-    Clock(jobs, [4, 4, 4], Sia(KINDS, 4), log=log).run()
+    Clock(jobs, [4, 4, 4], Recorded(Sia(KINDS, 4), log)).run()
     assert log[0].decision.gpus == {0: 8}
     assert all(job.end_ns is not None for job in jobs)
     assert len(log[2].decision.gpus) == 3
@@ -179,7 +180,7 @@ def test_sia_goes_by_goodput_where_jobs_learn_it():
     app = Application("app", steps, np.zeros((0, 3)), np.zeros((0, 2)), runs, 2, 1, 64)
     job = Running(0, 0, 1, Epochs(ChosenBatch(app, measured_of([app]), 0), 0.0, "t4", 4))
     log = []
-    Clock([job], [4], Sia(("t4",), 4), log=log).run()
+    Clock([job], [4], Recorded(Sia(("t4",), 4), log)).run()
     widths = [sum(step.decision.gpus.values()) for step in log]
     assert widths[:3] == [1, 2, 4]
     assert job.end_ns is not None

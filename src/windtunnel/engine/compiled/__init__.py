@@ -94,7 +94,9 @@ class _WholeFiles(_Files):  # type: ignore[misc]
             super().save(key, data)
 
     def _load_index(self) -> dict[Any, str]:
-        return super()._load_index() if _is_whole(self._index_path) else {}
+        with suppress(AttributeError, ImportError):  # written by another release: it names what is no longer there
+            return super()._load_index() if _is_whole(self._index_path) else {}
+        return {}
 
     def _load_data(self, name: str) -> Any:
         path = self._data_path(name)

@@ -7,17 +7,11 @@ there, touch this file.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import numpy as np
 from numba import int32, int64
-from numpy.typing import NDArray
 
 from windtunnel.engine.compiled import njit
-from windtunnel.engine.compiled.kernels import _I32, _I64, MALFORMED, _group_sizes, _is_malformed, _queues
-
-I32: TypeAlias = NDArray[Any]
-I64: TypeAlias = NDArray[Any]
+from windtunnel.engine.compiled.kernels import _I32, _I64, I32, I64, MALFORMED, _group_sizes, _is_malformed, _queues
 
 
 @njit(int64(_I32, int64, _I64, _I32, _I32, _I64, int64[::1], int64[::1]), cache=True, nogil=True, error_model="numpy")

@@ -8,20 +8,26 @@ this file alone to tell whether that is still good: after a change there, touch 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from numba import float64, int32, int64, types, uint8
+from numba import float64, int64, types
 from numpy.typing import NDArray
 
 from windtunnel.engine.compiled import njit
 from windtunnel.engine.compiled.flow_kernels import NETWORK, Network, _append, _choose, arrive, depart, rerate, settle
 from windtunnel.engine.compiled.kernels import (
+    _F64_2D,
+    _I32,
+    _I64,
+    _U8,
     MALFORMED,
+    NEVER,
     _group_sizes,
+    _inner,
     _is_malformed,
     _mark,
+    _pair,
     _queues,
     _rate,
     _set_rate,
@@ -33,17 +39,7 @@ from windtunnel.engine.compiled.kernels import (
 
 Array: TypeAlias = NDArray[Any]
 
-NEVER = np.iinfo(np.int64).max
 GRAIN = 2.0**-40  # of speeds: what the order of sums changes in their last digits must not move an end
-
-
-def _constant(scalar: types.Type, ndim: int = 1) -> types.Array:
-    return types.Array(scalar, ndim, "C", readonly=True)
-
-
-_U8, _I32, _I64, _F64_2D = _constant(uint8), _constant(int32), _constant(int64), _constant(float64, 2)
-_pair: Any = types.Tuple  # numba has no type for it
-_inner = partial(njit, cache=True, error_model="numpy", no_cfunc_wrapper=True)
 
 
 @_inner(float64(float64, float64))

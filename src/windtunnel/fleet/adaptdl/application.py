@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -87,26 +88,24 @@ class Application:
         return pair_s
 
     def _between(self, placement: Placement, local_batch: int) -> tuple[float, float] | None:
-        surface = self.surface()
-        if surface is None:
+        if self.surface is None:
             return None
-        step, sync = surface([min(len(placement), MOST_NODES), sum(placement), local_batch])[0]
+        step, sync = self.surface([min(len(placement), MOST_NODES), sum(placement), local_batch])[0]
         return float(step), float(sync)
 
+    @cached_property
     def surface(self) -> Any:
         """Scipy's interpolation of placements that were not measured; None where too few were to interpolate."""
-        if "surface" not in self._cache:
-            spread = len(self.points) > 0 and np.linalg.matrix_rank(self.points - self.points[0]) == 3
-            self._cache["surface"] = _interpolator()(self.points, self.values) if spread else None
-        return self._cache["surface"]
+        spread = len(self.points) > 0 and np.linalg.matrix_rank(self.points - self.points[0]) == 3
+        return _interpolator()(self.points, self.values) if spread else None
+
+    @cached_property
+    def _ends(self) -> list[float]:
+        return [min(ends) for ends in zip(*(run.progress.tolist() for run in self.validation.values()), strict=False)]
 
     def epoch_end(self, epoch: int) -> float:
         """Progress at which epoch number `epoch` (0, 1, ...) ends: the least over all measured batches."""
-        key = ("end", epoch)
-        if key not in self._cache:
-            self._cache[key] = min(float(run.progress[epoch]) for run in self.validation.values())
-        end: float = self._cache[key]
-        return end
+        return self._ends[epoch]
 
     def iterations_until(self, batch: int, epoch: int) -> float:
         """Iterations of size `batch` in all epochs up to and with `epoch`."""

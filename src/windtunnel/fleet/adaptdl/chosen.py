@@ -88,7 +88,7 @@ def _surfaces(apps: Sequence[Application]) -> Surfaces:
     parts = [(np.zeros((0, 4, 3)), np.zeros((0, 5)), np.zeros((0, 4), np.int64), np.zeros((0, 4, 2)))]
     lifts, begins = np.zeros((len(apps), 2)), [0]
     for which, app in enumerate(apps):
-        surface = app.surface()
+        surface = app.surface
         begins.append(begins[-1])
         if surface is not None:
             tri = surface.tri

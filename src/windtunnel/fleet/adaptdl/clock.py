@@ -11,22 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, from_fullest, kept_or_placed
+from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
 
 TICK_S = 60
 RESTART_S = 30
-
-
-class Work(Protocol):
-    """What a job runs."""
-
-    app: Any
-
-    def rate(self, placement: tuple[int, ...], epoch: int) -> float:
-        """Progress per second in this epoch."""
-        ...
 
 
 @dataclass
@@ -107,7 +97,7 @@ def run(jobs: Sequence[Running], nodes: Sequence[int], policy: Policy, *, until_
         snapshot = Snapshot(now_s, [_view(job, now_s) for job in active], nodes, memory)
         decision = policy.decide(snapshot)
         memory = decision.memory
-        placements = kept_or_placed(snapshot, decision, from_fullest)
+        placements = kept_or_placed(snapshot, decision)
         for job in active:
             after = placements.get(job.index, EMPTY)
             if after != job.placement:

@@ -1,1 +1,1 @@
-"""What is held, by whom and for how long: a tree of resources, pools that own them, and leases."""
+"""What a cluster has over time: nodes that fail and return, and free GPUs of a pool."""

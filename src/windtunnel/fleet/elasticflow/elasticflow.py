@@ -85,7 +85,7 @@ def run(
         _end(cluster, event)
         ordered = _admit(cluster, event, now_s)
         _settle(cluster)
-        _spare(cluster, ordered, now_s)
+        _spare(cluster, ordered)
         _start(cluster, now_s)
         change_s = _next_change_s(cluster)
         first_s = min((job.end_s for job in cluster.runnable), default=math.inf)
@@ -143,20 +143,9 @@ def _plan_all(cluster: _Cluster, jobs: list[EfJob], now_s: float) -> tuple[Jobs,
     room, known = cluster.room, cluster.known
     rows = np.array([cluster.row[job] for job in jobs], np.int64)
     left = np.array([job.iterations_left for job in jobs], float)
-    ordered = Jobs(
-        known.level[rows], known.rate[rows], known.levels[rows], known.largest[rows], left, known.deadline[rows]
-    )
-    in_time = plan_all(
-        ordered,
-        float(now_s),
-        cluster.gpus,
-        float(cluster.slot_s),
-        cluster.together,
-        room.plan,
-        room.free,
-        room.kept,
-        room.end,
-    )
+    columns = known.level[rows], known.rate[rows], known.levels[rows], known.largest[rows], left, known.deadline[rows]
+    ordered = Jobs(*columns, float(now_s), cluster.gpus, float(cluster.slot_s), cluster.together)
+    in_time = plan_all(ordered, room.plan, room.free, room.kept, room.end)
     return ordered, bool(in_time)
 
 
@@ -200,7 +189,7 @@ def _start(cluster: _Cluster, now_s: float) -> None:
             job.start_s, job.state = now_s, "running"
 
 
-def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
+def _spare(cluster: _Cluster, ordered: Jobs) -> None:
     """Give what is free now to those who gain most."""
     from windtunnel.engine.compiled.fleet.elastic_spread_kernels import spread
 
@@ -211,20 +200,7 @@ def _spare(cluster: _Cluster, ordered: Jobs, now_s: float) -> None:
     if spare == 0 or not jobs:
         return
     order, end = np.arange(len(jobs)), room.end[: len(jobs), 0].copy()
-    spread(
-        ordered,
-        order,
-        held,
-        end,
-        float(now_s),
-        cluster.gpus,
-        float(cluster.slot_s),
-        cluster.together,
-        room.free,
-        room.kept,
-        room.wide,
-        room.plan,
-    )
+    spread(ordered, order, held, end, room.free, room.kept, room.wide, room.plan)
     for job, gpus, end_s in zip(jobs, held.tolist(), end.tolist(), strict=True):
         job.gpus, job.end_s = gpus, end_s
     cluster.runnable = [jobs[row] for row in order.tolist()]

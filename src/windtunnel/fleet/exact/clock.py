@@ -11,12 +11,12 @@ A job that its policy stops saves its state first. Of the GPU time held, `lost_g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.engine.events import EventQueue
-from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, from_fullest, kept_or_placed
+from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.fleet.exact.work import Work
 
 NS = 1_000_000_000
@@ -72,14 +72,6 @@ class NodeChange:
     gpus: int
 
 
-@dataclass(frozen=True)
-class Step:
-    """One decision as it was made: what a replay must make again."""
-
-    snapshot: Snapshot
-    decision: Any
-
-
 class Clock:
     """Runs jobs on nodes under a policy."""
 
@@ -91,14 +83,10 @@ class Clock:
         *,
         changes: Iterable[NodeChange] = (),
         checkpoint_s: float = 0.0,
-        place: Callable[[list[int], int], Placement] = from_fullest,
-        log: list[Step] | None = None,
     ) -> None:
         self.jobs = list(jobs)
         self.nodes = list(nodes)
         self.policy = policy
-        self.place = place
-        self.log = log
         self.checkpoint_s = checkpoint_s
         self.memory: Any = None
         self.active: dict[int, Running] = {}
@@ -277,15 +265,13 @@ class Clock:
         views = [self._view(self.active[index]) for index in order]
         snapshot = Snapshot(now_ns / NS, views, tuple(self.nodes), self.memory)
         decision = self.policy.decide(snapshot)
-        if self.log is not None:
-            self.log.append(Step(snapshot, decision))
         self.memory = decision.memory
         for index in decision.reject:
             job = self.active.pop(index)
             self._stop(job, now_ns)
             job.rejected = True
             self.left -= 1
-        placements = kept_or_placed(snapshot, decision, self.place)
+        placements = kept_or_placed(snapshot, decision)
         for index in order:
             held = self.active.get(index)
             if held is None:

@@ -38,18 +38,12 @@ def all_to_all(arrival_ns: int, ports: Sequence[int], bytes_of: ArrayLike) -> Tr
 
 def gather(arrival_ns: int, sources: Sequence[int], target: int, bytes_each: float) -> Transfer:
     """Many ports to one: a checkpoint that goes to one store."""
-    n = len(sources)
-    return Transfer(
-        arrival_ns, np.asarray(sources, np.int64), np.full(n, target, np.int64), np.full(n, float(bytes_each))
-    )
+    return paired(arrival_ns, sources, [target] * len(sources), bytes_each)
 
 
 def spread(arrival_ns: int, source: int, targets: Sequence[int], bytes_each: float) -> Transfer:
     """One port to many: the weights of replicas that start."""
-    n = len(targets)
-    return Transfer(
-        arrival_ns, np.full(n, source, np.int64), np.asarray(targets, np.int64), np.full(n, float(bytes_each))
-    )
+    return paired(arrival_ns, [source] * len(targets), targets, bytes_each)
 
 
 def paired(arrival_ns: int, sources: Sequence[int], targets: Sequence[int], bytes_each: float) -> Transfer:

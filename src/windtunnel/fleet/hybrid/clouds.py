@@ -17,14 +17,13 @@ A pool without `gpus` has as many as anyone asks for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.fleet.capacity.leases import Pool
+from windtunnel.fleet.fields import known_keys, number
 from windtunnel.fleet.policies.hybrid import LABELS, PER, Per
 from windtunnel.input_file import read_mapping
 from windtunnel.units import parse_bandwidth, parse_time
@@ -37,7 +36,10 @@ TERMS = {"price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth", "startup
 class Cloud:
     """One pool and its terms. `gpus` None: without limit. `spot_s`: mean times up and down."""
 
-    pool: Pool
+    name: str
+    owner: str
+    price_per_gpu_s: float
+    privacy: int  # the most secret label that may run here, 0 = public
     gpus: int | None
     egress_per_gb: float
     bandwidth: float  # bytes per second
@@ -59,7 +61,7 @@ class Clouds:
 
     def named(self, name: str) -> int | None:
         """Position of a pool; the own one is `own` too."""
-        return next((at for at, cloud in enumerate(self.pools) if name in (cloud.pool.name, "own" * (at == 0))), None)
+        return next((at for at, cloud in enumerate(self.pools) if name in (cloud.name, "own" * (at == 0))), None)
 
 
 def read_clouds(path: Path, own_gpus: int) -> Clouds:
@@ -70,9 +72,9 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
         raise SpecError("pools", listed, "list the clouds beside the own GPUs, each with name and price", where)
     own = {key: value for key, value in data.items() if key not in OWN}
     made = [_cloud({"privacy": "private", "startup": 0.0, **own}, "own", own_gpus, where)]
-    for number, each in enumerate(listed, 1):
-        name = each.get("name", f"pool-{number}")
-        if not isinstance(name, str) or name == "own" or name in [cloud.pool.name for cloud in made]:
+    for place, each in enumerate(listed, 1):
+        name = each.get("name", f"pool-{place}")
+        if not isinstance(name, str) or name == "own" or name in [cloud.name for cloud in made]:
             raise SpecError("name", name, "give each pool a name of its own", where)
         gpus = each.get("gpus")
         if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
@@ -83,7 +85,7 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
     wait = data.get("starburst", {})
     if not isinstance(wait, Mapping) or set(wait) - {"wait", "per"} or wait.get("per", "runtime") not in PER:
         raise SpecError("starburst", wait, f"give wait, and per: one of {', '.join(PER)}", where)
-    return Clouds(tuple(made), wait.get("per", "runtime"), _number(wait, "wait", where, 1.0))
+    return Clouds(tuple(made), wait.get("per", "runtime"), number(wait, "wait", where, 1.0))
 
 
 def label_of(text: str, field: str, where: str | None) -> int:
@@ -95,9 +97,7 @@ def label_of(text: str, field: str, where: str | None) -> int:
 
 
 def _cloud(terms: Mapping[str, Any], name: str, gpus: int | None, where: str) -> Cloud:
-    other = next((key for key in terms if key not in TERMS), None)
-    if other is not None:
-        raise SpecError(str(other), terms[other], f"known are {', '.join(sorted(TERMS))}", where)
+    known_keys(terms, TERMS, where)
     spot = terms.get("spot")
     if spot is not None and not (isinstance(spot, Mapping) and set(spot) == {"up", "down"}):
         raise SpecError(f"spot of {name}", spot, "give mean times, such as {up: 5 h, down: 30 min}", where)
@@ -107,18 +107,11 @@ def _cloud(terms: Mapping[str, Any], name: str, gpus: int | None, where: str) ->
         if min(up_down) <= 0:
             raise SpecError(f"spot of {name}", spot, "give mean times above zero", where)
     owner = str(terms.get("owner", name))
-    price = _number(terms, "price_per_gpu_hour", where, 0.0) / 3600.0
+    price = number(terms, "price_per_gpu_hour", where, 0.0) / 3600.0
     label = label_of(str(terms.get("privacy", "public")), f"privacy of {name}", where)
     bandwidth = parse_bandwidth(terms.get("bandwidth", "10 Gb/s"), f"bandwidth of {name}", where)
     if bandwidth <= 0:
         raise SpecError(f"bandwidth of {name}", terms.get("bandwidth"), "give a rate above zero", where)
     startup_s = parse_time(terms.get("startup", 120.0), f"startup of {name}", where)
-    egress = _number(terms, "egress_per_gb", where, 0.0)
-    return Cloud(Pool(name, owner, price, label), gpus, egress, bandwidth, startup_s, up_down)
-
-
-def _number(data: Mapping[str, Any], name: str, where: str, default: float) -> float:
-    value = data.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise SpecError(name, value, "give a number that is not negative", where)
-    return float(value)
+    egress = number(terms, "egress_per_gb", where, 0.0)
+    return Cloud(name, owner, price, label, gpus, egress, bandwidth, startup_s, up_down)

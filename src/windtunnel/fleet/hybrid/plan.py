@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.fleet.capacity.leases import Kind, Lease
 from windtunnel.fleet.capacity.profile import Profile
 from windtunnel.fleet.hybrid.clouds import Cloud, Clouds
 from windtunnel.fleet.hybrid.spot import Ups, spot_run
@@ -53,14 +52,12 @@ class Placed:
     restarts: int = 0
 
 
-def plan(
-    jobs: Sequence[HybridJob], clouds: Clouds, weights: Weights, *, seed: int = 0, leases: list[Lease] | None = None
-) -> list[Placed | None]:
+def plan(jobs: Sequence[HybridJob], clouds: Clouds, weights: Weights, *, seed: int = 0) -> list[Placed | None]:
     """What becomes of each job; None where no pool may or can hold it."""
     pools = clouds.pools
     profiles = [Profile(cloud.gpus) if cloud.gpus is not None else None for cloud in pools]
     ups = ups_of(clouds, seed)
-    labels = [cloud.pool.privacy for cloud in pools]
+    labels = [cloud.privacy for cloud in pools]
     result: list[Placed | None] = [None] * len(jobs)
     for row, job in sorted(enumerate(jobs), key=lambda pair: (pair[1].submit_s, pair[1].index)):
         now_ns = round(job.submit_s * NS)
@@ -73,13 +70,8 @@ def plan(
         best = choose([offer_of(job, at, clouds, profiles[at]) for at in able], weights)
         placed = _placed(job, best, clouds, ups[best.pool])
         profile = profiles[best.pool]
-        start_ns, end_ns = round(placed.start_s * NS), round(placed.end_s * NS)
         if profile is not None:
-            profile.take(start_ns, end_ns, job.gpus)
-        if leases is not None:
-            name = pools[best.pool].pool.name
-            kind = Kind.OWN if pools[best.pool].spot_s is None else Kind.SPOT
-            leases.append(Lease((name,), job.gpus, str(job.index), start_ns, end_ns, name, kind))
+            profile.take(round(placed.start_s * NS), round(placed.end_s * NS), job.gpus)
         result[row] = placed
     return result
 
@@ -103,13 +95,13 @@ def offer_of(job: HybridJob, pool: int, clouds: Clouds, profile: Profile | None)
         # rounded as they will be reserved: start and end, not the length
         ready_ns = round(ready_s * NS)
         start_s = profile.earliest(ready_ns, job.gpus, round(lasts_s * NS) + 1) / NS
-    cost = (lasts_s + cloud.startup_s) * job.gpus * cloud.pool.price_per_gpu_s + moved * source.egress_per_gb
+    cost = (lasts_s + cloud.startup_s) * job.gpus * cloud.price_per_gpu_s + moved * source.egress_per_gb
     return Offer(pool, cost, start_s, start_s + lasts_s, moved, secret_of(job, cloud, clouds, moved))
 
 
 def secret_of(job: HybridJob, cloud: Cloud, clouds: Clouds, moved_gb: float) -> float:
     """GB that are not public and go to another owner."""
-    return moved_gb if job.label > 0 and cloud.pool.owner != clouds.pools[0].pool.owner else 0.0
+    return moved_gb if job.label > 0 and cloud.owner != clouds.pools[0].owner else 0.0
 
 
 def _slowdown(cloud: Cloud) -> float:
@@ -130,7 +122,7 @@ def _placed(job: HybridJob, offer: Offer, clouds: Clouds, ups: Ups | None) -> Pl
     run = spot_run(job.duration_s, offer.start_s, ups, cloud.startup_s, CHECKPOINT_S)
     gpu_s = (run.held_s + cloud.startup_s) * job.gpus
     egress = offer.moved_gb * clouds.pools[job.data_at].egress_per_gb
-    cost = gpu_s * cloud.pool.price_per_gpu_s + egress
+    cost = gpu_s * cloud.price_per_gpu_s + egress
     assert math.isfinite(run.end_s)
     return Placed(
         job.index, offer.pool, run.start_s, run.end_s, cost, offer.moved_gb, offer.secret_gb, gpu_s, run.interruptions

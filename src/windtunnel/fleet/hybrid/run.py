@@ -59,7 +59,7 @@ def hybrid_jobs(jobs: Jobs, clouds: Clouds) -> list[HybridJob]:
         where = jobs.where(index)
         at = clouds.named(places[index]) if places[index] else 0
         if at is None:
-            known = ", ".join(cloud.pool.name for cloud in clouds.pools)
+            known = ", ".join(cloud.name for cloud in clouds.pools)
             raise SpecError("data_at", places[index], f"name a pool: {known}", where)
         made.append(
             HybridJob(
@@ -88,7 +88,7 @@ def _gigabytes(text: str, where: str) -> float:
 def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | None]:
     """Each job in the cheapest spot zone that is up, and on to the next; own GPUs are for jobs that may not leave."""
     ups = ups_of(clouds, seed)
-    labels = [cloud.pool.privacy for cloud in clouds.pools]
+    labels = [cloud.privacy for cloud in clouds.pools]
     able_of = [[at for at in allowed(job.label, labels) if at > 0 and clouds.pools[at].gpus is None] for job in work]
     result: list[Placed | None] = [None] * len(work)
     bound = [job for job, able in zip(work, able_of, strict=True) if not able]
@@ -98,7 +98,7 @@ def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | N
     for job, able in zip(work, able_of, strict=True):
         if not able:
             continue
-        zones = [Zone(at, (c := clouds.pools[at]).pool.price_per_gpu_s, ups[at], c.startup_s) for at in able]
+        zones = [Zone(at, (c := clouds.pools[at]).price_per_gpu_s, ups[at], c.startup_s) for at in able]
         stays = roam(job.duration_s, job.submit_s, zones, CHECKPOINT_S)
         cost = moved = secret = gpu_s = 0.0
         at = job.data_at
@@ -106,7 +106,7 @@ def roaming(work: list[HybridJob], clouds: Clouds, seed: int) -> list[Placed | N
             cloud = clouds.pools[stay.pool]
             held = (stay.end_s - stay.start_s) * job.gpus
             gpu_s += held
-            cost += held * cloud.pool.price_per_gpu_s
+            cost += held * cloud.price_per_gpu_s
             if stay.pool != at:  # data follows the job
                 cost += job.data_gb * clouds.pools[at].egress_per_gb
                 moved += job.data_gb
@@ -123,9 +123,9 @@ def figures_of(placed: list[Placed | None], work: list[HybridJob], clouds: Cloud
     """The measures of the strategies."""
     there = [each for each in placed if each is not None]
     label = {job.index: job.label for job in work}
-    by_pool = {cloud.pool.name: 0.0 for cloud in clouds.pools}
+    by_pool = {cloud.name: 0.0 for cloud in clouds.pools}
     for each in there:
-        by_pool[clouds.pools[each.pool].pool.name] += each.gpu_s / 3600
+        by_pool[clouds.pools[each.pool].name] += each.gpu_s / 3600
     return {
         "cost": round(sum(each.cost for each in there), 6),
         "moved_gb": round(sum(each.moved_gb for each in there), 6),

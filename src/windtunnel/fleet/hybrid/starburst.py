@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from windtunnel.engine.events import EventQueue
-from windtunnel.fleet.capacity.leases import Lease
 from windtunnel.fleet.hybrid.clouds import Clouds
 from windtunnel.fleet.hybrid.plan import NS, HybridJob, Placed, offer_of, secret_of
 from windtunnel.fleet.policies.hybrid import STRATEGIES, allowed, choose, patience_s
@@ -18,11 +17,11 @@ from windtunnel.fleet.policies.hybrid import STRATEGIES, allowed, choose, patien
 END, ARRIVE, LEAVE = range(3)
 
 
-def starburst(jobs: Sequence[HybridJob], clouds: Clouds, *, leases: list[Lease] | None = None) -> list[Placed | None]:
+def starburst(jobs: Sequence[HybridJob], clouds: Clouds) -> list[Placed | None]:
     """What becomes of each job; None where nobody may hold it."""
     own = clouds.pools[0]
     assert own.gpus is not None
-    labels = [cloud.pool.privacy for cloud in clouds.pools]
+    labels = [cloud.privacy for cloud in clouds.pools]
     outside = {
         job.index: [
             at
@@ -68,10 +67,7 @@ def starburst(jobs: Sequence[HybridJob], clouds: Clouds, *, leases: list[Lease] 
             free -= job.gpus
             placed = _at_home(job, time_ns, clouds)
             result[index] = placed
-            end_ns = time_ns + round((placed.end_s - placed.start_s) * NS)
-            queue.push(end_ns, (END, index), END)
-            if leases is not None:
-                leases.append(Lease(("own",), job.gpus, str(index), time_ns, end_ns, "own"))
+            queue.push(time_ns + round((placed.end_s - placed.start_s) * NS), (END, index), END)
         for index in leaving:
             if index in gone:
                 continue
@@ -92,7 +88,7 @@ def _at_home(job: HybridJob, now_ns: int, clouds: Clouds) -> Placed:
     moved = 0.0 if job.data_at == 0 else job.data_gb
     start_s = now_ns / NS
     lasts_s = (own.move_s(moved, source) if moved else 0.0) + job.duration_s
-    cost = lasts_s * job.gpus * own.pool.price_per_gpu_s + moved * source.egress_per_gb
+    cost = lasts_s * job.gpus * own.price_per_gpu_s + moved * source.egress_per_gb
     return Placed(job.index, 0, start_s, start_s + lasts_s, cost, moved, 0.0, lasts_s * job.gpus)
 
 

@@ -21,6 +21,8 @@ GPUS = re.compile(r"gres/gpu(?::[^=,]*)?=(\d+)")
 ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
 FAILED = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")  # Slurm's words
 GOING = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")  # when the log was written
+COLUMNS = ("JobID", "Submit", "Start", "End", "Elapsed", "AllocTRES", "ReqTRES", "User", "State")
+MADE = ("job", "submit_s", "start_s", "duration_s", "gpus", "user", "model", "ended")
 UNKNOWN = ("", "Unknown", "None", "N/A")
 
 
@@ -35,27 +37,10 @@ def read_sacct(path: Path) -> Table:
             raise InputFileError(path, f"has no column {column}", remedy)
     rows = np.array([at for at, name in enumerate(raw.texts("JobID")) if "." not in name], np.int64)
     raw = raw.only(rows)
-    columns = {
-        key: raw.texts(key) if raw.has(key) else [""] * len(raw)
-        for key in (
-            "JobID",
-            "Submit",
-            "Start",
-            "End",
-            "Elapsed",
-            "AllocTRES",
-            "ReqTRES",
-            "User",
-            "JobName",
-            "State",
-        )
-    }
-    made: dict[str, list[str]] = {
-        key: [] for key in ("job", "submit_s", "start_s", "duration_s", "gpus", "user", "model", "ended")
-    }
-    for at in range(len(raw)):
-        line = int(raw.line[at])
-        value = {key: texts[at] for key, texts in columns.items()}
+    columns = [raw.texts(key) if raw.has(key) else [""] * len(raw) for key in COLUMNS]
+    rows_made = []
+    for line, *texts in zip(raw.line.tolist(), *columns, strict=True):
+        value = dict(zip(COLUMNS, texts, strict=True))
         submit, start, end = (_seconds(value[key], path, line, key) for key in ("Submit", "Start", "End"))
         if submit is None:
             raise InputFileError(path, f"line {line}: Submit is missing", "mend or drop that line")
@@ -66,16 +51,14 @@ def read_sacct(path: Path) -> Table:
         if state in GOING and start is None:
             lasted = None  # its Elapsed of 0 is no duration
         gpus = _gpus(value["AllocTRES"]) or _gpus(value["ReqTRES"])
-        made["job"].append(value["JobID"])
-        made["submit_s"].append(repr(submit))
-        made["start_s"].append("" if start is None else repr(start))
-        made["duration_s"].append("" if lasted is None else repr(lasted))
-        made["gpus"].append(str(gpus))
-        made["user"].append(value["User"])
-        made["model"].append("")
         other = "unfinished" if state in GOING else "failed" if state in FAILED else ""
-        made["ended"].append("cancelled" if state == "CANCELLED" else other)
-    return Table(str(path), {key: pa.array(texts, pa.string()) for key, texts in made.items()}, raw.line)
+        ended = "cancelled" if state == "CANCELLED" else other
+        times = ("" if time is None else repr(time) for time in (submit, start, lasted))
+        rows_made.append((value["JobID"], *times, str(gpus), value["User"], "", ended))
+    made = zip(*rows_made, strict=True) if rows_made else [()] * len(MADE)
+    return Table(
+        str(path), {key: pa.array(texts, pa.string()) for key, texts in zip(MADE, made, strict=True)}, raw.line
+    )
 
 
 def _seconds(text: str, path: Path, line: int, column: str) -> float | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, from_fullest, kept_or_placed
+from windtunnel.fleet.decision import EMPTY, JobView, Placement, Policy, Snapshot, kept_or_placed
 from windtunnel.fleet.live import process
 from windtunnel.fleet.live.journal import Journal
 
@@ -159,7 +159,7 @@ class Scheduler:
         snapshot = Snapshot(now, [self._view(job, now) for job in active], self.nodes, self.memory)
         decision = self.policy.decide(snapshot)
         self.memory, self.wake_s = decision.memory, decision.wake_s
-        placements = kept_or_placed(snapshot, decision, from_fullest)
+        placements = kept_or_placed(snapshot, decision)
         for job in active:
             if job.placement and placements.get(job.index, EMPTY) != job.placement:
                 process.stop(job.pid, job.born)

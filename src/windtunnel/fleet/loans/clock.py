@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from windtunnel.engine.events import EventQueue
-from windtunnel.fleet.capacity.leases import Kind, Lease
 from windtunnel.fleet.loans.servers import Held, Servers
 from windtunnel.fleet.policies.lyra import Lyra, extra_workers, next_to_start, reclaim
 
@@ -58,8 +57,7 @@ class LoanClock:
     """Runs jobs under Lyra.
 
     `offers`: (time in ns, servers that the pool lends from then on). `loan_speed`: of a borrowed GPU beside an own
-    one; a job goes as fast as its slowest. `until_ns`: GPU time is also counted up to here. `leases`: takes every
-    lease.
+    one; a job goes as fast as its slowest. `until_ns`: GPU time is also counted up to here.
     """
 
     def __init__(
@@ -72,12 +70,10 @@ class LoanClock:
         *,
         loan_speed: float = 1.0,
         until_ns: int | None = None,
-        leases: list[Lease] | None = None,
     ) -> None:
         self.jobs, self.policy, self.own, self.per_server = list(jobs), policy, own, per_server
         self.servers = Servers(own, per_server)
         self.loan_speed = loan_speed
-        self.leases = leases
         self.until_ns = until_ns
         self.gpu_ns_until = 0
         self.queue: EventQueue[tuple[int, int]] = EventQueue()
@@ -201,26 +197,7 @@ class LoanClock:
             job.gpu_ns += (now_ns - job.booked_ns) * gpus
             if self.until_ns is not None:
                 self.gpu_ns_until += max(min(now_ns, self.until_ns) - job.booked_ns, 0) * gpus
-            if self.leases is not None:
-                self._write(job, now_ns)
             job.booked_ns = now_ns
-
-    def _write(self, job: Training, now_ns: int) -> None:
-        assert self.leases is not None
-        for kind, held in ((None, job.held), (Kind.ELASTIC, job.extra)):
-            for server, count in held:
-                own = Kind.OWN if server < self.own else Kind.LOANED
-                self.leases.append(
-                    Lease(
-                        ("here", "training" if server < self.own else "serving", f"server-{server}"),
-                        count,
-                        str(job.index),
-                        job.booked_ns,
-                        now_ns,
-                        "training" if server < self.own else "serving",
-                        kind or own,
-                    )
-                )
 
     def _pause(self, job: Training, now_ns: int, pause_s: float) -> None:
         """No progress for a while, then at the rate of what is held now."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.fleet.fields import known_keys, number
 from windtunnel.fleet.loans.pool import Attainment, ServingPool
 from windtunnel.input_file import read_mapping, read_rows
 from windtunnel.units import parse_time
@@ -97,11 +98,11 @@ def read_pool(path: Path) -> PoolFile:
     """Raises InputFileError or SpecError."""
     data = read_mapping(path, "give model, servers, requests and slo")
     where = str(path)
-    _known(data, KEYS, where)
+    known_keys(data, KEYS, where)
     asked, limits, lend = (_part(data, name, where) for name in ("requests", "slo", "lend"))
-    _known(asked, REQUESTS, where)
-    _known(lend, LEND, where)
-    _known(limits, {"ttft", "tpot"}, where)
+    known_keys(asked, REQUESTS, where)
+    known_keys(lend, LEND, where)
+    known_keys(limits, {"ttft", "tpot"}, where)
     if not isinstance(data.get("model"), str):
         raise SpecError("model", data.get("model"), "name the model that is served", where)
     if not limits:
@@ -125,14 +126,14 @@ def read_pool(path: Path) -> PoolFile:
         replica_gpus=replica_gpus,
         prompt=_whole(asked, "prompt", where),
         output=_whole(asked, "output", where),
-        length_ratio=_number(asked, "length_ratio", where, 1.0),
-        cv=_number(asked, "cv", where, 1.0),
+        length_ratio=number(asked, "length_ratio", where, 1.0),
+        cv=number(asked, "cv", where, 1.0),
         times_s=times,
         rates=rates,
         in_servers=in_servers,
         slo_s={f"{name}_s": parse_time(limits[name], name, where) for name in limits},
-        promise=_number(data, "attain", where, 0.99),
-        headroom=_number(lend, "headroom", where, 0.1),
+        promise=number(data, "attain", where, 0.99),
+        headroom=number(lend, "headroom", where, 0.1),
         interval_s=_positive(lend, "interval", where, 300.0),
         lookback_s=parse_time(lend.get("lookback", 900.0), "lookback", where),
         load_s=parse_time(lend.get("load", 60.0), "load", where),
@@ -142,7 +143,7 @@ def read_pool(path: Path) -> PoolFile:
 def _stream(asked: Mapping[str, Any], path: Path) -> tuple[tuple[float, ...], tuple[float, ...], bool]:
     """Times, rates, and whether these are in servers."""
     if "stream" not in asked:
-        return (0.0,), (_number(asked, "rate", str(path)),), False
+        return (0.0,), (number(asked, "rate", str(path)),), False
     file = path.parent / str(asked["stream"])
     rows = read_rows(file, "give time_s and rate_per_s")
     column = next((name for name in ("rate_per_s", "servers_needed") if rows and name in rows[0]), None)
@@ -162,12 +163,6 @@ def _stream(asked: Mapping[str, Any], path: Path) -> tuple[tuple[float, ...], tu
     return tuple(times), tuple(rates), column == "servers_needed"
 
 
-def _known(data: Mapping[Any, Any], known: set[str], where: str) -> None:
-    other = next((key for key in data if key not in known), None)
-    if other is not None:
-        raise SpecError(str(other), data[other], f"known are {', '.join(sorted(known))}", where)
-
-
 def _part(data: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
     part = data.get(name, {})
     if not isinstance(part, Mapping):
@@ -180,13 +175,6 @@ def _whole(data: Mapping[str, Any], name: str, where: str, default: int | None =
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10_000_000:
         raise SpecError(name, value, "give a whole number of at least 1", where)
     return value
-
-
-def _number(data: Mapping[str, Any], name: str, where: str, default: float | None = None) -> float:
-    value = data.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise SpecError(name, value, "give a number that is not negative", where)
-    return float(value)
 
 
 def _positive(data: Mapping[str, Any], name: str, where: str, default: float) -> float:

@@ -1,4 +1,4 @@
-"""Tasks on machines, node agents every `dt`: requested-only, over-subscribed, or re-scheduled by quality of service.
+"""Tasks on machines, node agents every `DT_S`: requested-only, over-subscribed, or re-scheduled by quality of service.
 
 In each step: uses wander, agents act on what they measure, tasks progress, newcomers are packed on what is requested
 (first in order that fits, fullest machine first), and who has waited long looks for a place as a speculative task.
@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windtunnel.fleet.capacity.leases import Kind, Lease
 from windtunnel.fleet.oversubscribe.machines import Beside, Floats, p95_of, service_mean, service_slowdown, wander
 from windtunnel.fleet.policies.oversubscribe import Rules, Running, admits, candidates, least_loss, throttle, youngest
 
 CHECKPOINT_S = 600.0  # of work
 MOVE_S = 30.0  # without progress after a move
 BINS = 400  # of slow-downs, from 1 to 3
-NS = 1_000_000_000
+DT_S = 30.0  # of a step
 
 
 @dataclass
@@ -75,12 +74,9 @@ class Machines:
         rules: Rules,
         beside: Beside,
         *,
-        dt_s: float = 30.0,
         seed: int = 0,
-        leases: list[Lease] | None = None,
     ) -> None:
-        self.tasks, self.count, self.rules, self.beside, self.dt_s = list(tasks), count, rules, beside, dt_s
-        self.leases = leases
+        self.tasks, self.count, self.rules, self.beside = list(tasks), count, rules, beside
         # services wander alike whatever the policy does beside them
         self.draw_service, self.draw_task = (np.random.default_rng([seed, part]) for part in (0, 1))
         given = np.random.default_rng([seed, 2])
@@ -114,18 +110,16 @@ class Machines:
         now, at, left = coming[0].submit_s, 0, len(coming)
         service = service_mean(now, self.phase, self.beside)
         seen = [service.copy()]
-        lag = max(int(self.rules.staleness_s / self.dt_s), 0)
+        lag = max(int(self.rules.staleness_s / DT_S), 0)
         while left:
-            service = wander(
-                service, service_mean(now, self.phase, self.beside), self.dt_s, self.beside, self.draw_service
-            )
+            service = wander(service, service_mean(now, self.phase, self.beside), DT_S, self.beside, self.draw_service)
             self._wander()
             tasks = self._tasks_use()
             tasks = self._agents(now, service, tasks)
             left -= self._progress(now, service, tasks)
             if now <= last_s:
                 self._count(service, tasks)
-            now += self.dt_s
+            now += DT_S
             while at < len(coming) and coming[at].submit_s <= now:
                 self.waiting.append(coming[at])
                 at += 1
@@ -142,7 +136,7 @@ class Machines:
     def _wander(self) -> None:
         if self.running:
             rows = np.fromiter(self.running, np.int64, len(self.running))
-            self.use[rows] = wander(self.use[rows], self.means[rows], self.dt_s, self.beside, self.draw_task)
+            self.use[rows] = wander(self.use[rows], self.means[rows], DT_S, self.beside, self.draw_task)
 
     def _tasks_use(self) -> Floats:
         total = np.zeros(self.count)
@@ -238,18 +232,18 @@ class Machines:
             others = float(tasks[at] + service[at]) - use
             asked = min(use / task.mean, 1.0) if task.speculative else 1.0  # a throttled task is slower by as much
             speed = asked * float(crowd[at]) / (1.0 + self.beside.contention * max(others, 0.0))
-            works = max(self.dt_s - task.pause_s, 0.0)
-            task.pause_s = max(task.pause_s - self.dt_s, 0.0)
+            works = max(DT_S - task.pause_s, 0.0)
+            task.pause_s = max(task.pause_s - DT_S, 0.0)
             gained = speed * works
             if task.done_s + gained >= task.work_s:
-                task.end_s = now + self.dt_s - works + (task.work_s - task.done_s) / max(speed, 1e-12)
+                task.end_s = now + DT_S - works + (task.work_s - task.done_s) / max(speed, 1e-12)
                 task.held_s += task.end_s - now
                 task.done_s = task.work_s
                 self._leave(task, task.end_s)
                 ended += 1
             else:
                 task.done_s += gained
-                task.held_s += self.dt_s
+                task.held_s += DT_S
         return ended
 
     def _count(
@@ -325,11 +319,6 @@ class Machines:
 
     def _leave(self, task: Task, now: float) -> None:
         machine = task.machine
-        if self.leases is not None:
-            kind = Kind.OVERSUBSCRIBED if task.speculative else Kind.OWN
-            amount = task.mean if task.speculative else task.request
-            begin, end = round(task.began_s * NS), round(now * NS)
-            self.leases.append(Lease(("here", f"m-{machine}"), amount, str(task.index), begin, end, "here", kind))
         self.on[machine].remove(task)
         del self.running[task.index]
         if not task.speculative:

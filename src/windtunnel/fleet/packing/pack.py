@@ -11,9 +11,14 @@ rules. Its random numbers are Go's; ours are others, so curves agree as means ov
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from windtunnel.engine.compiled.fleet.packing_kernels import Demand
+    from windtunnel.engine.compiled.fleet.packing_kernels import Nodes as Left
 
 Integers = NDArray[np.int64]
 POLICIES = {"random": 0, "bestfit": 1, "dotprod": 2, "gpupacking": 3, "gpuclustering": 4, "fgd": 5}
@@ -42,6 +47,15 @@ class Nodes:
     def capacity_milli(self) -> int:
         """All GPUs."""
         return int(self.gpus.sum()) * 1000
+
+    def empty(self) -> Left:
+        """All that they have, as the compiled loop takes it and writes to it."""
+        from windtunnel.engine.compiled.fleet.packing_kernels import WHOLE
+        from windtunnel.engine.compiled.fleet.packing_kernels import Nodes as Left
+
+        left = np.where(np.arange(max(self.gpus.max(), 1)) < self.gpus[:, None], WHOLE, 0)
+        none = np.zeros(len(self.cpu), np.int64)
+        return Left(self.cpu.copy(), self.memory.copy(), self.gpus, self.model, left, none, np.zeros(len(none)))
 
 
 @dataclass(frozen=True)
@@ -92,30 +106,22 @@ def inflated(pods: Pods, capacity_milli: int, seed: int) -> Integers:
         more.append(pod)
 
 
+def demand_of(pods: Pods) -> Demand:
+    """Kinds of pods as the compiled loop takes them."""
+    from windtunnel.engine.compiled.fleet.packing_kernels import Demand
+
+    gpus, milli = pods.kinds[:, 2], pods.kinds[:, 3]
+    affinity = np.where(milli < 1000, 0, np.minimum(gpus, 62)).astype(np.int64)
+    return Demand(pods.kinds, affinity, *typical_kinds(pods))
+
+
 def pack(policy: str, pods: Pods, nodes: Nodes, seed: int) -> Packing:
     """Pack an inflated list under one of `POLICIES`."""
     from windtunnel.engine.compiled.fleet.packing_kernels import pack as compiled
 
     arrivals = inflated(pods, nodes.capacity_milli, seed)
-    typical, share = typical_kinds(pods)
-    requests = pods.kinds[:, 2:4]
-    affinity = np.where(requests[:, 1] < 1000, 0, np.minimum(requests[:, 0], 62))
     placed = np.empty(len(arrivals), np.int64)
     trace = np.empty((len(arrivals), 3))
-    compiled(
-        POLICIES[policy],
-        pods.kind_of[arrivals],
-        pods.kinds,
-        affinity.astype(np.int64),
-        nodes.cpu,
-        nodes.memory,
-        nodes.gpus,
-        nodes.model,
-        typical,
-        share,
-        seed,
-        placed,
-        trace,
-    )
+    compiled(POLICIES[policy], pods.kind_of[arrivals], demand_of(pods), nodes.empty(), seed, placed, trace)
     trace /= nodes.capacity_milli
     return Packing(arrivals, placed, trace[:, 0], trace[:, 1], trace[:, 2])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.fleet.decision import Decision, Snapshot
+from windtunnel.fleet.decision import Decision, Snapshot, all_that_fit
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,5 @@ class Srtf:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Jobs need `remaining_s`."""
-        free = snapshot.capacity
-        gpus: dict[int, int] = {}
-        for job in sorted(snapshot.jobs, key=lambda job: (job.remaining_s or 0.0, job.submit_s, job.index)):
-            if job.gpus <= free:
-                gpus[job.index] = job.gpus
-                free -= job.gpus
-        return Decision(gpus)
+        order = sorted(snapshot.jobs, key=lambda job: (job.remaining_s or 0.0, job.submit_s, job.index))
+        return all_that_fit(order, snapshot.capacity)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.fleet.decision import Decision, JobView, Snapshot
+from windtunnel.fleet.decision import Decision, JobView, Snapshot, all_that_fit
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,5 @@ class Themis:
             alone_s = (job.executed_s + left_s) * max(job.gpus / share, 1.0)
             return (snapshot.now_s - job.submit_s + left_s) / max(alone_s, 1e-9)
 
-        free = snapshot.capacity
-        gpus: dict[int, int] = {}
-        for job in sorted(snapshot.jobs, key=lambda job: (-rho(job), job.submit_s, job.index)):
-            if job.gpus <= free:
-                gpus[job.index] = job.gpus
-                free -= job.gpus
-        return Decision(gpus)
+        order = sorted(snapshot.jobs, key=lambda job: (-rho(job), job.submit_s, job.index))
+        return all_that_fit(order, snapshot.capacity)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import final
 
 from windtunnel.serving.batching.plan import Plan, State
-from windtunnel.serving.replica.rules import RATIO_FLOOR, RATIO_STEPS
+from windtunnel.serving.replica.rules import expected_share
 from windtunnel.serving.replica.sequence import Sequence
 
 
@@ -91,9 +91,7 @@ class ContinuousBatching:
             elif rules.reserve == "output":
                 fits = promised + _final_blocks(one, size) <= state.pool.total and blocks + kept <= free
             elif rules.reserve == "ratio":
-                start = rules.reserve_ratio
-                fall = (1.0 - RATIO_FLOOR) * start * (state.steps - self._ratio_from) / RATIO_STEPS
-                ratio = max(RATIO_FLOOR * start, start - fall)
+                ratio = expected_share(rules.reserve_ratio, state.steps - self._ratio_from)
                 expected = ratio * lacking + (one.output - one.generated) * ratio
                 fits = blocks + kept + int(expected / size) <= free
             else:

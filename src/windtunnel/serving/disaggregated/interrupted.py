@@ -58,9 +58,5 @@ def _homeless(here: list[Sequence], given: int) -> list[Sequence]:
         one.generated += given - 1
         if one.generated == 0:
             one.first_ns = -1
-        one.known = one.prompt + one.generated
-        one.computed = one.blocks = one.hit = 0
-        one.shared = []
-        one.epoch += 1
-        one.queued_ns = -1
+        one.lose_cache()
     return here

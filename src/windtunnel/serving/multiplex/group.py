@@ -11,7 +11,7 @@ milliseconds that its dispatch takes are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 STAGE_OVERHEAD = 0.009  # per stage, share of a stage's time
@@ -27,17 +27,17 @@ class Served:
     end_s: float
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Group:
     """Devices with one layout, and the models on it: stage times in seconds by model."""
 
     stages: dict[int, tuple[float, ...]]
-    clock: list[float] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        lengths = {len(times) for times in self.stages.values()}
-        assert len(lengths) <= 1, "models of one group have as many stages"
-        self.clock = [0.0] * (lengths.pop() if lengths else 1)
+    def idle(self) -> list[float]:
+        """When each of its stages is free before the first request."""
+        lengths = {len(times) for times in self.stages.values()} or {1}
+        assert len(lengths) == 1, "models of one group have as many stages"
+        return [0.0] * lengths.pop()
 
 
 def serve_groups(
@@ -45,18 +45,13 @@ def serve_groups(
     requests: Iterable[tuple[float, int]],
     slo_s: Sequence[float] | None = None,
     *,
-    dispatch: Sequence[float] | None = None,
     overhead: float = STAGE_OVERHEAD,
     slack_s: float = ADMISSION_SLACK_S,
 ) -> list[Served]:
-    """Requests (arrival, model) in the order of arrival. `slo_s` by model: None lets everything in.
-
-    `dispatch`: seconds between the arrival of each request and its group; none takes no time.
-    """
-    clocks = [[0.0] * len(group.clock) for group in groups]
+    """Requests (arrival, model) in the order of arrival. `slo_s` by model: None lets everything in."""
+    clocks = [group.idle() for group in groups]
     served = []
-    for number, (arrival, model) in enumerate(requests):
-        ready = arrival + (dispatch[number] if dispatch is not None else 0.0)
+    for arrival, model in requests:
         best, first = -1, inf
         for place, group in enumerate(groups):
             if model in group.stages and clocks[place][0] < first:
@@ -66,7 +61,7 @@ def serve_groups(
             continue
         stages = groups[best].stages[model]
         slower = 1.0 + overhead * len(stages) if len(stages) > 1 else 1.0
-        at, clock = ready, []
+        at, clock = arrival, []
         for stage, free in zip(stages, clocks[best], strict=True):
             at = max(at, free) + stage * slower
             clock.append(at)

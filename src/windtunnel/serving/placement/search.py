@@ -15,10 +15,10 @@ import numpy as np
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
-from windtunnel.serving.build import Engine, engine_of
+from windtunnel.serving.build import Engine, candidate
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.disaggregated.decode_only import DecodeOnly
-from windtunnel.serving.disaggregated.pools import ALONE, pools_of
+from windtunnel.serving.disaggregated.pools import pools_of
 from windtunnel.serving.goodput import at_rate, misses_nowhere, rate_of
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.placement.distserve import Layout, Placement, high_affinity, layouts, low_affinity
@@ -59,7 +59,7 @@ def search_distserve(asked: Question) -> Placement:
 
 def _pair(asked: Question, prefill: Layout, decode: Layout) -> float:
     try:
-        sides = [(1, _deployed(asked, layout)) for layout in (prefill, decode)]
+        sides = [(1, asked.deployment.cut(*layout)) for layout in (prefill, decode)]
         pools = pools_of(asked.model, asked.cluster, sides[0], sides[1])
     except (LayoutError, SpecError):
         return 0.0  # heads or layers do not divide: no candidate
@@ -88,17 +88,8 @@ def _decode(asked: Question, layout: Layout) -> float:
     return _highest(asked, asked.workload, lambda: DecodeOnly(engine.replica()), engine, engine.longest, limit)
 
 
-def _deployed(asked: Question, layout: Layout) -> Deployment:
-    sizes: dict[str, int | None] = {**ALONE, "tp": layout[0], "pp": layout[1]}
-    return replace(asked.deployment, **sizes)  # type: ignore[arg-type]
-
-
 def _engine(asked: Question, layout: Layout) -> Engine | None:
-    try:
-        engine = engine_of(asked.model, asked.cluster, _deployed(asked, layout))
-    except (LayoutError, SpecError):
-        return None
-    return engine if engine.fits else None
+    return candidate(asked.model, asked.cluster, asked.deployment.cut(*layout))
 
 
 def _highest(

@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import LayoutError, SpecError, UserError
+from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
-from windtunnel.serving.build import Engine, engine_of, kv_format
+from windtunnel.serving.build import Engine, candidate, kv_format
 from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.disaggregated.pools import ALONE
 from windtunnel.serving.goodput import at_rate
 from windtunnel.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.serving.multiplex.group import Group, serve_groups
@@ -89,13 +88,13 @@ class Answer:
         }
 
 
-def search_alpaserve(asked: Several, seed: int = 0) -> Answer:
+def search_alpaserve(asked: Several) -> Answer:
     """Groups of one layout with models replicated over them. Raises UserError, SpecError."""
     if not {"ttft_s", "tpot_s"} <= set(asked.slo):
         raise UserError("AlpaServe places by the share of requests in time: add --slo ttft=1s,tpot=50ms")
     prompt, output = _lengths(asked.workload)
     limit = asked.slo["ttft_s"] + asked.slo["tpot_s"] * (output - 1)
-    requests = _requests(asked, seed)
+    requests = _requests(asked)
     results: list[tuple[float, int, str, tuple[Placed, ...]]] = []
     tried = 0
     most_op = min(asked.cluster.gpus_per_node, 8)
@@ -164,22 +163,17 @@ def _lengths(workload: Workload) -> tuple[int, int]:
     return max(1, round(float(workload.input_tokens.mean()))), max(1, round(float(workload.output_tokens.mean())))
 
 
-def _requests(asked: Several, seed: int) -> list[tuple[float, int]]:
+def _requests(asked: Several) -> list[tuple[float, int]]:
     """(arrival, model) at the sum of the rates, each model by its share of it."""
     rates = np.array(asked.rates_per_s)
     load = at_rate(asked.workload, float(rates.sum()))
     assert load.arrival_ns is not None
-    whose = np.random.default_rng([seed, 2]).choice(len(rates), len(load), p=rates / rates.sum())
+    whose = np.random.default_rng([0, 2]).choice(len(rates), len(load), p=rates / rates.sum())
     return list(zip((load.arrival_ns * 1e-9).tolist(), whose.tolist(), strict=True))
 
 
 def _engine(asked: Several, model: Model, tp: int, pp: int = 1) -> Engine | None:
-    sizes: dict[str, int | None] = {**ALONE, "tp": tp, "pp": pp}
-    try:
-        engine = engine_of(model, asked.cluster, replace(asked.deployment, **sizes))  # type: ignore[arg-type]
-    except (LayoutError, SpecError):
-        return None  # heads or layers do not divide: no candidate
-    return engine if engine.fits else None
+    return candidate(model, asked.cluster, asked.deployment.cut(tp, pp))
 
 
 def _stages(engine: Engine, prompt: int, output: int) -> tuple[float, ...]:

@@ -86,11 +86,7 @@ def unfinished(replica: Replica, now_ns: int) -> list[Sequence]:
     here = [*replica.decoding.values(), *replica.partial, *replica.waiting]
     for one in here:
         one.generated = tokens_given(replica, one, done)
-        one.known = one.prompt + one.generated
-        one.computed = one.blocks = one.hit = 0
-        one.shared = []
-        one.epoch += 1
-        one.queued_ns = -1
+        one.lose_cache()
     replica.decoding.clear()
     replica.partial.clear()
     replica.waiting.clear()

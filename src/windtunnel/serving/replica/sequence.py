@@ -54,3 +54,11 @@ class Sequence:
         self.used_ns = 0  # service so far, for policies that count it
         self.waited_ns = 0  # for a place to decode in, its prompt computed elsewhere
         self.queued_ns = self.scheduled_ns = self.first_ns = self.last_ns = -1
+
+    def lose_cache(self) -> None:
+        """Its machine is gone: prompt and tokens so far are to be computed elsewhere."""
+        self.known = self.prompt + self.generated
+        self.computed = self.blocks = self.hit = 0
+        self.shared = []
+        self.epoch += 1
+        self.queued_ns = -1

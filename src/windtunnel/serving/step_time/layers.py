@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from windtunnel.cost.inference import InferenceKernels
+from windtunnel.cost.inference.surface import Surface
 from windtunnel.model.architecture import Attention, FeedForward, Layer, Model
 from windtunnel.serving.deployment import Deployment
 
@@ -83,11 +84,6 @@ class Layers:
 
     # ----------------------------------------------------------------------------------------- tokens of the group
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether any layer is a mixture."""
-        return any(layer.feed_forward.kind == "moe" for layer in self.model.layers)
-
     def group(self, tokens: float) -> float:
         """Routed experts for the tokens of all attention ranks, and bringing tokens there and back."""
         return sum(count * self._experts(layer.feed_forward, tokens) for layer, count in self.kinds)
@@ -131,13 +127,7 @@ class Layers:
         for layer, count in self.kinds:
             one = layer.attention
             heads = -(-one.heads // tp)
-            if one.kind == "mla":
-                latent = (one.kv_lora_rank or 0) + one.rope_head_dim
-                table = self.kernels.latent_attention(heads * queries, latent, self.kv)
-            else:
-                kv = -(-one.kv_heads // tp)
-                table = self.kernels.decode_attention(heads, kv, one.head_dim, self.kv, one.window)
-            parts.append((table, count, one, heads))
+            parts.append((self._decode_table(one, heads, queries), count, one, heads))
 
         def seconds(sequences: float, context: float) -> float:
             total = 0.0
@@ -152,18 +142,18 @@ class Layers:
 
         return seconds
 
+    def _decode_table(self, one: Attention, heads: int, queries: int = 1) -> Surface:
+        if one.kind == "mla":
+            return self.kernels.latent_attention(heads * queries, (one.kv_lora_rank or 0) + one.rope_head_dim, self.kv)
+        kv = -(-one.kv_heads // self.deployment.tp)
+        return self.kernels.decode_attention(heads, kv, one.head_dim, self.kv, one.window)
+
     def decode_nodes(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(batches, contexts) between which `decode_surface` is straight."""
         batches: set[float] = set()
         contexts: set[float] = set()
-        tp = self.deployment.tp
         for layer, _ in self.kinds:
-            one = layer.attention
-            heads = -(-one.heads // tp)
-            if one.kind == "mla":
-                table = self.kernels.latent_attention(heads, (one.kv_lora_rank or 0) + one.rope_head_dim, self.kv)
-            else:
-                table = self.kernels.decode_attention(heads, -(-one.kv_heads // tp), one.head_dim, self.kv, one.window)
+            table = self._decode_table(layer.attention, -(-layer.attention.heads // self.deployment.tp))
             batches.update(table.batches)
             for curve in table.curves:
                 contexts.update(curve.nodes)

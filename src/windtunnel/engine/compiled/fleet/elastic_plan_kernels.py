@@ -27,7 +27,7 @@ SURELY = 1 + 1e-9  # more than what rounding does to a sum of work
 
 
 class Jobs(NamedTuple):
-    """What jobs are, in the order in which they are planned."""
+    """What jobs are, in the order in which they are planned; and when, on how many GPUs, by which rules."""
 
     level: Array  # i64[jobs, levels]
     rate: Array  # f64[jobs, levels] iterations/s
@@ -35,6 +35,10 @@ class Jobs(NamedTuple):
     largest: Array  # i64[jobs]
     left: Array  # f64[jobs]
     deadline: Array  # f64[jobs]
+    now: float = 0.0
+    cluster: int = 0  # GPUs
+    slot: float = 1.0  # seconds
+    as_released: bool = False
 
 
 class Line(NamedTuple):
@@ -150,20 +154,10 @@ def _finish(end: float, real: float, before: int, known: bool, deadline: float, 
 
 
 @njit(cache=True)
-def plan(
-    jobs: Jobs,
-    job: int,
-    now: float,
-    free: Line,
-    cluster: int,
-    slot: float,
-    assigned: int,
-    as_released: bool,
-    whole: bool,
-    out: Plan,
-) -> None:
+def plan(jobs: Jobs, job: int, free: Line, assigned: int, whole: bool, out: Plan) -> None:
     """Plan a job as late and as narrow as its deadline allows. `assigned`: index of the level held first, or -1.
     `whole`: also what is free after it."""
+    now, slot = jobs.now, jobs.slot
     left, deadline = jobs.left[job], jobs.deadline[job]
     level, rate = jobs.level[job], jobs.rate[job]
     bound = aligned(now, deadline, slot)
@@ -214,7 +208,7 @@ def plan(
             first += 1
         first = min(first, n - 1)
         given[first] = 0
-    if as_released:
+    if jobs.as_released:
         for at in range(n):
             if time[at] < bound and given[at] < 0:
                 given[at] = 0
@@ -224,13 +218,13 @@ def plan(
         if time[at] > bound:
             break
         pick_of[at] = within(jobs, job, after[at])
-    limit, below, top, fastest = min(cluster, jobs.largest[job]), -1, 0, 0.0
+    limit, below, top, fastest = min(jobs.cluster, jobs.largest[job]), -1, 0, 0.0
     while top < jobs.levels[job] and level[top] <= limit:
         fastest = max(fastest, rate[top])
         if fastest * (bound - start) * SURELY >= left:
             begin = _backwards(jobs, job, time, pick_of, n, first, bound, top, left)
             if begin >= 0:
-                _forwards(jobs, job, now, n, first, bound, begin, top, below, left, slot, cluster, whole, out)
+                _forwards(jobs, job, n, first, bound, begin, top, below, left, whole, out)
                 return
         below = top
         top += 1
@@ -242,7 +236,7 @@ def plan(
         after[at] -= given[at]
         if pick >= 0:
             left -= ((deadline if time[at + 1] == bound else time[at + 1]) - time[at]) * rate[pick]
-    _late(jobs, job, now, n, max(bound, start), bound, left, slot, cluster, assigned, whole, out)
+    _late(jobs, job, n, max(bound, start), bound, left, assigned, whole, out)
 
 
 @njit(cache=True)
@@ -268,7 +262,6 @@ def _backwards(
 def _forwards(
     jobs: Jobs,
     job: int,
-    now: float,
     n: int,
     first: int,
     bound: float,
@@ -276,15 +269,13 @@ def _forwards(
     top: int,
     below: int,
     left: float,
-    slot: float,
-    cluster: int,
     whole: bool,
     out: Plan,
 ) -> None:
     """Lay a plan out that is in time: level `below` until `begin`, `top` from there on."""
     time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
-    end, real = now, now
+    end = real = jobs.now
     for at in range(first, n):
         if time[at] > bound:
             break
@@ -300,9 +291,9 @@ def _forwards(
                 left -= done
                 continue
         rest = np.ceil(left / rate[pick if pick >= 0 else top])
-        end, real = time[at] + aligned(0.0, rest, slot), time[at] + rest
+        end, real = time[at] + aligned(0.0, rest, jobs.slot), time[at] + rest
         break
-    back, known = cluster, False
+    back, known = jobs.cluster, False
     if whole:
         for at in range(n):
             if before[at] >= 0 and time[first] <= time[at] < end:
@@ -315,18 +306,16 @@ def _forwards(
 def _late(
     jobs: Jobs,
     job: int,
-    now: float,
     n: int,
     start: float,
     bound: float,
     left: float,
-    slot: float,
-    cluster: int,
     assigned: int,
     whole: bool,
     out: Plan,
 ) -> None:
     """Whatever is free after the deadline, until the job is done."""
+    now, slot, cluster = jobs.now, jobs.slot, jobs.cluster
     time, after, given, before = out.free.time, out.free.gpus, out.given, out.before
     level, rate, deadline = jobs.level[job], jobs.rate[job], jobs.deadline[job]
     here = 0

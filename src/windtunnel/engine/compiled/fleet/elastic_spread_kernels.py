@@ -18,15 +18,13 @@ Array: TypeAlias = NDArray[Any]
 
 
 @njit(cache=True)
-def plan_all(
-    jobs: Jobs, now: float, cluster: int, slot: float, as_released: bool, out: Plan, free: Line, kept: Any, end: Array
-) -> bool:
+def plan_all(jobs: Jobs, out: Plan, free: Line, kept: Any, end: Array) -> bool:
     """Plan all jobs in order; whether all are in time. Into `free` what is left, `kept` (time, gpus, count) [jobs, ..]
     what each gets, `end` f64[jobs, 2] when it ends."""
-    free.time[0], free.gpus[0], free.used[0] = now, cluster, 1
+    free.time[0], free.gpus[0], free.used[0] = jobs.now, jobs.cluster, 1
     in_time = True
     for job in range(len(jobs.left)):
-        plan(jobs, job, now, free, cluster, slot, -1, as_released, True, out)
+        plan(jobs, job, free, -1, True, out)
         _keep(kept, job, out)
         end[job] = out.end
         _copy(out.free, free)
@@ -87,13 +85,9 @@ def _gpu_time(time: Array, gpus: Array, count: int, end: float) -> float:
 def _consider(
     jobs: Jobs,
     job: int,
-    now: float,
     held: int,
     end: float,
     spare: int,
-    cluster: int,
-    slot: float,
-    as_released: bool,
     free: Line,
     kept: Any,
     held_gpu_s: float,
@@ -106,35 +100,22 @@ def _consider(
     level = level_up(jobs, job, held)
     if level == held or level - held > spare:
         return -np.inf
-    _given_back(kept, job, end, free, cluster, wide)
-    plan(jobs, job, now, wide, cluster, slot, within(jobs, job, level), as_released, whole, out)
+    _given_back(kept, job, end, free, jobs.cluster, wide)
+    plan(jobs, job, wide, within(jobs, job, level), whole, out)
     added = _gpu_time(out.allocations.time, out.allocations.gpus, out.allocations.used[0], out.end[0]) - held_gpu_s
     worth: float = added / (level - held)
-    return worth if as_released else -worth
+    return worth if jobs.as_released else -worth
 
 
 @njit(cache=True)
-def spread(
-    jobs: Jobs,
-    order: Array,
-    held: Array,
-    end: Array,
-    now: float,
-    cluster: int,
-    slot: float,
-    as_released: bool,
-    free: Line,
-    kept: Any,
-    wide: Line,
-    out: Plan,
-) -> None:
+def spread(jobs: Jobs, order: Array, held: Array, end: Array, free: Line, kept: Any, wide: Line, out: Plan) -> None:
     """Give spare GPUs, one level at a time, to the job that gains most.
 
     `order`: of jobs, re-ordered by worth in place; `held` i64[jobs] and `end` f64[jobs], the planned end, become what
     they are then. The better plans are in `kept`, what is left in `free`.
     """
     n = len(order)
-    spare = cluster - held.sum()
+    spare = jobs.cluster - held.sum()
     worth, planned, held_gpu_s = np.full(n, -np.inf), np.zeros(n, np.bool_), np.empty(n)
     for job in range(n):
         held_gpu_s[job] = _gpu_time(kept[0][job], kept[1][job], kept[2][job], end[job])
@@ -145,23 +126,8 @@ def spread(
                 planned[job] = level <= spare
                 worth[job] = np.inf if planned[job] else -np.inf
             elif level > held[job]:
-                worth[job] = _consider(
-                    jobs,
-                    job,
-                    now,
-                    held[job],
-                    end[job],
-                    spare,
-                    cluster,
-                    slot,
-                    as_released,
-                    free,
-                    kept,
-                    held_gpu_s[job],
-                    False,
-                    wide,
-                    out,
-                )
+                held_s = held_gpu_s[job]
+                worth[job] = _consider(jobs, job, held[job], end[job], spare, free, kept, held_s, False, wide, out)
                 planned[job] = worth[job] != -np.inf
         _sort(order, worth)
         best = -1
@@ -171,9 +137,7 @@ def spread(
                 break
         if best < 0 or spare <= 0:
             return
-        _consider(
-            jobs, best, now, held[best], end[best], spare, cluster, slot, as_released, free, kept, 0.0, True, wide, out
-        )
+        _consider(jobs, best, held[best], end[best], spare, free, kept, 0.0, True, wide, out)
         _keep(kept, best, out)
         _copy(out.free, free)
         level = level_up(jobs, best, held[best])

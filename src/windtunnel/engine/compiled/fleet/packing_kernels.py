@@ -7,7 +7,7 @@ Each function's `.py_func` is the same code uncompiled.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +20,39 @@ WHOLE = 1000  # milli-GPUs
 MOST_CPU, MOST_GPU = 128_000.0, 8_000.0  # by which scores are normalised, as published
 
 
+class Demand(NamedTuple):
+    """Kinds of pods as rows (cpu, memory, gpus, milli per GPU, models as bits); typical ones, and their shares."""
+
+    kinds: Array  # i64[kinds, 5]
+    affinity: Array  # i64[kinds]
+    typical: Array  # i64[typical, 5]
+    share: Array  # f64[typical]
+
+
+class Nodes(NamedTuple):
+    """What nodes have left."""
+
+    cpu: Array  # i64[nodes]
+    memory: Array  # i64[nodes]
+    gpus: Array  # i64[nodes] how many
+    model: Array  # i64[nodes]
+    gpu_left: Array  # i64[nodes, gpus] milli
+    affinities: Array  # i64[nodes] of pods on it, as bits
+    lost: Array  # f64[nodes] milli-GPUs that typical pods cannot use
+
+
 @njit(cache=True)
-def fits(cpu: int, memory: int, gpu_left: Array, gpus: int, model: int, kind: Array) -> bool:
-    """Whether a pod of a kind (cpu, memory, gpus, milli per GPU, models as bits) fits on a node."""
-    if cpu < kind[0] or memory < kind[1]:
+def fits(nodes: Nodes, node: int, kind: Array) -> bool:
+    """Whether a pod of a kind fits on a node."""
+    if nodes.cpu[node] < kind[0] or nodes.memory[node] < kind[1]:
         return False
     if kind[2] == 0:
         return True
-    if kind[4] != 0 and not (kind[4] >> model) & 1:
+    if kind[4] != 0 and not (kind[4] >> nodes.model[node]) & 1:
         return False
     room = 0
-    for gpu in range(gpus):
-        room += gpu_left[gpu] >= kind[3]
+    for gpu in range(nodes.gpus[node]):
+        room += nodes.gpu_left[node, gpu] >= kind[3]
     enough: bool = room >= kind[2]
     return enough
 
@@ -94,20 +115,11 @@ def _fgd_score(before: float, after: float) -> int:
 
 
 @njit(cache=True)
-def score(
-    policy: int,
-    kind: Array,
-    affinity: int,
-    cpu: int,
-    gpu_left: Array,
-    gpus: int,
-    model: int,
-    affinities: int,
-    fragments_now: float,
-    typical: Array,
-    share: Array,
-) -> tuple[int, int]:
-    """(score, GPU for a partial pod) on a node where the pod fits."""
+def score(policy: int, demand: Demand, which: int, nodes: Nodes, node: int) -> tuple[int, int]:
+    """(score, GPU for a partial pod) on a node where a pod of kind `which` fits."""
+    kind, affinity, typical, share = demand.kinds[which], demand.affinity[which], demand.typical, demand.share
+    cpu, gpu_left, gpus, model = nodes.cpu[node], nodes.gpu_left[node], nodes.gpus[node], nodes.model[node]
+    affinities, fragments_now = nodes.affinities[node], nodes.lost[node]
     partial = kind[2] == 1 and kind[3] < WHOLE
     gpu = _tightest(gpu_left, gpus, kind[3]) if partial else -1
     free = 0
@@ -155,60 +167,38 @@ def score(
 
 
 @njit(cache=True)
-def pack(
-    policy: int,
-    pods: Array,
-    kinds: Array,
-    affinity_of: Array,
-    node_cpu: Array,
-    node_memory: Array,
-    node_gpus: Array,
-    node_model: Array,
-    typical: Array,
-    share: Array,
-    seed: int,
-    placed: Array,
-    trace: Array,
-) -> None:
-    """Place pods in order. `placed`: i64[pods], node or -1. `trace`: f64[pods, 3], milli-GPUs come, held, lost."""
+def _fragments_of(demand: Demand, nodes: Nodes, node: int) -> float:
+    return fragments(
+        nodes.cpu[node], nodes.gpu_left[node], nodes.gpus[node], nodes.model[node], demand.typical, demand.share
+    )
+
+
+@njit(cache=True)
+def pack(policy: int, pods: Array, demand: Demand, there: Nodes, seed: int, placed: Array, trace: Array) -> None:
+    """Place pods in order, on empty nodes; what is left of those is kept up to date in `there`.
+
+    `pods`: kinds. `placed`: i64[pods], node or -1. `trace`: f64[pods, 3], milli-GPUs come, held, lost.
+    """
     np.random.seed(seed)
-    nodes, count = len(node_cpu), len(pods)
-    cpu, memory = node_cpu.copy(), node_memory.copy()
-    gpu_left = np.zeros((nodes, max(node_gpus.max(), 1)), np.int64)
+    nodes, count = len(there.cpu), len(pods)
     for node in range(nodes):
-        gpu_left[node, : node_gpus[node]] = WHOLE
-    lost = np.empty(nodes)
-    for node in range(nodes):
-        lost[node] = fragments(cpu[node], gpu_left[node], node_gpus[node], node_model[node], typical, share)
-    total_lost = lost.sum()
-    affinities = np.zeros(nodes, np.int64)
-    scores = np.full((len(kinds), nodes), -1, np.int64)
-    gpu_of = np.full((len(kinds), nodes), -1, np.int64)
-    asked_at = np.full(len(kinds), -1, np.int64)
+        there.lost[node] = _fragments_of(demand, there, node)
+    total_lost = there.lost.sum()
+    scores = np.full((len(demand.kinds), nodes), -1, np.int64)
+    gpu_of = np.full((len(demand.kinds), nodes), -1, np.int64)
+    asked_at = np.full(len(demand.kinds), -1, np.int64)
     changed = np.empty(count, np.int64)
     changes = 0
     arrived = allocated = 0
     for at in range(count):
         which = pods[at]
-        kind = kinds[which]
+        kind = demand.kinds[which]
         first = asked_at[which]
         for step in range(nodes if first < 0 else changes - first):
             node = step if first < 0 else changed[first + step]
             scores[which, node] = -1
-            if fits(cpu[node], memory[node], gpu_left[node], node_gpus[node], node_model[node], kind):
-                scores[which, node], gpu_of[which, node] = score(
-                    policy,
-                    kind,
-                    affinity_of[which],
-                    cpu[node],
-                    gpu_left[node],
-                    node_gpus[node],
-                    node_model[node],
-                    affinities[node],
-                    lost[node],
-                    typical,
-                    share,
-                )
+            if fits(there, node, kind):
+                scores[which, node], gpu_of[which, node] = score(policy, demand, which, there, node)
         asked_at[which] = changes
         chosen, best, fitting = -1, -1, 0
         for node in range(nodes):
@@ -224,31 +214,31 @@ def pack(
         arrived += kind[2] * kind[3]
         placed[at] = chosen
         if chosen >= 0:
-            node = chosen
-            cpu[node] -= kind[0]
-            memory[node] -= kind[1]
+            node, gpu_left = chosen, there.gpu_left[chosen]
+            there.cpu[node] -= kind[0]
+            there.memory[node] -= kind[1]
             need = kind[2]
             if need == 1 and kind[3] < WHOLE:
                 gpu = gpu_of[which, node]
                 if policy == RANDOM:
                     fitting = 0
-                    for each in range(node_gpus[node]):
-                        if gpu_left[node, each] >= kind[3]:
+                    for each in range(there.gpus[node]):
+                        if gpu_left[each] >= kind[3]:
                             fitting += 1
                             if np.random.randint(fitting) == 0:
                                 gpu = each
-                gpu_left[node, gpu] -= kind[3]
+                gpu_left[gpu] -= kind[3]
             else:
-                for gpu in range(node_gpus[node]):
-                    if need > 0 and gpu_left[node, gpu] >= kind[3]:
-                        gpu_left[node, gpu] -= kind[3]
+                for gpu in range(there.gpus[node]):
+                    if need > 0 and gpu_left[gpu] >= kind[3]:
+                        gpu_left[gpu] -= kind[3]
                         need -= 1
             allocated += kind[2] * kind[3]
             if kind[2] > 0:
-                affinities[node] |= 1 << affinity_of[which]
-            after = fragments(cpu[node], gpu_left[node], node_gpus[node], node_model[node], typical, share)
-            total_lost += after - lost[node]
-            lost[node] = after
+                there.affinities[node] |= 1 << demand.affinity[which]
+            after = _fragments_of(demand, there, node)
+            total_lost += after - there.lost[node]
+            there.lost[node] = after
             changed[changes] = node
             changes += 1
         trace[at, 0], trace[at, 1], trace[at, 2] = arrived, allocated, total_lost

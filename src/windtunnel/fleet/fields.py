@@ -1,0 +1,24 @@
+"""Fields of the fleet's YAML files: a site, its clouds, a serving pool. Every mistake is one SpecError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from windtunnel.errors import SpecError
+
+
+def known_keys(data: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+    """Raises SpecError for a key that is none of `known`."""
+    for key in data:
+        if key not in known:
+            raise SpecError(str(key), data[key], f"known are {', '.join(sorted(known))}", where)
+
+
+def number(data: Mapping[str, Any], name: str, where: str, default: float | None = None) -> float:
+    """A number that is not negative."""
+    value = data.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise SpecError(name, value, "give a number that is not negative", where)
+    return float(value)
