@@ -21,7 +21,10 @@ there.
     SGLang         chunks of 32,768 tokens (8,192 with TP 4 on B200, 16,384 in FP4); on B200 requests are looked for
                    once in 10 decode steps, once in 30 from 16 in flight on (--scheduler-recv-interval)
     TensorRT-LLM   chunked prefill off, max_num_tokens = concurrency + ISL + 64, at least 8,192; FP8 on B200, 1,024 in
-                   and out, 64 to 255 in flight: prompts wait 40 steps for 0.8 of that (batch_wait_*)
+                   and out, 64 to 255 in flight: prompts wait 40 steps for 0.8 of that (batch_wait_*); attention ranks
+                   wait for each other 60 steps (attention_dp_config); 0.8 of the memory that is left, 0.75 on H200
+    the same,      (*_trt_mtp.sh, 1fc5d73c, 13dd0c2a, 111f0312) one token with attention ranks, else three; batch =
+    drafting       concurrency / ranks; max_num_tokens = (tokens drafted + 1) x batch + ISL + 64: one prompt of a rank
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from windtunnel.accuracy.serving.recipes import drafted_not_yet
 from windtunnel.accuracy.serving.rows import ServingRow
 from windtunnel.serving.build import Engine
-from windtunnel.serving.engines.profile import order_of
-from windtunnel.serving.replica.rules import Rules, looks_every
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.profile import load_engine, order_of
+from windtunnel.serving.replica.rules import Rules, in_tokens, looks_every
 
 BATCH, SPARE = 512, 1500  # the generator's least batch, and tokens beside batch and prompt
 PROMPTS = 100  # aiperf's, where none are said
@@ -40,17 +45,36 @@ REPEATED_WAVES = 50  # requests per slot of bench_run.sh
 MIXED_SINCE = "0.5.6"
 LOOKS = ((16, 30), (0, 10))  # from so many requests in flight on, decode steps between two looks
 WAIT_STEPS, WAIT_SHARE = 40, 0.8
+RANKS_WAIT_STEPS = 60
+# By whether attention ranks have sequences of their own: tokens drafted, and the chance that one is kept. Of one: as
+# DeepSeek's report on V3 says (85 to 90 %, section 5.4.3). Of three, for which its layer was not trained: fitted on
+# seven deployments on B200.
+DRAFTED = {True: (1, 0.85), False: (3, 0.6)}
+REST = {"blackwell": 0.8, "hopper": 0.75}  # share of the memory that weights leave
 
 
 def launched(row: ServingRow, engine: Engine) -> Engine:
     """An engine that serves both phases, started as the row's source publishes it."""
     if of_configurator(row):
         rules = _configurators(row, engine)
-    elif row.text("client") == "closed" and row.text("model_family").startswith("deepseek"):
+    elif _inferencex_deepseek(row):
         rules = _inferencex(row, engine)
     else:
         return engine
     return replace(engine, rules=rules)
+
+
+def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
+    """A deployment with what has to be known before its memory is laid out: TensorRT-LLM as InferenceX starts it."""
+    if not _inferencex_deepseek(row) or not deployment.engine.startswith("trtllm"):
+        return deployment
+    profile = load_engine(deployment.engine)
+    share = REST["blackwell" if row.text("gpu").lower().startswith(("b", "gb")) else "hopper"]
+    deployment = replace(deployment, gpu_memory_utilization=share)
+    if not profile.speculative_tokens or drafted_not_yet(row):
+        return deployment
+    depth, kept = DRAFTED[deployment.attn_dp > 1]
+    return replace(deployment, speculative_tokens=depth, acceptance=kept)
 
 
 def of_configurator(row: ServingRow) -> bool:
@@ -62,6 +86,10 @@ def repeats(row: ServingRow) -> bool:
     """Whether the client sent the same prompts again and again."""
     isl = row.whole("isl", 1)
     return of_configurator(row) and isl & (isl - 1) != 0
+
+
+def _inferencex_deepseek(row: ServingRow) -> bool:
+    return row.text("client") == "closed" and row.text("model_family").startswith("deepseek")
 
 
 def _configurators(row: ServingRow, engine: Engine) -> Rules:
@@ -87,8 +115,14 @@ def _inferencex(row: ServingRow, engine: Engine) -> Rules:
         seqs = min(rules.max_num_seqs, seqs * engine.deployment.attn_dp)
         return replace(_holding(rules, engine, chunk), receive_steps=steps, max_num_seqs=seqs)
     if engine.profile.framework == "trtllm":
+        ranks, drafted = engine.deployment.attn_dp, engine.times.speculative[0]
         budget = max(8192, math.ceil((concurrency + isl + 64) / 64) * 64)
-        rules = replace(_holding(rules, engine, budget), chunked=False)
+        if drafted:
+            batch = max(1, concurrency // ranks)
+            budget = math.ceil(((drafted + 1) * batch + isl + 64) / 64) * 64
+            rules = replace(rules, max_num_seqs=batch * ranks)
+        waits = in_tokens(RANKS_WAIT_STEPS, engine.times.tokens_per_step)
+        rules = replace(_holding(rules, engine, budget), chunked=False, gather_steps=waits if ranks > 1 else 0)
         waits = blackwell and not four_bits and isl == row.whole("osl", 1) == 1024 and 64 <= concurrency < 256
         if waits and engine.deployment.attn_dp == 1:
             rules = replace(rules, gather=math.ceil(WAIT_SHARE * budget / isl), gather_steps=WAIT_STEPS)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from windtunnel.accuracy.serving.launches import PROMPTS, REPEATED_WAVES, launched, repeats
+from windtunnel.accuracy.serving.launches import PROMPTS, REPEATED_WAVES, deployed, launched, repeats
 from windtunnel.accuracy.serving.models import model_named
 from windtunnel.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
 from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
@@ -132,7 +132,7 @@ def _run(
     load = workload_of(row, assumed)
     if row.disaggregated:
         return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
-    deployment = deployment_of(row)
+    deployment = deployed(row, deployment_of(row))
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
     profile = profiles.get(deployment.engine)
     if drafted_not_yet(row):
