@@ -25,6 +25,15 @@ there.
                    wait for each other 60 steps (attention_dp_config); 0.8 of the memory that is left, 0.75 on H200
     the same,      (*_trt_mtp.sh, 1fc5d73c, 13dd0c2a, 111f0312) one token with attention ranks, else three; batch =
     drafting       concurrency / ranks; max_num_tokens = (tokens drafted + 1) x batch + ISL + 64: one prompt of a rank
+
+The same for gpt-oss (gptoss_fp4_*.sh: 1fc5d73c, 16cd9556, 1825e7f0, 111f0312) and Llama 70B (70b_fp*_*.sh: 409e9a48,
+73ef9225, bb4c7f93), of which no row has been seen here: facts that are held against nothing.
+
+    vLLM           8,192 tokens of a step, no prefixes kept, the next step planned while one runs (async-scheduling),
+                   8-bit cache for Llama, and for gpt-oss on Blackwell; gpt-oss captures batches up to 2,048
+    TensorRT-LLM   no chunks, no prefixes; gpt-oss: 20,000 tokens of a step, 8-bit cache on Blackwell alone, where
+                   attention ranks wait for each other; Llama: as many tokens as a request has at most, and with
+                   1,024 in and out on fewer than 8 GPUs prompts wait 20 steps for 0.9 of that
 """
 
 from __future__ import annotations
@@ -36,7 +45,7 @@ from windtunnel.accuracy.serving.recipes import drafted_not_yet
 from windtunnel.accuracy.serving.rows import ServingRow
 from windtunnel.serving.build import Engine
 from windtunnel.serving.deployment import Deployment
-from windtunnel.serving.engines.profile import load_engine, order_of
+from windtunnel.serving.engines.profile import Profile, load_engine, order_of
 from windtunnel.serving.replica.rules import Rules, in_tokens, looks_every
 
 BATCH, SPARE = 512, 1500  # the generator's least batch, and tokens beside batch and prompt
@@ -50,6 +59,9 @@ RANKS_WAIT_STEPS = 60
 # DeepSeek's report on V3 says (85 to 90 %, section 5.4.3). Of three, for which its layer was not trained: fitted on
 # seven deployments on B200.
 DRAFTED = {True: (1, 0.85), False: (3, 0.6)}
+LLAMA_STEPS, LLAMA_SHARE = 20, 0.9
+SPARE_LENGTH = 200  # tokens that a request may have beyond those asked for
+OSS_TOKENS, OSS_GRAPHS, OSS_REST = 20000, 2048, 0.85
 REST = {"blackwell": 0.8, "hopper": 0.75}  # share of the memory that weights leave
 
 
@@ -59,22 +71,46 @@ def launched(row: ServingRow, engine: Engine) -> Engine:
         rules = _configurators(row, engine)
     elif _inferencex_deepseek(row):
         rules = _inferencex(row, engine)
+    elif _inferencex_other(row):
+        rules = _rules_of_others(row, engine)
     else:
         return engine
     return replace(engine, rules=rules)
 
 
 def deployed(row: ServingRow, deployment: Deployment) -> Deployment:
-    """A deployment with what has to be known before its memory is laid out: TensorRT-LLM as InferenceX starts it."""
+    """A deployment with what has to be known before its memory is laid out: as InferenceX starts it."""
+    if _inferencex_other(row):
+        return _others_deployed(row, deployment)
     if not _inferencex_deepseek(row) or not deployment.engine.startswith("trtllm"):
         return deployment
     profile = load_engine(deployment.engine)
-    share = REST["blackwell" if row.text("gpu").lower().startswith(("b", "gb")) else "hopper"]
+    share = REST["blackwell" if _on_blackwell(row) else "hopper"]
     deployment = replace(deployment, gpu_memory_utilization=share)
     if not profile.speculative_tokens or drafted_not_yet(row):
         return deployment
     depth, kept = DRAFTED[deployment.attn_dp > 1]
     return replace(deployment, speculative_tokens=depth, acceptance=kept)
+
+
+def _others_deployed(row: ServingRow, deployment: Deployment) -> Deployment:
+    oss, blackwell = _gpt_oss(row), _on_blackwell(row)
+    kv = "fp8" if blackwell or not oss else "bf16"
+    longest = row.whole("isl", 1) + row.whole("osl", 1)
+    if deployment.engine.startswith("trtllm"):
+        share = OSS_REST if oss else None
+        return replace(
+            deployment, kv=kv, gpu_memory_utilization=share, max_num_batched_tokens=OSS_TOKENS if oss else longest + 200
+        )
+    return replace(deployment, kv=kv, max_num_batched_tokens=8192, prefix_caching=False)
+
+
+def planned_ahead(row: ServingRow, profile: Profile) -> Profile:
+    """vLLM's profile where a launch script asks that the next step be planned while one runs."""
+    if not _inferencex_other(row) or profile.framework != "vllm":
+        return profile
+    limit = OSS_GRAPHS if _gpt_oss(row) else profile.graph_limit
+    return replace(profile, asynchronous=True, delay_steps=1, graph_limit=limit)
 
 
 def of_configurator(row: ServingRow) -> bool:
@@ -90,6 +126,19 @@ def repeats(row: ServingRow) -> bool:
 
 def _inferencex_deepseek(row: ServingRow) -> bool:
     return row.text("client") == "closed" and row.text("model_family").startswith("deepseek")
+
+
+def _inferencex_other(row: ServingRow) -> bool:
+    name = (row.text("model") + row.text("model_family")).lower()
+    return row.text("client") == "closed" and ("gpt-oss" in name or ("llama" in name and "70b" in name))
+
+
+def _gpt_oss(row: ServingRow) -> bool:
+    return "gpt-oss" in (row.text("model") + row.text("model_family")).lower()
+
+
+def _on_blackwell(row: ServingRow) -> bool:
+    return row.text("gpu").lower().startswith(("b", "gb"))
 
 
 def _configurators(row: ServingRow, engine: Engine) -> Rules:
@@ -126,6 +175,19 @@ def _inferencex(row: ServingRow, engine: Engine) -> Rules:
         waits = blackwell and not four_bits and isl == row.whole("osl", 1) == 1024 and 64 <= concurrency < 256
         if waits and engine.deployment.attn_dp == 1:
             rules = replace(rules, gather=math.ceil(WAIT_SHARE * budget / isl), gather_steps=WAIT_STEPS)
+    return rules
+
+
+def _rules_of_others(row: ServingRow, engine: Engine) -> Rules:
+    rules = replace(engine.rules, prefix_caching=False)
+    if engine.profile.framework != "trtllm":
+        return rules
+    rules = replace(rules, chunked=False)
+    if _gpt_oss(row):
+        return rules if _on_blackwell(row) else replace(rules, ranks=1, gather_steps=0)
+    isl = row.whole("isl", 1)
+    if isl == row.whole("osl", 1) == 1024 and engine.gpus < 8:
+        rules = replace(rules, gather=math.ceil(LLAMA_SHARE * rules.longest_chunk / isl), gather_steps=LLAMA_STEPS)
     return rules
 
 

@@ -10,7 +10,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from windtunnel.accuracy.serving.launches import PROMPTS, REPEATED_WAVES, deployed, launched, repeats
+from windtunnel.accuracy.serving.launches import (
+    PROMPTS,
+    REPEATED_WAVES,
+    deployed,
+    launched,
+    planned_ahead,
+    repeats,
+)
 from windtunnel.accuracy.serving.models import model_named
 from windtunnel.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
 from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
@@ -137,6 +144,7 @@ def _run(
     profile = profiles.get(deployment.engine)
     if drafted_not_yet(row):
         profile = replace(profile or load_engine(deployment.engine), speculative_tokens=0)
+    profile = planned_ahead(row, profile or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
     if DRAFTING in row.text("model").lower():
         drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts
