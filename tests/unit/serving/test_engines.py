@@ -205,7 +205,7 @@ def test_heads_are_shared_out_evenly_or_not_at_all(tp: int) -> None:
 
 
 def test_experts_of_a_format_that_was_not_timed_follow_those_with_the_same_kernels() -> None:
-    """MXFP4 on A100, where nothing of it was timed: what Marlin takes for 4-bit integers beyond their bytes or FLOPs."""
+    """MXFP4 on A100, where nothing of it was timed: what Marlin takes for 4-bit integers."""
     kernels = inference_kernels(parse_cluster("a100-80gb-sxm:1"), "vllm")
     mxfp4, int4 = (kernels.experts(2880, 2880, 4, 128, 1, 1, dtype) for dtype in ("mxfp4", "int4"))
     for tokens in (1.0, 64.0, 1024.0):
