@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.accuracy.serving.launches import deployed, launched, planned_ahead
+from windtunnel.accuracy.serving.launches import deployed, held_back, launched, planned_ahead
 from windtunnel.accuracy.serving.models import model_named
 from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
 from windtunnel.serving.build import Engine, engine_of
@@ -108,3 +108,12 @@ def test_other_rows_stay_as_they_are() -> None:
     assert deployed(row, deployment) is deployment
     profile = load_engine("vllm")
     assert planned_ahead(row, profile) is profile
+
+
+def test_the_first_token_of_sglangs_pools_comes_with_those_after_it() -> None:
+    row = {**DEEPSEEK, "engine": "sglang", "engine_version": "0.5.8.post1", "mode": "disagg"}
+    assert held_back(ServingRow(row)) == 30
+    assert held_back(ServingRow({**row, "gpu": "h200_sxm"})) == 10
+    assert held_back(ServingRow({**row, "mode": "agg"})) == 0
+    assert held_back(ServingRow({**row, "engine": "trtllm"})) == 0
+    assert held_back(ServingRow({**row, "source": "campaign/x"})) == 0

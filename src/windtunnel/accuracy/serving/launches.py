@@ -26,6 +26,10 @@ there.
     the same,      (*_trt_mtp.sh, 1fc5d73c, 13dd0c2a, 111f0312) one token with attention ranks, else three; batch =
     drafting       concurrency / ranks; max_num_tokens = (tokens drafted + 1) x batch + ISL + 64: one prompt of a rank
 
+    SGLang,        decode workers hand tokens on when their number is 1 more than a multiple of so many (stream_output of
+    in pools       its scheduler): 10 on H200, 30 on B200 (NVIDIA/srt-slurm, recipes/h200 7f8eb967, recipes/b200-fp8
+                   59177911). The first comes from the prefill worker, so clients see it with the 11th or the 31st
+
 The same for gpt-oss (gptoss_fp4_*.sh: 1fc5d73c, 16cd9556, 1825e7f0, 111f0312) and Llama 70B (70b_fp*_*.sh: 409e9a48,
 73ef9225, bb4c7f93), of which no row has been seen here: facts that are held against nothing.
 
@@ -55,6 +59,7 @@ MIXED_SINCE = "0.5.6"
 LOOKS = ((16, 30), (0, 10))  # from so many requests in flight on, decode steps between two looks
 WAIT_STEPS, WAIT_SHARE = 40, 0.8
 RANKS_WAIT_STEPS = 60
+HELD = {"b200": 30, "h200": 10}
 # By whether attention ranks have sequences of their own: tokens drafted, and the chance that one is kept. Of one: as
 # DeepSeek's report on V3 says (85 to 90 %, section 5.4.3). Of three, for which its layer was not trained: fitted on
 # seven deployments on B200.
@@ -111,6 +116,12 @@ def planned_ahead(row: ServingRow, profile: Profile) -> Profile:
         return profile
     limit = OSS_GRAPHS if _gpt_oss(row) else profile.graph_limit
     return replace(profile, asynchronous=True, delay_steps=1, graph_limit=limit)
+
+
+def held_back(row: ServingRow) -> int:
+    """Steps after a prompt that was computed elsewhere until the client gets its first token."""
+    told = row.disaggregated and row.text("engine").lower() == "sglang" and not of_configurator(row)
+    return HELD.get(row.text("gpu").lower().partition("_")[0], 0) if told else 0
 
 
 def of_configurator(row: ServingRow) -> bool:

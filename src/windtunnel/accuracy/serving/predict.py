@@ -14,6 +14,7 @@ from windtunnel.accuracy.serving.launches import (
     PROMPTS,
     REPEATED_WAVES,
     deployed,
+    held_back,
     launched,
     planned_ahead,
     repeats,
@@ -89,7 +90,11 @@ def predicted(
     concurrency, osl = row.whole("concurrency", ASSUMED_CONCURRENCY), row.whole("osl", 1)
     rate = concurrency * osl / (ttft + (osl - 1) * tpot)
     bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
-    low, high = min(one[0] for one in bands), max(one[1] for one in bands)
+    seen = 1.0  # share of the time between first and last token that a client sees
+    if 0 < (held := held_back(row)) < osl - 1:
+        ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
+    tpot *= seen
+    low, high = seen * min(one[0] for one in bands), seen * max(one[1] for one in bands)
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
