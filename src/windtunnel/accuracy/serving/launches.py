@@ -26,8 +26,8 @@ there.
     the same,      (*_trt_mtp.sh, 1fc5d73c, 13dd0c2a, 111f0312) one token with attention ranks, else three; batch =
     drafting       concurrency / ranks; max_num_tokens = (tokens drafted + 1) x batch + ISL + 64: one prompt of a rank
 
-    SGLang,        decode workers hand tokens on when their number is 1 more than a multiple of so many (stream_output of
-    in pools       its scheduler): 10 on H200, 30 on B200 (NVIDIA/srt-slurm, recipes/h200 7f8eb967, recipes/b200-fp8
+    SGLang,        decode workers hand tokens on when their number is 1 more than a multiple of so many (its
+    in pools       stream_output): 10 on H200, 30 on B200 (NVIDIA/srt-slurm, recipes/h200 7f8eb967, recipes/b200-fp8
                    59177911). The first comes from the prefill worker, so clients see it with the 11th or the 31st
 
 The same for gpt-oss (gptoss_fp4_*.sh: 1fc5d73c, 16cd9556, 1825e7f0, 111f0312) and Llama 70B (70b_fp*_*.sh: 409e9a48,
