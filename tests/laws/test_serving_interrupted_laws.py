@@ -27,6 +27,7 @@ def _workload(seed: int, n: int, rate: float) -> Workload:
 @st.composite
 def _rules(draw: st.DrawFn) -> Rules:
     gather = draw(st.sampled_from([1, 2]))
+    ranks = 1 if gather > 1 else draw(st.sampled_from([1, 1, 3]))
     return Rules(
         batching=draw(st.sampled_from(["mixed", "prefill_first"])),
         chunked=draw(st.booleans()),
@@ -38,7 +39,8 @@ def _rules(draw: st.DrawFn) -> Rules:
         prefix_caching=draw(st.booleans()),
         lag=draw(st.booleans()),
         gather=gather,
-        gather_steps=3 if gather > 1 else 0,
+        gather_steps=3 if gather > 1 or ranks > 1 else 0,
+        ranks=ranks,
         receive_steps=draw(st.sampled_from([1, 1, 7])),
     )
 

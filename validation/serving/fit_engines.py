@@ -68,14 +68,21 @@ def _families(rows: list[ServingRow], engine: str, most: int) -> dict[str, list[
     }
 
 
+_KNOWN: dict[tuple[str, tuple[float, ...]], float] = {}
+
+
 def _ratios(rows: list[ServingRow], values: Any) -> Any:
-    out = []
-    for row in rows:
+    return np.array([_ratio(row, tuple(float(value) for value in values)) for row in rows])
+
+
+def _ratio(row: ServingRow, values: tuple[float, ...]) -> float:
+    """Predicted over measured TPOT; every fit begins at the same constants, so what is known is kept."""
+    if (row.id, values) not in _KNOWN:
         name = engine_named(row)
-        changed = {key: float(value) for key, value in zip(NAMES, values, strict=True)}
+        changed = dict(zip(NAMES, values, strict=True))
         one = predict.predicted(row, {name: replace(load_engine(name), **changed)})
-        out.append(one.tpot_s * 1e3 / (row.number("tpot_ms") or np.nan))
-    return np.array(out)
+        _KNOWN[row.id, values] = one.tpot_s * 1e3 / (row.number("tpot_ms") or np.nan)
+    return _KNOWN[row.id, values]
 
 
 def _fit(rows: list[ServingRow], rounds: int) -> Any:

@@ -202,3 +202,11 @@ def test_heads_are_shared_out_evenly_or_not_at_all(tp: int) -> None:
     model = load_model("llama-3.1-8b")  # 32 heads
     with pytest.raises(LayoutError, match="32 heads"):
         engine_of(model, parse_cluster("h100-sxm:64"), Deployment(tp=tp))
+
+
+def test_experts_of_a_format_that_was_not_timed_follow_those_with_the_same_kernels() -> None:
+    """MXFP4 on A100, where nothing of it was timed: what Marlin takes for 4-bit integers."""
+    kernels = inference_kernels(parse_cluster("a100-80gb-sxm:1"), "vllm")
+    mxfp4, int4 = (kernels.experts(2880, 2880, 4, 128, 1, 1, dtype) for dtype in ("mxfp4", "int4"))
+    for tokens in (1.0, 64.0, 1024.0):
+        assert mxfp4.at(tokens) == pytest.approx(int4.at(tokens), rel=0.02)

@@ -10,7 +10,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from windtunnel.accuracy.serving.launches import PROMPTS, REPEATED_WAVES, launched, repeats
+from windtunnel.accuracy.serving.launches import (
+    PROMPTS,
+    REPEATED_WAVES,
+    deployed,
+    held_back,
+    launched,
+    planned_ahead,
+    repeats,
+)
 from windtunnel.accuracy.serving.models import model_named
 from windtunnel.accuracy.serving.recipes import DRAFTING, Recipe, drafted_not_yet, layout_of, recipes_of
 from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, engine_named, gpu_of
@@ -82,7 +90,11 @@ def predicted(
     concurrency, osl = row.whole("concurrency", ASSUMED_CONCURRENCY), row.whole("osl", 1)
     rate = concurrency * osl / (ttft + (osl - 1) * tpot)
     bands = [one.tpot_band_s or (math.nan, math.nan) for one in results]
-    low, high = min(one[0] for one in bands), max(one[1] for one in bands)
+    seen = 1.0  # share of the time between first and last token that a client sees
+    if 0 < (held := held_back(row)) < osl - 1:
+        ttft, seen = ttft + held * tpot, 1.0 - held / (osl - 1)
+    tpot *= seen
+    low, high = seen * min(one[0] for one in bands), seen * max(one[1] for one in bands)
     regime = max((one.regime for one in results), key=REGIMES.index)
     reason = "; ".join(dict.fromkeys(assumed))
     return Predicted(row.id, ttft, tpot, rate, low, high, regime, "assumed" if assumed else "predicted", reason)
@@ -132,11 +144,12 @@ def _run(
     load = workload_of(row, assumed)
     if row.disaggregated:
         return _pools(row, model, load, profiles, assumed, _listed(row, taken, drafted)), assumed
-    deployment = deployment_of(row)
+    deployment = deployed(row, deployment_of(row))
     cluster = gpu_of(row.text("gpu"), deployment.gpus)
     profile = profiles.get(deployment.engine)
     if drafted_not_yet(row):
         profile = replace(profile or load_engine(deployment.engine), speculative_tokens=0)
+    profile = planned_ahead(row, profile or load_engine(deployment.engine))
     drafts = [(0, 0.0)]
     if DRAFTING in row.text("model").lower():
         drafts = [(one.drafted, one.accepted) for one in recipes_of(row, taken)] or drafts

@@ -51,6 +51,9 @@ MOE_NAMES = {
     "mxfp4": "w4a16_mxfp4",
     "int4": "int4_wo",
 }
+ALIKE = {"mxfp4": "int4"}
+"""Whose experts stand in where none of a format were timed on a GPU: engines multiply both in 16 bits with Marlin there
+(vLLM: fused_moe/oracle/mxfp4.py)."""
 GEMM_DTYPE = {"fp8_block": "fp8", "mxfp4": "bf16", "int4": "bf16"}  # weights of 4 bits are multiplied in 16
 SKEW = "power_law_1.01"  # how unevenly tokens fall on experts where the tables give a choice; what its package assumes
 ROUTED_TILE = 16  # tokens by which an expert's rows are padded, as in the grouped kernels of vLLM and SGLang
@@ -236,6 +239,8 @@ def _experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
     seconds = tuple(_experts_s(kernels, tokens, layer) for tokens in nodes)
     if kernels.gpu.supports(GEMM_DTYPE.get(layer.dtype, layer.dtype)):
         near = _nearest_experts(kernels, layer)
+        if near is None and layer.dtype in ALIKE:
+            near = _nearest_experts(kernels, layer._replace(dtype=ALIKE[layer.dtype]))
         line = None if near is None else _timed_experts(kernels, near)
         if near is None or line is None:
             return Curve(nodes, seconds)

@@ -33,15 +33,17 @@ ALIASES = {"tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm", "trt-llm": "trtll
 
 @dataclass(frozen=True, slots=True)
 class GpuDefaults:
-    """What a release sets otherwise on some GPUs: on those of a generation, or with less memory than a limit."""
+    """What a release sets otherwise on some GPUs: on one, those of a generation, or with less memory than a limit."""
 
     memory_below: float
     generation: str
+    gpu: str
     fields: tuple[tuple[str, Any], ...]
 
     def hold_on(self, gpu: Gpu) -> bool:
         """Whether they are this GPU's."""
-        return gpu.usable_memory_bytes < self.memory_below or gpu.generation == self.generation
+        small = gpu.usable_memory_bytes < self.memory_below
+        return small or gpu.generation == self.generation or gpu.name == self.gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +215,17 @@ def _values(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _of_gpu(one: Mapping[str, Any], path: Path) -> GpuDefaults:
     own = dict(one)
-    below, generation = own.pop("memory_below", None), own.pop("generation", "")
-    if below is None and not generation:
+    below, generation, gpu = own.pop("memory_below", None), own.pop("generation", ""), own.pop("gpu", "")
+    if below is None and not generation and not gpu:
         raise SpecError(
-            "by_gpu", one, "give `memory_below: 70 GiB` or `generation: ampere` beside the defaults", str(path)
+            "by_gpu",
+            one,
+            "give `memory_below: 70 GiB`, `generation: ampere` or `gpu: l40s` beside the defaults",
+            str(path),
         )
     return GpuDefaults(
         0.0 if below is None else parse_bytes(below, "memory_below", str(path)),
         generation,
+        gpu,
         tuple(_values(own, path).items()),
     )

@@ -53,6 +53,9 @@ def cancel(replica: Replica, index: int, now_ns: int) -> bool:
         if one.index == index:
             replica.outstanding_tokens -= one.known - one.computed
             replica.waiting.remove(one)
+            if replica._gate is not None:
+                replica._gate.waiting[one.rank] -= 1
+            replica._gone(one)
             if not replica.waiting:
                 replica._gather_until = -1
             return True
@@ -62,6 +65,7 @@ def cancel(replica: Replica, index: int, now_ns: int) -> bool:
             replica.partial.remove(one)
             replica._chunks = [(other, n) for other, n in replica._chunks if other is not one]
             replica._give_back(one, one.blocks)
+            replica._gone(one)
             return True
     found = replica.decoding.get(index)
     if found is None:
@@ -73,6 +77,7 @@ def cancel(replica: Replica, index: int, now_ns: int) -> bool:
             replica.pool.release(1, ())  # taken for the token that it will not get
         replica._beside -= 1
     replica._leave(found)
+    replica._gone(found)
     return True
 
 

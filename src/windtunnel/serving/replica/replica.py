@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from typing import final
 
 from windtunnel.serving.kv.pool import BlockPool
+from windtunnel.serving.replica.ranks import RankGate
 from windtunnel.serving.replica.rules import Rules, expected_share
 from windtunnel.serving.replica.runs import blocks_of, steps_that_fit, steps_until, straight, ticks_of
 from windtunnel.serving.replica.sequence import Sequence
@@ -63,6 +64,8 @@ class Replica:
         self._promised = 0  # blocks that running sequences will hold at their end, where admission reserves them
         self._ratio_from = 0  # step since which the expected share of output falls
         self._stall = 0  # ticks since the decoding sequences' last token
+        gated = rules.ranks > 1 and rules.gather_steps > 0
+        self._gate = RankGate(rules.ranks, rules.gather_steps) if gated else None
         self._gather_until = -1  # decode step at which waiting prompts are admitted in any case; -1 = none wait
         self._polls = rules.receive_steps > 1
         self._received = 0  # a decode step at which the engine looked for requests; multiples of the rule after it, too
@@ -78,6 +81,8 @@ class Replica:
     def submit(self, one: Sequence, now_ns: int) -> None:
         """A request arrives."""
         self.waiting.append(one)
+        if self._gate is not None:
+            self._gate.arrives(one)
         if self._polls:
             self._seen = self._seen and len(self.waiting) > 1
         self.outstanding_tokens += one.known
@@ -87,11 +92,11 @@ class Replica:
             self._wake(now_ns)
             return
         one.queued_ns = self._boundary(now_ns << SHIFT) >> SHIFT
-        if (
-            self._mode == RUN
-            and len(self.waiting) <= self.rules.gather
-            and len(self.decoding) < self.rules.max_num_seqs
-        ):
+        if self._mode != RUN or len(self.decoding) >= self.rules.max_num_seqs:
+            return
+        if self._gate is not None:
+            self._come_to(self._gate, now_ns << SHIFT)
+        elif len(self.waiting) <= self.rules.gather:
             if self.rules.gather == 1 or len(self.waiting) == self.rules.gather:
                 self._cut(now_ns << SHIFT, looking=self._polls and not self._seen)
             elif len(self.waiting) == 1:
@@ -131,7 +136,7 @@ class Replica:
         chunks: list[tuple[Sequence, int]] = []
         mixed = rules.batching == "mixed"
         unseen = self._polls and batch > 0 and self._unseen()
-        if (self.waiting or self.partial) and not (unseen or (rules.gather > 1 and self._gathers(batch))):
+        if (self.waiting or self.partial) and not (unseen or self._gathers(batch)):
             preempted, kept = False, 0
             if mixed and batch:
                 preempted = self._make_room(self._due[-self._steps % rules.block_size])
@@ -144,7 +149,12 @@ class Replica:
                     chunks.append((one, n))
                     budget -= n
             if not preempted and self.waiting and budget > 0:
-                self._admit(chunks, budget, kept)
+                if self._gate is not None:
+                    self._admit_by_rank(self._gate, chunks, kept)
+                    if not chunks:
+                        self._gate.nobody_came()
+                else:
+                    self._admit(chunks, budget, kept)
             if self._polls:
                 self._seen = bool(self.waiting)
         if chunks:
@@ -160,7 +170,14 @@ class Replica:
         return not (self._seen or self.partial or (self._steps - self._received) % self.rules.receive_steps == 0)
 
     def _gathers(self, batch: int) -> bool:
-        """Whether prompts are held back until every attention rank has one, or their time is up."""
+        """Whether prompts are held back until there are enough of them, or their time is up."""
+        gate = self._gate
+        if gate is not None and self.waiting and not self.partial:
+            held = not gate.opens(self._steps)
+            self._gather_until = gate.opens_at(self._steps) if held else -1
+            return held
+        if self.rules.gather == 1:
+            return False
         if not batch or self.partial or len(self.waiting) >= self.rules.gather:
             self._gather_until = -1
             return False
@@ -170,6 +187,15 @@ class Replica:
             self._gather_until = -1
             return False
         return True
+
+    def _come_to(self, gate: RankGate, at: int) -> None:
+        """A request comes at `at` (ticks) during a run, and waits for other ranks: the run ends when it may go in."""
+        if gate.ready:
+            self._cut(at)
+        elif len(self.waiting) == 1:
+            _, first, growth = self._run
+            done = steps_until(at - self._clock + 1, first, growth) + self.rules.lag
+            self._cut(at, gate.opens_at(self._steps + done - 1) - self._steps - done)
 
     def _admit(self, chunks: list[tuple[Sequence, int]], budget: int, kept: int) -> None:
         """Take in waiting requests while there is room; `kept` blocks are for those that decode beside them."""
@@ -193,29 +219,66 @@ class Replica:
                 return
             waiting.popleft()
             running += 1
-            if hit:
-                pool.share(one.names[:hit])
-                one.shared = list(one.names[:hit])
-            pool.lookups += len(one.names)
-            pool.hits += hit
-            pool.take(blocks - hit)
-            one.blocks = blocks
-            one.computed = hit * size
-            one.hit = hit * size
-            if rules.reserve == "output":
-                self._promised += -(-(one.prompt + one.output) // size)
-            if one.scheduled_ns < 0:
-                planned = self._last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
-                one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else self._clock >> SHIFT
-            self.outstanding_tokens -= one.computed
-            self.partial.append(one)
-            if rules.swap_ticks_per_block and one.generated:
-                self._swap_in += rules.swap_ticks_per_block * blocks
-                self.outstanding_tokens -= one.known - one.computed - 1
-                one.computed = one.known - 1
-                n = 1
-            chunks.append((one, n))
-            budget -= n
+            self._take_in(one, hit, n, chunks)
+            budget -= chunks[-1][1]
+
+    def _admit_by_rank(self, gate: RankGate, chunks: list[tuple[Sequence, int]], kept: int) -> None:
+        """The same where each attention rank has a queue and a token budget of its own."""
+        rules = self.rules
+        own = 1 + self.times.speculative[0]  # tokens of a decoding sequence in a step
+        budgets = [rules.longest_chunk - own * count for count in gate.decoding]
+        taken = [False] * len(budgets)
+        running = len(self.decoding) + len(self.partial)
+        stay: deque[Sequence] = deque()
+        while self.waiting:
+            one = self.waiting.popleft()
+            hit = min(self.pool.known(one.names), (one.known - 1) // rules.block_size) if one.names else 0
+            hit = hit if rules.prefix_caching else 0
+            rest, rank = one.known - hit * rules.block_size, one.rank
+            n = min(rest, budgets[rank])
+            if n <= 0 or (n < rest and not rules.chunked and (taken[rank] or rest <= rules.longest_whole)):
+                budgets[rank] = 0  # in the order of arrival
+                stay.append(one)
+                continue
+            blocks = -(-one.known // rules.block_size)
+            fresh = self.pool.fresh_needed(one.names, hit, blocks) if hit else blocks
+            full = running >= rules.max_num_seqs or self._too_late(one, running)
+            if full or not self._room_for(one, fresh + kept, running):
+                stay.append(one)
+                break
+            running += 1
+            taken[rank] = True
+            gate.waiting[rank] -= 1
+            self._take_in(one, hit, n, chunks)
+            budgets[rank] -= n
+        self.waiting.extendleft(reversed(stay))
+
+    def _take_in(self, one: Sequence, hit: int, n: int, chunks: list[tuple[Sequence, int]]) -> None:
+        """Give a request its blocks, of which `hit` are cached, and `n` tokens of the next step."""
+        rules, pool, size = self.rules, self.pool, self.rules.block_size
+        blocks = -(-one.known // size)
+        if hit:
+            pool.share(one.names[:hit])
+            one.shared = list(one.names[:hit])
+        pool.lookups += len(one.names)
+        pool.hits += hit
+        pool.take(blocks - hit)
+        one.blocks = blocks
+        one.computed = hit * size
+        one.hit = hit * size
+        if rules.reserve == "output":
+            self._promised += -(-(one.prompt + one.output) // size)
+        if one.scheduled_ns < 0:
+            planned = self._last_start >> SHIFT  # not before it came: the step that ran then may have left nobody
+            one.scheduled_ns = max(planned, one.queued_ns) if rules.lag else self._clock >> SHIFT
+        self.outstanding_tokens -= one.computed
+        self.partial.append(one)
+        if rules.swap_ticks_per_block and one.generated:
+            self._swap_in += rules.swap_ticks_per_block * blocks
+            self.outstanding_tokens -= one.known - one.computed - 1
+            one.computed = one.known - 1
+            n = 1
+        chunks.append((one, n))
 
     def _too_late(self, one: Sequence, running: int) -> bool:
         """Whether the next step was planned before this request, or the place for it, was there."""
@@ -344,11 +407,14 @@ class Replica:
             one.generated += 1
             if one.first_ns < 0:
                 one.first_ns = now_ns
-            if self.on_first is not None and self.on_first(one):
-                continue
+            if self.on_first is not None:
+                self._gone(one)
+                if self.on_first(one):
+                    continue
             if one.generated >= one.output:
                 one.last_ns = now_ns
                 self._give_back(one, one.blocks)
+                self._gone(one)
                 finished.append(one)
             else:
                 self._join(one)
@@ -389,6 +455,7 @@ class Replica:
             one.generated = one.output
             one.last_ns = now_ns
             self._leave(one)
+            self._gone(one)
             finished.append(one)
 
     # --------------------------------------------------------------------------------------------- the decoding set
@@ -398,6 +465,8 @@ class Replica:
         one.joined = self._steps
         one.end_step = self._steps + one.output - one.generated
         self.decoding[one.index] = one
+        if self._gate is not None:
+            self._gate.joins(one)
         self._order += 1
         heappush(self._ends, (one.end_step, self._order, one.epoch, one))
         self._context_sum += one.context
@@ -408,12 +477,19 @@ class Replica:
         """Out of the decoding, blocks back."""
         size = self.rules.block_size
         del self.decoding[one.index]
+        if self._gate is not None:
+            self._gate.decoding[one.rank] -= 1
         one.epoch += 1
         context = one.context + self._steps - one.joined
         self._context_sum -= context
         self._end_sum -= one.end_step
         self._due[(one.context - one.joined) % size] -= 1
         self._give_back(one, -(-context // size))
+
+    def _gone(self, one: Sequence) -> None:
+        """Of no rank any more."""
+        if self._gate is not None:
+            self._gate.leaves(one)
 
     def _give_back(self, one: Sequence, blocks: int) -> None:
         self.pool.release(blocks, one.shared, self.rules.prefix_caching)
@@ -442,5 +518,7 @@ class Replica:
             one.preemptions += 1
             self.tally.preemptions += 1
             self.waiting.appendleft(one)
+            if self._gate is not None:
+                self._gate.arrives(one)
             preempted = True
         return preempted

@@ -29,6 +29,7 @@ class Rules:
     lag: bool = False  # a step is planned while the one before it runs: arrivals wait for one more
     gather: int = 1  # prompts that are waited for before any is admitted beside decodes ...
     gather_steps: int = 0  # ... but no longer than so many decode steps
+    ranks: int = 1  # above one: attention ranks that wait for each other with their prompts, `gather_steps` at most
     receive_steps: int = 1  # the engine looks for new requests once in so many decode steps, and after prompts
     swap_ticks_per_block: int = 0  # above zero: preempted sequences go to host memory and come back at this price
 
@@ -61,12 +62,18 @@ def rules_of(profile: Profile, deployment: Deployment, blocks: int, tokens_per_s
         watermark_blocks=int(profile.watermark * blocks),
         prefix_caching=profile.prefix_caching if caching is None else caching,
         lag=profile.delay_steps > 0 and (profile.drafting_overlaps or not deployment.speculative_tokens),
-        gather=(profile.gather or ranks) if profile.gather_steps else 1,
-        gather_steps=profile.gather_steps,
+        gather=profile.gather if profile.gather_steps and profile.gather else 1,
+        gather_steps=in_tokens(profile.gather_steps, tokens_per_step),
+        ranks=ranks if profile.gather_steps and not profile.gather else 1,
         receive_steps=looks_every(profile.receive_steps, tokens_per_step),
     )
 
 
 def looks_every(engine_steps: int, tokens_per_step: float) -> int:
     """Decode steps of one token, which is what a replica counts, between two looks for requests."""
-    return max(1, round(engine_steps * tokens_per_step)) if engine_steps > 1 else 1
+    return max(1, in_tokens(engine_steps, tokens_per_step)) if engine_steps > 1 else 1
+
+
+def in_tokens(engine_steps: int, tokens_per_step: float) -> int:
+    """Decode steps of one token in so many of the engine's."""
+    return round(engine_steps * tokens_per_step)

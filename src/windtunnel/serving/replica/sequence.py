@@ -28,6 +28,7 @@ class Sequence:
         "preemptions",
         "prompt",
         "queued_ns",
+        "rank",
         "scheduled_ns",
         "shared",
         "used_ns",
@@ -51,6 +52,7 @@ class Sequence:
         self.end_step = 0  # and when its last token comes
         self.epoch = 0  # rises when it leaves the decoding before its end
         self.preemptions = 0
+        self.rank = -1  # the attention rank it belongs to, where ranks admit prompts together
         self.used_ns = 0  # service so far, for policies that count it
         self.waited_ns = 0  # for a place to decode in, its prompt computed elsewhere
         self.queued_ns = self.scheduled_ns = self.first_ns = self.last_ns = -1
@@ -61,4 +63,4 @@ class Sequence:
         self.computed = self.blocks = self.hit = 0
         self.shared = []
         self.epoch += 1
-        self.queued_ns = -1
+        self.queued_ns = self.rank = -1
