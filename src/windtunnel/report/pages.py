@@ -6,6 +6,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from windtunnel.report.figures import duration, plain
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
@@ -27,4 +29,5 @@ def page_template(name: str, package: str = "windtunnel.report") -> Template:
     environment = Environment(
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters |= {"plain": plain, "duration": duration, "fmt": format}  # `fmt`: as in an f-string
     return environment.get_template(name)
