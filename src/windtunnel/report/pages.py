@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from windtunnel.report.figures import duration, plain
+from windtunnel.units import format_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -29,5 +30,6 @@ def page_template(name: str, package: str = "windtunnel.report") -> Template:
     environment = Environment(
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"plain": plain, "duration": duration, "fmt": format}  # `fmt`: as in an f-string
+    # `fmt` formats as an f-string does.
+    environment.filters |= {"plain": plain, "duration": duration, "bytes": format_bytes, "fmt": format}
     return environment.get_template(name)

@@ -48,7 +48,7 @@ def view_of(result: Result) -> dict[str, Any]:
         "layout": layout(result),
         "content_hash": result.content_hash,
         "version": plain(result.spec.get("version") or ""),
-        "infeasible": _infeasible(result),
+        "result": result,
         "tiles": _tiles(result),
         "band": charts.band(result.step_time_p5_ns, result.step_time_ns, result.step_time_p95_ns),
         "warnings": [plain(text) for text in result.warnings],
@@ -82,19 +82,6 @@ def _time_keys(result: Result) -> set[str]:
     for stage in result.stages:
         keys |= {key for key, ns in stage.breakdown_ns.items() if ns}
     return keys | {interval.category for interval in result.excerpt}
-
-
-def _infeasible(result: Result) -> dict[str, Any] | None:
-    trouble = result.infeasible
-    if trouble is None:
-        return None
-    return {
-        "reason": plain(trouble.reason),
-        "where": result.class_name(trouble.stage),
-        "needed": format_bytes(trouble.needed_bytes),
-        "capacity": format_bytes(trouble.capacity_bytes),
-        "over": format_bytes(trouble.needed_bytes - trouble.capacity_bytes),
-    }
 
 
 def _tiles(result: Result) -> list[dict[str, Any]]:

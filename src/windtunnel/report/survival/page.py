@@ -61,14 +61,10 @@ def render_survival_html(answer: Survival) -> str:
         facts=facts,
         source=plain(asked.process.source),
         policies=[_policy(answer, one) for one in answer.entries],
-        parts=[
-            {"label": part, "slot": COLOURS[part]}
-            for part in COLOURS
-            if any(one.waterfall[part] > 0 for one in answer.entries)
-        ],
+        parts={part: slot for part, slot in COLOURS.items() if any(one.waterfall[part] > 0 for one in answer.entries)},
         charts=_charts(answer),
         timelines=[_timeline(answer, one) for one in answer.entries],
-        causes=[{"name": name, "count": count} for name, count in causes(first)],
+        causes=causes(first),
         width=f"{W:g}",
         height=f"{H:g}",
     )
@@ -138,40 +134,28 @@ def _chart(
         across = (math.log(point[0]) - low) / (high - low or 1.0)
         return across * W, H - (point[1] - bottom) / (top - bottom) * H
 
-    names = list(dict.fromkeys(name for name, _, _ in lines))
+    slots = {name: LINES[at % len(LINES)] for at, name in enumerate(dict.fromkeys(name for name, _, _ in lines))}
+    write = format_percent if percent else "{:,.2f}".format
     ticks = lines[0][1] if len(lines[0][1]) <= 9 else lines[0][1][:: max(1, len(lines[0][1]) // 6)]
     return {
         "title": title,
         "lines": [
             {
                 "name": plain(name),
-                "slot": LINES[names.index(name) % len(LINES)],
+                "slot": slots[name],
                 "dash": dash,
                 "path": "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in map(at, line)),
-                "dots": [
-                    {
-                        "x": f"{at(point)[0]:.1f}",
-                        "y": f"{at(point)[1]:.1f}",
-                        "tip": f"{plain(name)}\n{label(point[0])}: "
-                        + (format_percent(point[1]) if percent else f"{point[1]:,.2f}"),
-                    }
-                    for point in line
-                ]
-                if not dash
-                else [],
+                "dots": [(at((x, y)), f"{plain(name)}\n{label(x)}: {write(y)}") for x, y in line] if not dash else [],
             }
             for name, line, dash in lines
         ],
-        "marks": [{"x": f"{at(point)[0]:.1f}", "y": f"{at(point)[1]:.1f}"} for point in marks],
-        "x": [{"at": f"{at((x, 0.0))[0]:.1f}", "label": label(x)} for x, _ in ticks],
+        "marks": [at(point) for point in marks],
+        "x": [(at((x, 0.0))[0], label(x)) for x, _ in ticks],
         "y": [
-            {
-                "at": f"{H - share * H:.1f}",
-                "label": (format_percent if percent else "{:,.1f}".format)(bottom + share * (top - bottom)),
-            }
+            (H - share * H, (format_percent if percent else "{:,.1f}".format)(bottom + share * (top - bottom)))
             for share in (0.0, 0.25, 0.5, 0.75, 1.0)
         ],
-        "names": [{"name": plain(name), "slot": LINES[at % len(LINES)]} for at, name in enumerate(names)],
+        "slots": slots,
     }
 
 
