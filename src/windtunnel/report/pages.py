@@ -6,8 +6,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from windtunnel.report.figures import duration, plain
-from windtunnel.units import format_bytes
+from windtunnel.report.figures import duration, plain, significant
+from windtunnel.units import format_bytes, format_count, format_percent
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -31,5 +31,6 @@ def page_template(name: str, package: str = "windtunnel.report") -> Template:
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     # `fmt` formats as an f-string does.
-    environment.filters |= {"plain": plain, "duration": duration, "bytes": format_bytes, "fmt": format}
+    environment.filters |= {"plain": plain, "duration": duration, "significant": significant, "fmt": format}
+    environment.filters |= {"bytes": format_bytes, "counted": format_count, "percent": format_percent}
     return environment.get_template(name)
