@@ -1,7 +1,7 @@
 """A Survival as one offline HTML page: waterfall by policy, ETTR against GPUs and interval, standbys, one run's
 timeline.
 
-Python decides every width and path; the template arranges them.
+Python reckons every curve; the template writes and arranges.
 """
 
 from __future__ import annotations
@@ -59,32 +59,27 @@ def render_survival_html(answer: Survival) -> str:
     ]
     return page_template("survival.html.j2").render(
         facts=facts,
+        wall_s=answer.wall_s,
+        colours=COLOURS,
         source=plain(asked.process.source),
-        policies=[_policy(answer, one) for one in answer.entries],
+        policies=[_policy(one) for one in answer.entries],
         parts={part: slot for part, slot in COLOURS.items() if any(one.waterfall[part] > 0 for one in answer.entries)},
         charts=_charts(answer),
-        timelines=[_timeline(answer, one) for one in answer.entries],
+        timelines=[_timeline(one) for one in answer.entries],
         causes=causes(first),
         width=f"{W:g}",
         height=f"{H:g}",
     )
 
 
-def _policy(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
+def _policy(one: PolicyEntry) -> dict[str, Any]:
     parts = [(part, one.waterfall[part]) for part in COLOURS if one.waterfall[part] > 0]
     printed = shares([seconds for _, seconds in parts], 2)
     return {
         "name": plain(one.policy),
         **cells(one),
         "cost": "" if one.cost_usd is None else f"${format_count(one.cost_usd)}",
-        "segments": [
-            {
-                "slot": COLOURS[part],
-                "width": f"{seconds / answer.wall_s * 100:.4f}",
-                "tip": f"{part}\n{share} of the wall time, {format_time(seconds)}",
-            }
-            for (part, seconds), share in zip(parts, printed, strict=True)
-        ],
+        "segments": [(*part, share) for part, share in zip(parts, printed, strict=True)],
     }
 
 
@@ -159,23 +154,10 @@ def _chart(
     }
 
 
-def _timeline(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
+def _timeline(one: PolicyEntry) -> tuple[str, list[Episode]]:
     """The first run: what was not productive, the longest stretches first, in their places."""
     longest = sorted(_joined(one.stops), key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
-    wall_ns = answer.wall_s * 1e9
-    return {
-        "name": plain(one.policy),
-        "stops": [
-            {
-                "slot": COLOURS[each.part],
-                "left": f"{each.begin_ns / wall_ns * 100:.4f}",
-                "width": f"{(each.end_ns - each.begin_ns) / wall_ns * 100:.4f}",
-                "tip": f"{each.part}: {plain(each.cause)}\n{format_time((each.end_ns - each.begin_ns) / 1e9)},"
-                f" day {each.begin_ns / 8.64e13:.2f}",
-            }
-            for each in sorted(longest, key=lambda each: each.begin_ns)
-        ],
-    }
+    return plain(one.policy), sorted(longest, key=lambda each: each.begin_ns)
 
 
 def _joined(episodes: Sequence[Episode]) -> list[Episode]:
