@@ -40,6 +40,7 @@ TRY_TO_LOAD = (
     *("windtunnel.capture.recorder.recorder", "windtunnel.capture.fake_tensors.fake"),
 )
 PLAYER = "windtunnel.capture.processes.rank_process:play"
+PLAYS = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}  # as `Workers` take it
 DRAWN, FEW_RANKS = 4, 8
 MOST_DRAWS = 4  # times that drawn ranks may differ from what they were taken to be
 MOST_AT_ALL = 4096  # ranks that `--representatives all` plays
@@ -73,10 +74,9 @@ def capture(launch: Launch, options: Options, out: Path, report: Report | None =
     check_place(out)
     sweep_place(out)
     sweep()
-    settings = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}
     waiting = {"cores": options.jobs, "timeout_s": options.timeout_s, "report": report}
-    with terminated_is_an_end(), Workers(settings, **waiting) as workers:  # type: ignore[arg-type]
-        task = _task(launch, options)
+    with terminated_is_an_end(), Workers(PLAYS, **waiting) as workers:  # type: ignore[arg-type]
+        task = task_of(launch, options)
         table: Table | None = None
         if options.ranks:
             workers.run(options.ranks, task, helpers_end=True)
@@ -217,7 +217,8 @@ def _layout(launch: Launch, outcomes: Mapping[int, Outcome]) -> RankAxes:
     return find_axes(grid, sorted(pairs))
 
 
-def _task(launch: Launch, options: Options) -> dict[str, Any]:
+def task_of(launch: Launch, options: Options) -> dict[str, Any]:
+    """What a rank is told to play."""
     return {
         "launch": asdict(launch),
         "steps": options.steps,

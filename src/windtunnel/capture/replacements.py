@@ -1,9 +1,24 @@
-"""Attributes of modules and classes that are replaced for a while."""
+"""Attributes of modules and classes that are replaced for a while, and functions that run within a context."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+def within(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function every call of which is in a context of its own."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    return run
 
 
 class Replacements:

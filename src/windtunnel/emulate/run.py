@@ -129,24 +129,9 @@ class _Run:
 
     def __enter__(self) -> _Run:
         try:
-            task = {
-                "parent": os.getpid(),
-                "launch": asdict(self.asked.launch),
-                "rank": self.asked.rank,
-                "ranks": list(self.asked.real),
-                "cluster": self.asked.cluster,
-                "slow": {str(rank): factor for rank, factor in self.asked.slow.items()},
-                "watch": watched(self.asked),
-                "jitter": self.asked.jitter,
-                "seed": self.asked.seed,
-                "data": self.asked.data,
-                "tape": list(self.asked.tape or ()),
-                "captured": str(self.asked.captured) if self.asked.captured else "",
-                "peer_times": [str(path) for path in self.asked.peer_times],
-                "memory": self.asked.memory,
-                "techniques": list(self.asked.techniques),
-            }
-            (self.folder / "task.json").write_text(json.dumps(task))
+            more = {"parent": os.getpid(), "ranks": self.asked.real, "watch": watched(self.asked)}
+            task = {**asdict(self.asked), **more, "tape": self.asked.tape or ()}
+            (self.folder / "task.json").write_text(json.dumps(task, default=str))  # paths as text
             environment = {**os.environ, FOLDER_VARIABLE: str(self.folder)}
             if self.asked.launch.local_world_size > 1:
                 environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
@@ -224,25 +209,17 @@ class _Run:
 
     def _deliver(self, rank: int, key: str) -> None:
         """Have the sender of a control message played, and bring what it sent; a real rank sends its own."""
-        from windtunnel.capture.launch import LOAD, PLAYER, TRY_TO_LOAD
+        from windtunnel.capture.launch import PLAYS, Options, task_of
         from windtunnel.capture.processes.scheduler import Workers
 
         sender = file_mailbox.sender_of(key)
         if sender is None or (sender in self._processes and self._processes[sender].poll() is None):
             return
         if self._peers is None:
-            settings = {"load": LOAD, "try_to_load": TRY_TO_LOAD, "player": PLAYER}
-            self._peers = Workers(settings)
+            self._peers = Workers(PLAYS)
             self._peers.__enter__()
-        task = {
-            "launch": asdict(self.asked.launch),
-            "steps": 1,
-            "device": "cpu",
-            "answers": {},
-            "timeout_s": 600.0,
-        }
         if sender not in self._processes:
-            self._peers.run([sender], task)
+            self._peers.run([sender], task_of(self.asked.launch, Options(steps=1, device="cpu")))
         for message in sorted((self._peers.folder / file_mailbox.MESSAGES).iterdir()):
             place = self.folder / file_mailbox.MESSAGES / message.name
             is_real = file_mailbox.writer_of(message) in self._processes

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -245,22 +245,14 @@ class _Reader:
             tuple((tuple(names), tuple(sizes)) for names, sizes in head["meshes"]),
             tuple(tuple(places) for places in head["coordinates"]),
             tuple(head["notes"]),
-            _rich_mapping(head["facts"]),
+            _rich(head["facts"], list),
         )
 
 
-def _rich(value: Any) -> Any:
+def _rich(value: Any, sequence: Callable[[Iterable[Any]], Any] = tuple) -> Any:
+    """As it was before `_plain`; `sequence`: what lists were."""
     if isinstance(value, list):
-        return tuple(_rich(item) for item in value)
-    if isinstance(value, dict) and value.keys() == {"float"}:
-        return float(value["float"])
-    return value
-
-
-def _rich_mapping(value: Any) -> Any:
-    """`facts`: lists stay lists."""
-    if isinstance(value, list):
-        return [_rich_mapping(item) for item in value]
+        return sequence(_rich(item, sequence) for item in value)
     if isinstance(value, dict):
-        return float(value["float"]) if value.keys() == {"float"} else {k: _rich_mapping(v) for k, v in value.items()}
+        return float(value["float"]) if value.keys() == {"float"} else {k: _rich(v, sequence) for k, v in value.items()}
     return value

@@ -164,14 +164,11 @@ def _chart(one: CurveChart) -> dict[str, Any]:
         return _H - (math.log10(seconds) - low) / (high - low) * _H
 
     points = [
-        {
-            "x": f"{x(measured):.1f}",
-            "y": f"{y(curve):.1f}",
-            "left": f"{x(one.low_s[at]):.1f}",
-            "right": f"{x(one.high_s[at]):.1f}",
-            "tip": f"{', '.join(one.size_names)}: {_shape(one, at)}\nmeasured {format_time(measured)}, "
+        (
+            (x(measured), y(curve), x(one.low_s[at]), x(one.high_s[at])),
+            f"{', '.join(one.size_names)}: {_shape(one, at)}\nmeasured {format_time(measured)}, "
             f"curve {format_time(curve)} ({curve / measured - 1:+.1%})",
-        }
+        )
         for at, (measured, curve) in enumerate(zip(one.measured_s, one.curve_s, strict=True))
     ]
     worst = sorted(range(len(one.shapes)), key=lambda at: -_off(one, at))[:_WORST]
@@ -182,10 +179,7 @@ def _chart(one: CurveChart) -> dict[str, Any]:
         "count": f"{len(one.shapes):,} point{'s' if len(one.shapes) > 1 else ''}",
         "formula": plain(one.formula),
         "points": points,
-        "ticks": [
-            {"x": f"{x(seconds):.1f}", "y": f"{y(seconds):.1f}", "label": format_time(seconds, 1)}
-            for seconds in _ticks(low, high)
-        ],
+        "ticks": [(x(seconds), y(seconds), format_time(seconds, 1)) for seconds in _ticks(low, high)],
         "worst": [_named(one, at) for at in worst] if _tells(one) else [],
     }
 

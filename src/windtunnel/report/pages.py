@@ -6,6 +6,9 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from windtunnel.report.figures import duration, plain, significant
+from windtunnel.units import format_bytes, format_count, format_percent, format_time
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
@@ -27,4 +30,12 @@ def page_template(name: str, package: str = "windtunnel.report") -> Template:
     environment = Environment(
         loader=FunctionLoader(source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    # `fmt` formats as an f-string does.
+    environment.filters |= {"plain": plain, "duration": duration, "significant": significant, "fmt": format}
+    environment.filters |= {
+        "bytes": format_bytes,
+        "counted": format_count,
+        "percent": format_percent,
+        "time": format_time,
+    }
     return environment.get_template(name)

@@ -7,6 +7,7 @@ and diffed. Where the console's encoding lacks a character, bars become '#', das
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from rich.console import Console, OverflowMethod, RenderableType
 from rich.segment import Segment, Segments
@@ -35,6 +36,23 @@ def columns(
     table = Table(box=None, pad_edge=False, header_style="dim" if dim else "table.header")
     for name in names:
         table.add_column(name, justify="left" if name in left else "right", overflow=overflow)
+    return table
+
+
+Column = dict[str, Any]
+# Columns of `grid`: a name that is cut where there is no room, a number, a word, and what is left of the line.
+LABEL: Column = {"overflow": "ellipsis", "no_wrap": True}
+NUMBER: Column = {"justify": "right", "no_wrap": True}
+WORD: Column = {"no_wrap": True}
+REST: Column = {"ratio": 1}
+DIM: Column = {"style": "dim"}
+
+
+def grid(*columns: Column) -> Table:
+    """A table without lines and head, its columns as `Table.add_column` takes them."""
+    table = Table.grid(padding=(0, 2))
+    for column in columns:
+        table.add_column(**column)
     return table
 
 

@@ -17,7 +17,6 @@ from threading import Lock
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
-from windtunnel.report import figures
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction.html import view_of
 from windtunnel.report.run_list import RunList
@@ -155,34 +154,17 @@ class Page:
         except UserError:  # its own line of the table says so
             resolved = {}
         answered = [point for point in found if not point.problem]
-        longest = max((point.p95_s for point in answered), default=1.0) or 1.0
-        fullest = max([1.0, *(point.memory_share for point in answered)])
-        now = next((point.step_time_s for point in answered if point.now), 0.0)
-        costs = [point.dollars_per_million_tokens(price) for point in answered]
         return self.draw(
             "points.html.j2",
             vary=VARIED[values.get("vary", "tp")],
-            price=f"{price:.2f}",
+            price=price,
             resolved=resolved,
             slow=values.get("vary") == "slow",
-            rows=[
-                {
-                    "point": point,
-                    "time": figures.duration(point.step_time_s * 1e9) if not point.problem else "",
-                    "against": "" if point.now or not now else f"{point.step_time_s / now - 1:+.1%}",
-                    "low": figures.duration(point.p5_s * 1e9) if not point.problem else "",
-                    "high": figures.duration(point.p95_s * 1e9) if not point.problem else "",
-                    "left": f"{point.p5_s / longest * 100:.2f}",
-                    "width": f"{(point.p95_s - point.p5_s) / longest * 100:.2f}",
-                    "middle": f"{point.step_time_s / longest * 100:.2f}",
-                    "memory": f"{point.memory_share:.0%}",
-                    "memory_width": f"{point.memory_share / fullest * 100:.2f}",
-                    "full": f"{100 / fullest:.2f}",
-                    "cost": f"${point.dollars_per_million_tokens(price):,.3f}",
-                    "cost_width": f"{point.dollars_per_million_tokens(price) / (max(costs, default=1) or 1) * 100:.2f}",
-                }
-                for point in found
-            ],
+            points=found,
+            now_s=next((point.step_time_s for point in answered if point.now), 0.0),
+            longest_s=max((point.p95_s for point in answered), default=1.0) or 1.0,
+            fullest=max([1.0, *(point.memory_share for point in answered)]),
+            dearest=max((point.dollars_per_million_tokens(price) for point in answered), default=1.0) or 1.0,
         )
 
     # Runs
@@ -196,17 +178,7 @@ class Page:
         else:
             found, count = self.runs.newest(SHOWN_MOST)
         tags = self.runs.tags()
-        rows = [
-            {
-                "run": run,
-                "time": figures.duration(run.step_time_s * 1e9) if run.step_time_s else "",
-                "low": figures.duration(run.p5_s * 1e9) if run.p5_s else "",
-                "high": figures.duration(run.p95_s * 1e9) if run.p95_s else "",
-                "tags": ", ".join(tags.get(run.name, ())),
-            }
-            for run in found[:SHOWN_MOST]
-        ]
-        parts = {"rows": rows, "count": count, "most": SHOWN_MOST}
+        parts = {"runs": found[:SHOWN_MOST], "tags": tags, "count": count, "most": SHOWN_MOST}
         if part:
             return self.draw("run_rows.html.j2", **parts)
         every = sorted({tag for those in tags.values() for tag in those})
@@ -244,32 +216,11 @@ class Page:
             title="Compare",
             here="runs",
             columns=[
-                {
-                    "name": name,
-                    "letter": letter,
-                    "run": self.runs.one(name),
-                    "time": figures.duration(result.step_time_ns),
-                    "low": figures.duration(result.step_time_p5_ns),
-                    "high": figures.duration(result.step_time_p95_ns),
-                    "mfu": f"{result.mfu:.1%}",
-                    "tokens": f"{result.tokens_per_s_per_gpu:,.0f}",
-                    "memory": f"{result.peak_memory.device_bytes / 2**30:.1f} GiB" if result.memory else "",
-                }
+                {"name": name, "letter": letter, "run": self.runs.one(name), "result": result}
                 for letter, name, result in zip("ABCDEFGH", names, results, strict=False)
             ],
-            rows=[
-                {
-                    "label": label_of(key),
-                    "cells": [
-                        {
-                            "text": figures.duration(result.breakdown_ns.get(key, 0)),
-                            "width": f"{result.breakdown_ns.get(key, 0) / longest * 100:.2f}",
-                        }
-                        for result in results
-                    ],
-                }
-                for key in keys
-            ],
+            labels={key: label_of(key) for key in keys},
+            longest_ns=longest,
             explanation=comparison.explanation if comparison else "",
             differences=[(one.field, shown(one.a), shown(one.b)) for one in comparison.spec] if comparison else [],
         )

@@ -25,8 +25,8 @@ from torch.distributed.tensor.parallel import (  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from windtunnel.capture.recorder.recorder import Recorder  # noqa: E402
-from windtunnel.capture.recorder.storages import peak_of  # noqa: E402
 from windtunnel.programs.program import RankProgram  # noqa: E402
+from windtunnel.programs.rank_classes.equality import peak as peak_of  # noqa: E402
 
 WORLD, RANK = 8, 3
 KINDS = ("ddp", "fsdp", "fsdp checkpointed", "tensor parallel")

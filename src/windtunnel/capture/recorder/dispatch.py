@@ -38,7 +38,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._recorder, self._exchanges = recorder, exchanges
         self._rows, self._reader = recorder.rows, recorder.reader
-        self._fake = compat.fake_class()
+        self._fake = world_compat.fake_tensor_class()
         self._fakes: FastFakes | None = None
         self._facts: dict[int, tuple[OpFacts, Any]] = {}  # by identity, which the op beside them keeps its own
         self._sugar: dict[Any, bool] = {}

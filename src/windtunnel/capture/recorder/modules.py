@@ -63,7 +63,6 @@ class Whereabouts:
         self._regions = 0  # of this step
         self._compiled = 0  # the one that Python is in
         self._compiled_depth = self._hooks_depth = 0
-        self._aside: list[tuple[int, int]] = []  # depth and region around what is kept out of graphs
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Whereabouts:
@@ -73,11 +72,11 @@ class Whereabouts:
             register_module_forward_hook(self._leave_module, always_call=True),
         ):
             self._undo.append(handle.remove)
-        self._undo.append(compat.on_recompute(self._recompute_begins, self._recompute_ends))
+        self._undo.append(compat.on_recompute(self._recomputation))
         if compat.fake_mode() is not None:  # a real run is compiled, and its ops are not seen one by one
-            self._undo.append(compiler.on_compiled(self._compiled_begins, self._compiled_ends))
-            self._undo.append(compat.on_sharding_hooks(self._hook_begins, self._hook_ends))
-            self._undo.append(compiler.on_disabled(self._disabled_begins, self._disabled_ends))
+            self._undo.append(compiler.on_compiled(self.one_graph))
+            self._undo.append(compat.on_sharding_hooks(self._in_hooks))
+            self._undo.append(compiler.on_disabled(self._kept_out))
             self._undo.append(compiler.on_graph_break(self.graph_breaks))
         return self
 
@@ -127,25 +126,30 @@ class Whereabouts:
 
     # ---- recomputation
 
-    def _recompute_begins(self) -> None:
+    @contextmanager
+    def _recomputation(self) -> Iterator[None]:
         self._recomputing += 1
-
-    def _recompute_ends(self) -> None:
-        self._recomputing -= 1
+        try:
+            yield
+        finally:
+            self._recomputing -= 1
 
     # ---- compiled regions
 
-    def _compiled_begins(self) -> None:
+    @contextmanager
+    def one_graph(self) -> Iterator[None]:
+        """What runs within is compiled together, whoever calls it."""
         self._compiled_depth += 1
         if self._compiled_depth == 1:
             self.compiles = True
             self._regions += 1
             self._compiled_is(self._regions)
-
-    def _compiled_ends(self) -> None:
-        self._compiled_depth -= 1
-        if not self._compiled_depth:
-            self._compiled_is(0)
+        try:
+            yield
+        finally:
+            self._compiled_depth -= 1
+            if not self._compiled_depth:
+                self._compiled_is(0)
 
     def graph_breaks(self) -> None:
         """What runs next cannot be of the same graph; the backward graphs are cut where the forward ones are."""
@@ -153,37 +157,33 @@ class Whereabouts:
             self._regions += 1
             self._compiled_is(self._regions)
 
-    def _disabled_begins(self) -> None:
-        self._aside.append((self._compiled_depth, self._compiled))
-        self._compiled_depth = 0
-        if self._compiled:
-            self._compiled_is(0)
-
-    def _disabled_ends(self) -> None:
-        self._compiled_depth, region = self._aside.pop()
-        if region:
-            self._compiled_is(region)
-            self.graph_breaks()
-
     @contextmanager
-    def one_graph(self) -> Iterator[None]:
-        """What runs within is compiled together, whoever calls it."""
-        self._compiled_begins()
+    def _kept_out(self) -> Iterator[None]:
+        """What `torch.compiler.disable` keeps out of graphs."""
+        depth, region = self._compiled_depth, self._compiled
+        self._compiled_depth = 0
+        if region:
+            self._compiled_is(0)
         try:
             yield
         finally:
-            self._compiled_ends()
+            self._compiled_depth = depth
+            if region:
+                self._compiled_is(region)
+                self.graph_breaks()
 
     def _compiled_is(self, number: int) -> None:
         self._remember_nodes()
         self._compiled = number
         self._forward = self._forward._replace(compiled=number)
 
-    def _hook_begins(self) -> None:
+    @contextmanager
+    def _in_hooks(self) -> Iterator[None]:
         self._hooks_depth += 1
-
-    def _hook_ends(self) -> None:
-        self._hooks_depth -= 1
+        try:
+            yield
+        finally:
+            self._hooks_depth -= 1
 
     # ---- ops
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
-from windtunnel.programs.program import MemoryEvent, RankProgram
+from windtunnel.programs.program import MemoryEvent
 
 Frames = tuple[tuple[CodeType, int], ...]
 
@@ -190,19 +190,3 @@ def categorised(
         MemoryEvent(max(0, min(op - base, last)), number, gained, category(number)) for op, number, gained in events
     )
     return there, tuple(came_and_went)
-
-
-def peak_of(program: RankProgram) -> tuple[int, int, dict[str, int]]:
-    """(most bytes held at once, the op they are held at, those bytes by category); op -1: when the step begins."""
-    held: dict[str, int] = {}
-    total = 0
-    for event in program.resident:
-        held[event.category] = held.get(event.category, 0) + event.bytes
-        total += event.bytes
-    best, at, of_best = total, -1, dict(held)
-    for event in program.memory:
-        held[event.category] = held.get(event.category, 0) + event.bytes
-        total += event.bytes
-        if total > best:
-            best, at, of_best = total, event.op, dict(held)
-    return best, at, {category: amount for category, amount in of_best.items() if amount}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from windtunnel.capture.replacements import Replacements
+from windtunnel.capture.replacements import Context, Replacements, within
 
 
 def reading_breaks() -> bool:
@@ -22,8 +21,8 @@ def shapes_break() -> bool:
     return config is None or not config.capture_dynamic_output_shape_ops
 
 
-def on_compiled(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
-    """Call `begins` and `ends` around every call of what `torch.compile` makes from now on for its own backend.
+def on_compiled(context: Context) -> Callable[[], None]:
+    """Enter `context` for every call of what `torch.compile` makes from now on for its own backend.
 
     Every form of it, modules included, ends in `OptimizeContext.__call__` with a function, and gives the compiled one.
     """
@@ -34,11 +33,11 @@ def on_compiled(begins: Callable[[], None], ends: Callable[[], None]) -> Callabl
         named = getattr(innermost_backend(context.callback), "compiler_name", "")
         return named == "inductor" and not isinstance(function, torch.nn.Module | type)
 
-    return _around_made(OptimizeContext, is_compiled, begins, ends)
+    return _around_made(OptimizeContext, is_compiled, context)
 
 
-def on_disabled(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
-    """Call `begins` and `ends` around what `torch.compiler.disable` keeps out of graphs from now on; returns the undo.
+def on_disabled(context: Context) -> Callable[[], None]:
+    """Enter `context` for what `torch.compiler.disable` keeps out of graphs from now on; returns the undo.
 
     Every form of it ends in `DisableContext.__call__`; with `wrapping` where it is not PyTorch's own, which the
     compiler knows by other rules.
@@ -50,32 +49,16 @@ def on_disabled(begins: Callable[[], None], ends: Callable[[], None]) -> Callabl
             return False
         return not hasattr(made, "_orig_mod")  # a module keeps its type
 
-    return _around_made(DisableContext, is_disabled, begins, ends)
+    return _around_made(DisableContext, is_disabled, context)
 
 
-def _around_made(
-    made_by: Any,
-    wanted: Callable[[Any, Any, Any], bool],
-    begins: Callable[[], None],
-    ends: Callable[[], None],
-) -> Callable[[], None]:
-    """Watch the calls of what this context makes of functions, where (context, function, made) is `wanted`."""
+def _around_made(made_by: Any, wanted: Callable[[Any, Any, Any], bool], context: Context) -> Callable[[], None]:
+    """Enter `context` for calls of what `made_by` makes of functions, where (self, function, made) is `wanted`."""
     old = made_by.__call__
 
-    def called(context: Any, function: Any) -> Any:
-        made = old(context, function)
-        if not wanted(context, function, made):
-            return made
-
-        @functools.wraps(made)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begins()
-            try:
-                return made(*args, **kwargs)
-            finally:
-                ends()
-
-        return run
+    def called(self: Any, function: Any) -> Any:
+        made = old(self, function)
+        return within(context, made) if wanted(self, function, made) else made
 
     return Replacements((made_by, "__call__", called)).undo
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from windtunnel.capture.replacements import Replacements
+from windtunnel.capture.replacements import Replacements, within
 from windtunnel.capture.virtual_world.refusals import UnsupportedCommunicationError, UntriedTorchError
 
 TRIED = ("2.13",)
@@ -268,8 +268,7 @@ def _with_real_ranks(make: Callable[..., Any], value_of: Callable[[Any], Any]) -
     return init
 
 
-@contextmanager
-def ddp_outside_modes() -> Iterator[None]:
+def ddp_outside_modes() -> Replacements:
     """`DistributedDataParallel`'s C++ reads raw integers twice, where a tensor without data has none.
 
     The check of parameter shapes at start-up compares them among ranks: peers run the same script, so it is left out.
@@ -278,20 +277,13 @@ def ddp_outside_modes() -> Iterator[None]:
     import torch.distributed as dist
     import torch.nn.parallel.distributed as ddp
 
-    with Replacements(
+    return Replacements(
         (dist, "_verify_params_across_processes", lambda *_, **__: None),
         (ddp, "_verify_param_shape_across_processes", lambda *_, **__: None),
         (dist.Reducer, "_rebuild_buckets", outside(dist.Reducer._rebuild_buckets)),
-    ):
-        yield
+    )
 
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that no dispatch mode sees."""
-
-    @functools.wraps(function)
-    def real(*args: Any, **kwargs: Any) -> Any:
-        with outside_modes():
-            return function(*args, **kwargs)
-
-    return real
+    return within(outside_modes, function)

@@ -29,8 +29,7 @@ from windtunnel.capture.torch_private.distributed import outside_modes, set_know
 FEW = 4096  # elements that are read one by one: each may have a value that is known
 
 
-@contextmanager
-def data_that_moves() -> Iterator[None]:
+def data_that_moves() -> Replacements:
     """Assigning `.data` takes the device along."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -42,12 +41,10 @@ def data_that_moves() -> Iterator[None]:
         if isinstance(new, FakeTensor):
             self.fake_device = new.fake_device
 
-    with Replacements((FakeTensor, "data", property(data.__get__, assign))):
-        yield
+    return Replacements((FakeTensor, "data", property(data.__get__, assign)))
 
 
-@contextmanager
-def lists_of_fakes() -> Iterator[None]:
+def lists_of_fakes() -> Replacements:
     """`tolist()` of many elements asks for one, and says it of all."""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -64,12 +61,10 @@ def lists_of_fakes() -> Iterator[None]:
             made = [made] * size if not isinstance(made, list) else [list(made) for _ in range(size)]
         return made
 
-    with Replacements((FakeTensor, "tolist", tolist)):
-        yield
+    return Replacements((FakeTensor, "tolist", tolist))
 
 
-@contextmanager
-def texts_of_fakes() -> Iterator[None]:
+def texts_of_fakes() -> Replacements:
     """Formatting a tensor of one element reads it."""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -80,12 +75,10 @@ def texts_of_fakes() -> Iterator[None]:
             return str(self.detach().item().__format__(spec))
         return str(otherwise(self, spec))
 
-    with Replacements((FakeTensor, "__format__", formatted)):
-        yield
+    return Replacements((FakeTensor, "__format__", formatted))
 
 
-@contextmanager
-def one_cpu() -> Iterator[None]:
+def one_cpu() -> Replacements:
     """No tensor is on `cpu:0`."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -95,8 +88,7 @@ def one_cpu() -> Iterator[None]:
     def normalised(device: Any) -> Any:
         return torch.device("cpu") if device.type == "cpu" else otherwise(device)
 
-    with Replacements((FakeTensor, "_normalize_fake_device", staticmethod(normalised))):
-        yield
+    return Replacements((FakeTensor, "_normalize_fake_device", staticmethod(normalised)))
 
 
 @contextmanager
@@ -134,8 +126,7 @@ def tensors_of_fakes() -> Iterator[None]:
         del builtins[id(tensor)]
 
 
-@contextmanager
-def copies_of_fakes() -> Iterator[None]:
+def copies_of_fakes() -> Replacements:
     """`copy.deepcopy` of a fake tensor gives one of its own storage, known value and gradient included."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -162,12 +153,10 @@ def copies_of_fakes() -> Iterator[None]:
             made.grad = deepcopy(self.grad, memo)
         return made
 
-    with Replacements((FakeTensor, "__deepcopy__", deepcopy)):
-        yield
+    return Replacements((FakeTensor, "__deepcopy__", deepcopy))
 
 
-@contextmanager
-def addresses_looked_at() -> Iterator[None]:
+def addresses_looked_at() -> Replacements:
     """What DDP and FSDP of the first version need of addresses, which fake tensors have not."""
     import torch
     import torch.distributed as dist
@@ -196,16 +185,14 @@ def addresses_looked_at() -> Iterator[None]:
     def same_storage(one: Any, other: Any) -> bool:
         return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
-    with Replacements(
+    return Replacements(
         (dist.Reducer, "__init__", reducer),
         (_flat_param, "_same_storage", same_storage),
         (FakeTensor, "data_ptr", address),
-    ):
-        yield
+    )
 
 
-@contextmanager
-def random_dtensors() -> Iterator[None]:
+def random_dtensors() -> Replacements:
     """DTensor leaves the state of the random numbers alone: nobody sees the numbers."""
     import torch
     from torch.distributed.tensor import _random
@@ -217,9 +204,8 @@ def random_dtensors() -> Iterator[None]:
     def state(self: Any) -> Any:
         return torch.zeros(16, dtype=torch.uint8, device=self._device)
 
-    with Replacements(
+    return Replacements(
         (_random.OffsetBasedRNGTracker, "_distribute_region", region),
         (_random.OffsetBasedRNGTracker, "_get_device_state", state),
         (_random.OffsetBasedRNGTracker, "_set_device_state", lambda self, given: None),
-    ):
-        yield
+    )

@@ -14,11 +14,9 @@ from windtunnel.capture.replacements import Replacements
 from windtunnel.capture.torch_private.distributed import fake_tensor_class
 
 
-@contextmanager
-def eager_compile() -> Iterator[None]:
+def eager_compile() -> Any:
     """`torch.compile` does nothing: stance "force_eager" until exit."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextmanager
@@ -43,8 +41,7 @@ def uncompiled_internals() -> Iterator[None]:
             vars(fn).pop("__dynamo_disable", None)
 
 
-@contextmanager
-def numpy_of_fakes() -> Iterator[None]:
+def numpy_of_fakes() -> Replacements:
     """`tensor.numpy()` reads values one by one through `item`, which a recorder answers: the C form wants memory."""
     import numpy as np
 
@@ -67,12 +64,10 @@ def numpy_of_fakes() -> Iterator[None]:
             return old_array(self, dtype)
         return numpy(self) if dtype is None else numpy(self).astype(dtype)
 
-    with Replacements((torch.Tensor, "numpy", numpy), (torch.Tensor, "__array__", array)):
-        yield
+    return Replacements((torch.Tensor, "numpy", numpy), (torch.Tensor, "__array__", array))
 
 
-@contextmanager
-def swappable_fakes() -> Iterator[None]:
+def swappable_fakes() -> Replacements:
     """`module.to(...)` swaps fake parameters with converted ones, and refuses when somebody refers weakly to one.
 
     The fake mode itself does, in the table that gives a real tensor the same fake one twice: take swapped ones out of
@@ -95,25 +90,21 @@ def swappable_fakes() -> Iterator[None]:
             return
         old(one, other)
 
-    with Replacements((torch.utils, "swap_tensors", swap_tensors)):
-        yield
+    return Replacements((torch.utils, "swap_tensors", swap_tensors))
 
 
-@contextmanager
-def multi_tensor_optimizers() -> Iterator[None]:
+def multi_tensor_optimizers() -> Replacements:
     """Optimizers and gradient norms take their multi-tensor form for the tensor classes in two private lists."""
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    with Replacements() as patches:
-        for module in (optimizer, _foreach_utils):
-            known = module._foreach_supported_types
-            patches.set(module, "_foreach_supported_types", [*known, fake_tensor_class()])
-        yield
+    name = "_foreach_supported_types"
+    return Replacements(
+        *((module, name, [*getattr(module, name), fake_tensor_class()]) for module in (optimizer, _foreach_utils))
+    )
 
 
-@contextmanager
-def collectives_as_in_a_run() -> Iterator[None]:
+def collectives_as_in_a_run() -> Replacements:
     """Functional collectives and DTensor take a fake mode for tracing: they wait at once, pad, and learn nothing.
 
     A run waits when it reads, and looks shardings up. Each module keeps its own reference to the function that tells.
@@ -125,11 +116,7 @@ def collectives_as_in_a_run() -> Iterator[None]:
     def no() -> bool:
         return False
 
-    with Replacements() as patches:
-        for module in list(sys.modules.values()):
-            if (
-                getattr(module, "__name__", "").startswith("torch.distributed")
-                and vars(module).get("_are_we_tracing") is tells
-            ):
-                patches.set(module, "_are_we_tracing", no)
-        yield
+    of_torch = (module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed"))
+    return Replacements(
+        *((module, "_are_we_tracing", no) for module in of_torch if vars(module).get("_are_we_tracing") is tells)
+    )

@@ -12,15 +12,13 @@ then), `create_mask` and `_convert_mask_to_block_mask` (what `create_block_mask`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from windtunnel.capture.replacements import Replacements
 
 
-@contextmanager
-def flex_attention_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
+def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
     """`flex_attention` is one fused op of the dispatcher each way until exit; `note` is told of it."""
     import torch
     from torch.nn.attention import flex_attention as flex
@@ -62,17 +60,15 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
         made = [torch.empty(shape, dtype=torch.int8, device=mask.device) for _ in range(2)]
         return made[0], made[1] if separate_full_blocks else None
 
-    with Replacements(
+    return Replacements(
         (flex, "flex_attention_hop", kernel),
         (flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
         (flex, "create_mask", mask),
         (flex, "_convert_mask_to_block_mask", blocks),
-    ):
-        yield
+    )
 
 
-@contextmanager
-def compiler_rules_kept() -> Iterator[None]:
+def compiler_rules_kept() -> Replacements:
     """The compiler's table of torch's functions, private, is filled before any is replaced and stays until exit.
 
     It holds functions by identity, refuses one function that stands for two, and `init_process_group` throws it away.
@@ -81,5 +77,4 @@ def compiler_rules_kept() -> Iterator[None]:
 
     rules = torch._dynamo.trace_rules
     rules.get_torch_obj_rule_map()
-    with Replacements((rules, "clear_lru_cache", lambda: None)):
-        yield
+    return Replacements((rules, "clear_lru_cache", lambda: None))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from windtunnel.capture.replacements import Replacements
+from windtunnel.capture.replacements import Context, Replacements, within
 
 
 def sequence_number() -> int:
@@ -26,57 +25,36 @@ def running_node() -> Any:
     return torch._C._current_autograd_node()
 
 
-def on_recompute(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
-    """Call `begins` and `ends` around every recomputation of `torch.utils.checkpoint`; returns what undoes it.
+def on_recompute(context: Context) -> Callable[[], None]:
+    """Enter `context` for every recomputation of `torch.utils.checkpoint`; returns what undoes it.
 
     Neither of its two forms has a hook: the non-reentrant one hands a closure to `_CheckpointFrame`, the reentrant one
     keeps the function on the context that its backward is given.
     """
     from torch.utils import checkpoint
 
-    def around(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begins()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                ends()
-
-        return run
-
     frame = checkpoint._CheckpointFrame
     reentrant = checkpoint.CheckpointFunction
     old_init, old_backward = frame.__init__, reentrant.backward
 
     def init(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        old_init(self, around(recompute_fn), *args, **kwargs)
+        old_init(self, within(context, recompute_fn), *args, **kwargs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.run_function = around(ctx.run_function)
+        ctx.run_function = within(context, ctx.run_function)
         return old_backward(ctx, *grads)
 
     return Replacements((frame, "__init__", init), (reentrant, "backward", staticmethod(backward))).undo
 
 
-def on_sharding_hooks(begins: Callable[[], None], ends: Callable[[], None]) -> Callable[[], None]:
-    """Call `begins` and `ends` around what FSDP2 does from hooks, which the compiler leaves out of its graphs."""
+def on_sharding_hooks(context: Context) -> Callable[[], None]:
+    """Enter `context` for what FSDP2 does from hooks, which the compiler leaves out of its graphs."""
     if not torch.distributed.is_available():
         return lambda: None
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-    def around(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begins()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                ends()
-
-        return run
-
-    names = ("unshard", "wait_for_unshard", "post_backward")
-    return Replacements(*((FSDPParamGroup, name, around(getattr(FSDPParamGroup, name))) for name in names)).undo
+    methods = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
+    return Replacements(*((FSDPParamGroup, name, within(context, method)) for name, method in methods.items())).undo
 
 
 def watch_resize(seen: Callable[[Any, int], None]) -> Callable[[], None]:
@@ -185,13 +163,6 @@ def around_reducer_integers(context: Any) -> Callable[[], None]:
 
 
 # ---- fake tensors, made as the fake-tensor mode makes them
-
-
-def fake_class() -> Any:
-    """The class of fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return FakeTensor
 
 
 _FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE

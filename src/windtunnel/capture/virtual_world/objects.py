@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from windtunnel.capture.replacements import Replacements
@@ -23,21 +24,36 @@ from windtunnel.programs.rank_classes.proxies import proxies_among
 
 COPIED_BYTES = 16 << 20  # of gathered objects each peer's is a copy of its own up to this; beyond, peers share one
 
+CALLS = (
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+)
+
 
 def install(world: AnsweringWorld, answers: Answers, messages: Messages, patches: Replacements) -> None:
     """Replace torch's object collectives while the world is open."""
     calls = ObjectCalls(world, answers, messages)
-    for name in (
-        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-        *("send_object_list", "recv_object_list"),
-    ):
-        replace_public(patches, name, _while_open(world, getattr(calls, name)))
+    for name in CALLS:
+        replace_public(patches, name, _while_open(world, name, getattr(calls, name)))
 
 
-def _while_open(world: AnsweringWorld, mine: Any) -> Callable[[Any], Any]:
+def _while_open(world: AnsweringWorld, name: str, mine: Callable[..., Any]) -> Callable[[Any], Any]:
+    """`mine` is given the group, if this rank is in it, and torch's other arguments by their names."""
+
     def make(original: Any) -> Any:
+        arguments_of = signature(original)
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (mine if world.is_open else original)(*args, **kwargs)
+            if not world.is_open:
+                return original(*args, **kwargs)
+            given = arguments_of.bind(*args, **kwargs)
+            given.apply_defaults()
+            group, c10d = given.arguments.pop("group"), compat.c10d()
+            if c10d._rank_not_in_group(group):
+                c10d._warn_not_in_group(name)
+                return -1 if name == "recv_object_list" else None
+            ours = world.group_of(group if group is not None else c10d._get_default_group())
+            return mine(ours, **given.arguments)
 
         return call
 
@@ -45,47 +61,28 @@ def _while_open(world: AnsweringWorld, mine: Any) -> Callable[[Any], Any]:
 
 
 class ObjectCalls:
-    """torch's functions, by their names and arguments."""
+    """torch's functions, by their names and arguments; `ours` is the group."""
 
     def __init__(self, world: AnsweringWorld, answers: Answers, messages: Messages) -> None:
         self._world, self._answers, self._messages = world, answers, messages
 
-    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+    def all_gather_object(self, ours: Group, object_list: list[Any], obj: Any) -> None:
         """Every member's object, on every member."""
-        ours = self._group(group, "all_gather_object")
-        if ours is None:
-            return
         self._gathered(ours, "all_gather", obj, object_list, root=-1)
 
     def gather_object(
-        self,
-        obj: Any,
-        object_gather_list: list[Any] | None = None,
-        dst: int | None = None,
-        group: Any = None,
-        group_dst: int | None = None,
+        self, ours: Group, obj: Any, object_gather_list: list[Any] | None, dst: int | None, group_dst: int | None
     ) -> None:
         """Every member's object, on one."""
-        ours = self._group(group, "gather_object")
-        if ours is None:
-            return
         root = self._position(ours, dst, group_dst, default=0)
         if root == ours.position and not object_gather_list:
             raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
         self._gathered(ours, "gather", obj, object_gather_list if root == ours.position else None, root)
 
     def broadcast_object_list(
-        self,
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: int | None = None,
+        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: Any
     ) -> None:
         """One member's objects, on every member: they stay what they are here unless they are placeholders."""
-        ours = self._group(group, "broadcast_object_list")
-        if ours is None:
-            return
         root = self._position(ours, src, group_src, default=0)
         data = dumps(object_list)
         self._call(ours, "broadcast", len(data), root)
@@ -102,16 +99,13 @@ class ObjectCalls:
 
     def scatter_object_list(
         self,
+        ours: Group,
         scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        src: int | None = None,
-        group: Any = None,
-        group_src: int | None = None,
+        scatter_object_input_list: list[Any] | None,
+        src: int | None,
+        group_src: int | None,
     ) -> None:
         """One object of one member's list, on each member."""
-        ours = self._group(group, "scatter_object_list")
-        if ours is None:
-            return
         root = self._position(ours, src, group_src, default=0)
         if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
             raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
@@ -134,18 +128,9 @@ class ObjectCalls:
             self._note(f"scatter_object_list: the objects of rank {sender} are not known, the output stayed as it was")
 
     def send_object_list(
-        self,
-        object_list: list[Any],
-        dst: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_dst: int | None = None,
-        use_batch: bool = False,
+        self, ours: Group, object_list: list[Any], dst: int | None, group_dst: int | None, **_: Any
     ) -> None:
         """Objects to one member, if it runs."""
-        ours = self._group(group, "send_object_list")
-        if ours is None:
-            return
         receiver = self._other(ours, dst, group_dst, "Destination")
         data = dumps(object_list)
         self._call(ours, "send", len(data), receiver)
@@ -154,18 +139,9 @@ class ObjectCalls:
             messages.put(messages.key(ours, self._world.rank, to, "objects"), data)
 
     def recv_object_list(
-        self,
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: int | None = None,
-        use_batch: bool = False,
+        self, ours: Group, object_list: list[Any], src: int | None, group_src: int | None, **_: Any
     ) -> int:
         """Objects from one member: only it knows them. Returns its global rank."""
-        ours = self._group(group, "recv_object_list")
-        if ours is None:
-            return -1
         sender = ours.members[self._other(ours, src, group_src, "Source")]
         messages = self._messages
         key = messages.key(ours, sender, self._world.rank, "objects")
@@ -212,13 +188,6 @@ class ObjectCalls:
 
     def _asked(self, group: Group, kind: str, size: int, position: int) -> Any:
         return self._answers.ask(group, kind, size, (), position=position, is_async=False, control=True)
-
-    def _group(self, group: Any, name: str) -> Group | None:
-        c10d = compat.c10d()
-        if c10d._rank_not_in_group(group):
-            c10d._warn_not_in_group(name)
-            return None
-        return self._world.group_of(group if group is not None else c10d._get_default_group())
 
     @staticmethod
     def _position(group: Group, rank: int | None, position: int | None, default: int | None = None) -> int:

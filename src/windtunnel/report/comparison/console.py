@@ -16,7 +16,7 @@ from windtunnel.report.figures import plain
 from windtunnel.report.prediction.categories import Category, label_of, memory_categories, time_categories
 from windtunnel.report.prediction.console import NARROW, WIDE, heading
 from windtunnel.report.prediction.spec_words import difference_words
-from windtunnel.report.printing import print_trimmed
+from windtunnel.report.printing import DIM, LABEL, NUMBER, WORD, grid, print_trimmed
 from windtunnel.units import format_bytes, format_percent
 
 _SHOWN_FIELDS = 16
@@ -61,31 +61,28 @@ def _by_label(causes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _names(comparison: Comparison) -> Table:
-    grid = Table.grid(padding=(0, 2))
+    table = grid()
     for name, side in (("A", comparison.a), ("B", comparison.b)):
-        grid.add_row(Text(name, style="bold"), Text(side.content_hash, style="dim"), Text(side.title))
-    return grid
+        table.add_row(Text(name, style="bold"), Text(side.content_hash, style="dim"), Text(side.title))
+    return table
 
 
 def _headline(comparison: Comparison) -> Table:
     a, b = comparison.a, comparison.b
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    for _ in range(3):
-        grid.add_column(justify="right", no_wrap=True)
-    grid.add_row("", Text("A", style="bold"), Text("B", style="bold"), Text("change", style="dim"))
+    table = grid(WORD | DIM, NUMBER, NUMBER, NUMBER)
+    table.add_row("", Text("A", style="bold"), Text("B", style="bold"), Text("change", style="dim"))
     if comparison.timed:
-        grid.add_row("step time", *_pair(figures.duration, a.step_time_ns, b.step_time_ns))
-        grid.add_row("p5–p95", _band(a), _band(b), "")
-        grid.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
-        grid.add_row("MFU", *_pair(format_percent, a.mfu, b.mfu))
+        table.add_row("step time", *_pair(figures.duration, a.step_time_ns, b.step_time_ns))
+        table.add_row("p5–p95", _band(a), _band(b), "")
+        table.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
+        table.add_row("MFU", *_pair(format_percent, a.mfu, b.mfu))
     if a.peak_memory_bytes and b.peak_memory_bytes:
-        grid.add_row("peak memory", *_pair(format_bytes, a.peak_memory_bytes, b.peak_memory_bytes))
+        table.add_row("peak memory", *_pair(format_bytes, a.peak_memory_bytes, b.peak_memory_bytes))
         if a.fullest_stage != b.fullest_stage:
-            grid.add_row("on stage", f"{a.fullest_stage}", f"{b.fullest_stage}", "")
+            table.add_row("on stage", f"{a.fullest_stage}", f"{b.fullest_stage}", "")
     if "infeasible" in (a.status, b.status):
-        grid.add_row("fits", *("no" if side.status == "infeasible" else "yes" for side in (a, b)), "")
-    return grid
+        table.add_row("fits", *("no" if side.status == "infeasible" else "yes" for side in (a, b)), "")
+    return table
 
 
 def _pair(write: Callable[[float], str], a: float, b: float) -> tuple[str, str, Text]:
@@ -105,10 +102,7 @@ def _diverging(
     fixed = min(_LABEL_CELLS, max(map(cell_len, [*labels, total]))) + max(map(len, amounts)) + 8
     cells = max(3, min((columns - fixed) // 2, 20))
     longest = max(abs(value) for value in values.values())
-    table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=_LABEL_CELLS, overflow="ellipsis", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table = grid(LABEL | {"max_width": _LABEL_CELLS}, NUMBER, WORD)
     for key, label, amount in zip(categories, labels, amounts, strict=False):
         value = values[key]
         # Both halves in whole cells: a block that fills from the right exists for halves only.
@@ -121,11 +115,10 @@ def _diverging(
 
 
 def _fields(differences: Sequence[Difference]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
+    table = grid(DIM, {})
     for pair in differences[:_SHOWN_FIELDS]:
         field, change = difference_words(pair.field, pair.a, pair.b)
-        grid.add_row(Text(field), Text(change))
+        table.add_row(Text(field), Text(change))
     if len(differences) > _SHOWN_FIELDS:
-        grid.add_row(Text(f"... and {len(differences) - _SHOWN_FIELDS} more"), "")
-    return grid
+        table.add_row(Text(f"... and {len(differences) - _SHOWN_FIELDS} more"), "")
+    return table

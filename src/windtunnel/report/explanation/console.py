@@ -14,7 +14,7 @@ from rich.text import Text
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
 from windtunnel.report.prediction.console import NARROW, WIDE, heading
-from windtunnel.report.printing import bar, print_trimmed
+from windtunnel.report.printing import DIM, LABEL, NUMBER, WORD, bar, grid, print_trimmed
 from windtunnel.traces.stragglers.explanation import Asked, Explanation, Part
 
 _SHOWN = 8  # parts of one sort; the JSON has them all
@@ -69,20 +69,17 @@ def _head(explanation: Explanation) -> list[RenderableType]:
 
 
 def _headline(explanation: Explanation) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(style="dim")
+    table = grid(WORD | DIM, NUMBER, DIM)
     measured, replayed = explanation.measured_ns, explanation.replayed_ns
     off = f"{figures.signed(f'{abs(replayed / measured - 1):.1%}', replayed - measured)} of it" if measured else ""
-    grid.add_row("step time", Text(figures.duration(measured), style="bold"), "as measured, mean of the steps")
-    grid.add_row("replayed", figures.duration(replayed), f"dependencies and durations only, {off}" if off else "")
-    grid.add_row("ideal", figures.duration(explanation.ideal_ns), "every op as long as its peers")
+    table.add_row("step time", Text(figures.duration(measured), style="bold"), "as measured, mean of the steps")
+    table.add_row("replayed", figures.duration(replayed), f"dependencies and durations only, {off}" if off else "")
+    table.add_row("ideal", figures.duration(explanation.ideal_ns), "every op as long as its peers")
     lost = f"{(explanation.slowdown - 1) / explanation.slowdown:.1%} of the time is lost to stragglers"
-    grid.add_row(
+    table.add_row(
         "slowdown", Text(f"{explanation.slowdown:.3f}", style="bold"), lost if explanation.slowdown > 1 else ""
     )
-    return grid
+    return table
 
 
 def _asked(asked: Asked, replayed_ns: int) -> list[RenderableType]:
@@ -98,11 +95,7 @@ def _asked(asked: Asked, replayed_ns: int) -> list[RenderableType]:
 def _parts(found: Sequence[Part], columns: int) -> Table:
     shown = found[:_SHOWN]
     labels = [plain(one.name) for one in shown]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=_LABEL_CELLS, overflow="ellipsis", no_wrap=True)
-    for _ in range(3):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table = grid(LABEL | {"max_width": _LABEL_CELLS}, NUMBER, NUMBER, NUMBER, WORD)
     table.add_row(*(Text(word, style="dim") for word in ("", "alone", "gives back", "of the loss")))
     fixed = min(_LABEL_CELLS, max(map(cell_len, labels))) + 34
     cells = max(3, min(columns - fixed, _BAR_CELLS))

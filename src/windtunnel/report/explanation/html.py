@@ -1,7 +1,7 @@
 """One HTML file that shows an Explanation: headline, verdict, what each part costs, which workers and steps are slow.
 
-Needs nothing else: no network, no server, no library. Python decides every number, width and colour here;
-`templates/explain.html.j2` arranges them, and `templates/explain.js` only moves the tooltip.
+Needs nothing else: no network, no server, no library. Python decides what is drawn where;
+`templates/explain.html.j2` arranges and words it, and `templates/explain.js` only moves the tooltip.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def render_explanation_html(explanation: Explanation) -> str:
 
 def _view(found: Explanation) -> dict[str, Any]:
     names = [plain(name) for name in found.files]
-    few = found.slowest_workers
     return {
         "title": names[0].rsplit("/", 1)[-1] if names else "trace",
         "more": f"and {len(names) - 1} more" if len(names) > 1 else "",
@@ -50,7 +49,8 @@ def _view(found: Explanation) -> dict[str, Any]:
         ],
         "verdict": plain(found.verdict),
         "tiles": _tiles(found),
-        "asked": _asked(found),
+        "asked": found.asked,
+        "replayed_ns": found.replayed_ns,
         "sorts": [
             _sort(title, parts, hint)
             for title, parts, hint in (
@@ -61,16 +61,12 @@ def _view(found: Explanation) -> dict[str, Any]:
             )
             if len(parts) > 1
         ],
-        "few": {
-            "names": plain(few.name),
-            "gain": less(few.saved_ns),
-            "share": share_words(few.share) if few.saved_ns > 0 else "",
-        }
-        if len(found.worker_slowdown) > 1
-        else None,
+        "few": found.slowest_workers if len(found.worker_slowdown) > 1 else None,
         "map": _map(found),
         "steps": _steps(found),
         "notes": [plain(note) for note in found.notes],
+        # What the console says of a gain, too.
+        **{"less": less, "time_words": time_words, "share_words": share_words},
     }
 
 
@@ -101,36 +97,12 @@ def _tiles(found: Explanation) -> list[dict[str, Any]]:
     return tiles
 
 
-def _asked(found: Explanation) -> dict[str, Any] | None:
-    asked = found.asked
-    if asked is None:
-        return None
-    return {
-        "parts": [plain(part) for part in asked.parts],
-        "n_ops": f"{asked.n_ops:,}",
-        "time": figures.duration(asked.step_time_ns),
-        "before": figures.duration(found.replayed_ns),
-        "gain": less(asked.saved_ns),
-        "share": share_words(asked.share) if asked.saved_ns > 0 else "",
-        "slowdown": f"{asked.slowdown:.3f}",
-    }
-
-
 def _sort(title: str, parts: Sequence[Part], prefix: str) -> dict[str, Any]:
     shown = parts[:_ROWS]
     longest = max((abs(part.saved_ns) for part in shown), default=0) or 1
-    rows = [
-        {
-            "label": prefix + plain(part.name),
-            "alone": f"{part.slowdown:.3f}",
-            "time": time_words(part.saved_ns),
-            "share": share_words(part.share),
-            "width": f"{part.saved_ns / longest * 100:.2f}" if part.saved_ns * 200 > longest else "",
-        }
-        for part in shown
-    ]
     rest = len(parts) - len(shown)
-    return {"title": title, "rows": rows, "rest": f"and {rest:,} more, in the JSON" if rest else ""}
+    more = f"and {rest:,} more, in the JSON" if rest else ""
+    return {"title": title, "prefix": prefix, "parts": shown, "longest_ns": longest, "rest": more}
 
 
 def _map(found: Explanation) -> dict[str, Any] | None:

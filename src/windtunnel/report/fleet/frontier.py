@@ -9,6 +9,7 @@ from typing import Any
 from windtunnel.report.fleet.console import shown
 
 WIDTH, HEIGHT, MARGIN = 900.0, 320.0, 40.0
+COLUMNS = {"queueing_delay_mean_s": "s", "jct_mean_s": "s", "preempted_gpu_hours": "x", "loan_violations": "fine"}
 SMALLEST, LARGEST = 5.0, 24.0  # radius of a mark
 
 
@@ -21,24 +22,9 @@ def frontier_picture(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for point, x, y, missed in zip(points, _spread(lost), _spread(delay), late, strict=True):
         radius = SMALLEST + (LARGEST - SMALLEST) * math.sqrt(missed / max(max(late), 1e-12))
         across, up = MARGIN + x * (WIDTH - 2 * MARGIN), HEIGHT - MARGIN - y * (HEIGHT - 2 * MARGIN)
-        marks.append(
-            {
-                "x": f"{across:.1f}",
-                "y": f"{up:.1f}",
-                "radius": f"{radius:.1f}",
-                "label_y": f"{up - radius - 4:.1f}",
-                "label": f"{point['headroom']:.1%}: {shown(missed, 'fine')}",
-            }
-        )
+        marks.append((across, up, radius, f"{point['headroom']:.1%}: {shown(missed, 'fine')}"))
     rows = [
-        (
-            f"{point['headroom']:.1%}",
-            shown(point["queueing_delay_mean_s"], "s"),
-            shown(point["jct_mean_s"], "s"),
-            shown(point["preempted_gpu_hours"], "x"),
-            shown(point["loan_violations"], "fine"),
-        )
-        for point in points
+        (f"{point['headroom']:.1%}", *(shown(point[key], unit) for key, unit in COLUMNS.items())) for point in points
     ]
     return {"width": WIDTH, "height": HEIGHT, "marks": marks, "rows": rows}
 

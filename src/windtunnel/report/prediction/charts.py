@@ -1,4 +1,4 @@
-"""Geometry of the report's pictures: every width in percent and every path, so that the page only has to paint."""
+"""Geometry of the report's pictures: parts of bars and what they are parts of, and every path."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from windtunnel.report.figures import plain
 from windtunnel.report.prediction.categories import Category, label_on_lane
 from windtunnel.report.prediction.memory_parts import memory_parts
 from windtunnel.report.prediction.trace import streams_of
-from windtunnel.result import Interval, Result, StageMemory
-from windtunnel.units import format_bytes, format_percent
+from windtunnel.result import Interval, Result, StageReport
+from windtunnel.units import format_bytes
 
+Parts = list[tuple[Category, int]]  # of a bar: what each is, and how much
 _PATH_W, _PATH_H = 1000, 100
 # Passes of a pipeline are told apart by shade: all are compute.
 PASSES = {
@@ -41,19 +42,9 @@ def breakdown(result: Result, categories: Mapping[str, Category]) -> dict[str, A
     """The whole step as one stacked bar and its legend; printed times and shares add up exactly."""
     keys = [key for key in categories if result.breakdown_ns.get(key)]
     parts = [result.breakdown_ns[key] for key in keys]
-    total = sum(parts) or 1
     amounts, shares = figures.times(parts), figures.shares(parts)
-    rows = [
-        {
-            "label": plain(categories[key].label),
-            "slot": categories[key].slot,
-            "amount": amount,
-            "share": share,
-            "width": f"{part / total * 100:.3f}",
-        }
-        for key, part, amount, share in zip(keys, parts, amounts, shares, strict=False)
-    ]
-    return {"rows": rows, "total": amounts[-1]}
+    rows = list(zip((categories[key] for key in keys), parts, amounts, shares, strict=False))
+    return {"rows": rows, "whole": sum(parts), "total": amounts[-1]}
 
 
 def classes(result: Result) -> dict[str, Any]:
@@ -64,82 +55,36 @@ def classes(result: Result) -> dict[str, Any]:
     return {"word": word, "name_width": max(66, 7 * max(map(len, names), default=0))}
 
 
-def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[dict[str, Any]]:
-    """One stacked bar per stage, in the colours of the whole."""
-    rows = []
-    for stage in sorted(result.stages, key=lambda stage: stage.stage):
-        total = sum(stage.breakdown_ns.values()) or 1
-        segments = [
-            {
-                "slot": category.slot,
-                "width": f"{stage.breakdown_ns[key] / total * 100:.3f}",
-                "tip": f"{plain(category.label)}\n{figures.duration(stage.breakdown_ns[key])}, "
-                f"{format_percent(stage.breakdown_ns[key] / total)} of the step on {result.class_name(stage.stage)}",
-            }
-            for key, category in categories.items()
-            if stage.breakdown_ns.get(key)
-        ]
-        layers = f"{stage.layers} layer{'' if stage.layers == 1 else 's'}"
-        rows.append(
-            {"name": result.class_name(stage.stage), "note": f"{layers}, {stage.ranks:,} GPUs", "segments": segments}
+def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[tuple[StageReport, int, Parts]]:
+    """One stacked bar per stage, in the colours of the whole: the stage, its time and the parts of that."""
+    return [
+        (
+            stage,
+            sum(stage.breakdown_ns.values()),
+            [(categories[key], stage.breakdown_ns[key]) for key in categories if stage.breakdown_ns.get(key)],
         )
-    return rows
+        for stage in sorted(result.stages, key=lambda stage: stage.stage)
+    ]
 
 
 def memory_bars(result: Result) -> dict[str, Any]:
     """One stacked bar per stage, on a scale that holds capacity and fullest stage, and the fullest stage as a table."""
     if not result.memory:
-        return {"rows": [], "legend": [], "capacity_at": "0", "ticks": []}
-    capacity = result.memory_capacity_bytes
-    capacities = [result.capacity_of(stage) for stage in result.memory]
-    scale = max(*capacities, *(stage.device_bytes for stage in result.memory)) * 1.04 or 1
-    rows = []
-    for stage in sorted(result.memory, key=lambda stage: stage.stage):
-        segments = [
-            {
-                "slot": category.slot,
-                "width": f"{n_bytes / scale * 100:.3f}",
-                "tip": f"{plain(category.label)}\n{format_bytes(n_bytes)} on {result.class_name(stage.stage)}",
-            }
-            for category, n_bytes in memory_parts(stage)
-            if n_bytes > 0
-        ]
-        rows.append(
-            {
-                "name": result.class_name(stage.stage),
-                "total": format_bytes(stage.device_bytes),
-                "over": stage.device_bytes > result.capacity_of(stage),
-                "segments": segments,
-            }
-        )
-    return {
-        "rows": rows,
-        "legend": _memory_legend(result.peak_memory, capacity),
-        "fullest": result.class_name(result.peak_memory.stage),
-        "capacity": format_bytes(capacity),
-        "capacity_at": f"{capacity / scale * 100:.3f}",
-        "ticks": [
-            {"at": f"{n * figures.GIB / scale * 100:.3f}", "label": f"{n}"}
-            for n in _nice_steps(scale / figures.GIB, wanted=6)
-        ],
-    }
-
-
-def _memory_legend(peak: StageMemory, capacity: int) -> dict[str, Any]:
-    parts = [(category, n_bytes) for category, n_bytes in memory_parts(peak) if n_bytes]
+        return {"rows": []}
+    most = (max(result.capacity_of(stage), stage.device_bytes) for stage in result.memory)
+    scale = max(most) * 1.04 or 1
+    bars = [
+        (stage, [(category, n_bytes) for category, n_bytes in memory_parts(stage) if n_bytes > 0])
+        for stage in sorted(result.memory, key=lambda stage: stage.stage)
+    ]
+    parts = [(category, n_bytes) for category, n_bytes in memory_parts(result.peak_memory) if n_bytes]
     amounts = figures.gib_column([n_bytes for _, n_bytes in parts])
     return {
-        "rows": [
-            {
-                "label": plain(category.label),
-                "slot": category.slot,
-                "amount": amount,
-                "share": format_percent(n_bytes / max(capacity, 1)),
-            }
-            for (category, n_bytes), amount in zip(parts, amounts, strict=False)
-        ],
+        "rows": bars,
+        "scale": scale,
+        "ticks": [(n, n * figures.GIB) for n in _nice_steps(scale / figures.GIB, wanted=6)],
+        "legend": [(*part, amount) for part, amount in zip(parts, amounts, strict=False)],
         "total": amounts[-1],
-        "share": format_percent(peak.device_bytes / max(capacity, 1)),
     }
 
 

@@ -25,7 +25,7 @@ from windtunnel.report.prediction.disturbed_lines import disturbed_lines
 from windtunnel.report.prediction.limit_groups import limit_groups
 from windtunnel.report.prediction.memory_parts import memory_parts
 from windtunnel.report.prediction.spec_words import calibrated_words, layout, model_name, title
-from windtunnel.report.printing import bar, print_trimmed
+from windtunnel.report.printing import DIM, LABEL, NUMBER, REST, WORD, bar, grid, print_trimmed
 from windtunnel.report.techniques import gain_lines
 from windtunnel.result import Infeasible, Result
 from windtunnel.units import format_bytes, format_count, format_percent
@@ -154,13 +154,10 @@ def _headline(result: Result) -> list[RenderableType]:
                 f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on {result.class_name(peak.stage)}",
             )
         )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(ratio=1)
+    table = grid(WORD | DIM, WORD | {"style": "bold"}, REST)
     for label, value, note in rows:
-        grid.add_row(label, Text(value), Text(note))
-    return [Text(), grid]
+        table.add_row(label, Text(value), Text(note))
+    return [Text(), table]
 
 
 def _infeasible(trouble: Infeasible, where: str) -> list[RenderableType]:
@@ -178,11 +175,7 @@ def _infeasible(trouble: Infeasible, where: str) -> list[RenderableType]:
 
 def _bars(rows: Sequence[_Row], total: _Row, columns: int) -> Table:
     """Rows with bars, the longest as long as the room allows, over a total without one."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=_LABEL_CELLS, overflow="ellipsis", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True, style="dim")
-    table.add_column(no_wrap=True, overflow="crop")
+    table = grid(LABEL | {"max_width": _LABEL_CELLS}, NUMBER, NUMBER | DIM, WORD | {"overflow": "crop"})
     everything = [*rows, total]
     fixed = min(_LABEL_CELLS, max(cell_len(row.label) for row in everything))
     fixed += max(len(row.amount) for row in everything) + max(len(row.share) for row in everything) + 6
@@ -234,16 +227,14 @@ def _memory(result: Result, columns: int) -> list[RenderableType]:
 def _limits(result: Result) -> list[RenderableType]:
     if not result.limits:
         return []
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(justify="right", no_wrap=True, style="bold")
-    grid.add_column(ratio=1)
+    table = grid(NUMBER | {"style": "bold"}, REST)
     for group, limits in limit_groups(result.limits):
-        grid.add_row("", Text(group, style="dim italic"))
+        table.add_row("", Text(group, style="dim italic"))
         for limit in limits:
             without = figures.duration(limit.step_time_s_without * 1e9)
             what = Text.assemble((plain(label_of(limit.what)), "bold"), (f", without it {without}", "dim"))
-            grid.add_row(format_percent(limit.share), what)
-    return [*heading("What limits it"), grid]
+            table.add_row(format_percent(limit.share), what)
+    return [*heading("What limits it"), table]
 
 
 def advice_lines(result: Result) -> list[RenderableType]:
@@ -251,16 +242,13 @@ def advice_lines(result: Result) -> list[RenderableType]:
     title, note, groups = advice_view(result)
     if not title:
         return []
-    grid = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(ratio=1)
+    table = grid(NUMBER, NUMBER, NUMBER, REST)
     for name, rows in groups:
         if name:
-            grid.add_row("", "", "", Text(name, style="dim italic"))
+            table.add_row("", "", "", Text(name, style="dim italic"))
         for row in rows:
-            grid.add_row(Text(row.gain, style="bold"), row.step, Text(row.memory, style="dim"), Text(row.flags))
-    return [*heading(title), *([Text(note, style="dim")] if note else []), grid]
+            table.add_row(Text(row.gain, style="bold"), row.step, Text(row.memory, style="dim"), Text(row.flags))
+    return [*heading(title), *([Text(note, style="dim")] if note else []), table]
 
 
 def _provenance(result: Result, columns: int) -> list[RenderableType]:
@@ -269,13 +257,10 @@ def _provenance(result: Result, columns: int) -> list[RenderableType]:
     if not shown:
         return []
     shares = figures.shares([share for _, share in shown])
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(ratio=1, style="dim")
+    table = grid(WORD, NUMBER, REST | DIM)
     for (category, _), share in zip(shown, shares, strict=True):
-        grid.add_row(Text(plain(category.label)), share, SOURCES.get(category.key, ""))
-    found = [*heading("Where the numbers come from (share of busy time)"), grid]
+        table.add_row(Text(plain(category.label)), share, SOURCES.get(category.key, ""))
+    found = [*heading("Where the numbers come from (share of busy time)"), table]
     rests = calibrated_words(result)
     return [*found, Text(rests, style="dim")] if rests else found
 
@@ -289,10 +274,10 @@ def _defaults(defaults: Sequence[str]) -> list[RenderableType]:
 def _warnings(warnings: Sequence[str]) -> list[RenderableType]:
     if not warnings:
         return []
-    grid = Table.grid(padding=(0, 1))
+    table = Table.grid(padding=(0, 1))
     for warning in warnings:
-        grid.add_row(Text("•", style="yellow"), Text(plain(warning)))
-    return [*heading("Warnings"), grid]
+        table.add_row(Text("•", style="yellow"), Text(plain(warning)))
+    return [*heading("Warnings"), table]
 
 
 def _reproduce(command: str, columns: int) -> list[RenderableType]:

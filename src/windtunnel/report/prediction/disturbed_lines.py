@@ -9,6 +9,7 @@ from rich.text import Text
 from windtunnel.report import figures
 from windtunnel.report.figures import MINUS, plain
 from windtunnel.report.prediction.ranks import Ranks, foremost, path_words, told_apart, where_words
+from windtunnel.report.printing import DIM, NUMBER, WORD, grid
 from windtunnel.result import Blame, Disturbed, Samples
 from windtunnel.units import format_percent
 
@@ -50,12 +51,8 @@ def samples_words(drawn: Samples) -> str:
 
 
 def _blame(disturbed: Disturbed, ranks: Ranks, step_ns: int) -> Table:
-    table = Table.grid(padding=(0, 2))
     spread = any(one.without_p5_p50_p95_ns for one in disturbed.blame)
-    table.add_column(overflow="fold")
-    for _ in range(3 if spread else 2):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    table = grid({"overflow": "fold"}, *[NUMBER] * (3 if spread else 2), DIM)
     titles = ["disturbance", "alone", "mended", *(["p5–p95"] if spread else []), ""]
     table.add_row(*(Text(title, style="dim") for title in titles))
     for one in disturbed.blame[:BLAMED_MOST]:
@@ -74,11 +71,7 @@ def _blame(disturbed: Disturbed, ranks: Ranks, step_ns: int) -> Table:
 
 
 def _waiting(disturbed: Disturbed, ranks: Ranks) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    for _ in range(2):
-        table.add_column(justify="right", no_wrap=True)
-    table.add_column()
+    table = grid(WORD, NUMBER, NUMBER, {})
     titles = ("waiting in", "mean", "longest", "for")
     table.add_row(*(Text(title, style="dim") for title in titles))
     shown = foremost(disturbed.waiting, 1)[:WAITING_MOST]

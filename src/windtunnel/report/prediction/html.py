@@ -1,13 +1,15 @@
 """One HTML file that shows a Result with pictures and needs nothing else: no network, no server, no library.
 
-Python decides every number and width here; `templates/report.html.j2` arranges them; `templates/report.js` draws the
-zoomable timeline and answers the pointer. Autoescape is on, data for the script travel as JSON with `<` escaped, and a
-content security policy forbids every request. Why no chart library: docs/decisions/0003-charts.md.
+Python gathers what is shown and reckons the pictures; `templates/report.html.j2` writes and arranges it;
+`templates/report.js` draws the zoomable timeline and answers the pointer. Autoescape is on, data for the script travel
+as JSON with `<` escaped, and a content security policy forbids every request. Why no chart library:
+docs/decisions/0003-charts.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,13 @@ from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction import charts
 from windtunnel.report.prediction.advice_rows import advice_view
-from windtunnel.report.prediction.categories import SOURCES, label_of, source_categories, time_categories
+from windtunnel.report.prediction.categories import SOURCES, Category, label_of, source_categories, time_categories
 from windtunnel.report.prediction.console import command_lines
 from windtunnel.report.prediction.disturbed_page import disturbed_view
 from windtunnel.report.prediction.heatmap import heat_data
 from windtunnel.report.prediction.limit_groups import limit_groups
 from windtunnel.report.prediction.spec_words import calibrated_words, flatten, gpus, layout, model_name, shown
 from windtunnel.result import Result
-from windtunnel.units import format_bytes, format_count, format_percent
 
 
 def write_html(result: Result, path: Path | str) -> None:
@@ -48,11 +49,11 @@ def view_of(result: Result) -> dict[str, Any]:
         "layout": layout(result),
         "content_hash": result.content_hash,
         "version": plain(result.spec.get("version") or ""),
-        "infeasible": _infeasible(result),
-        "tiles": _tiles(result),
+        "result": result,
         "band": charts.band(result.step_time_p5_ns, result.step_time_ns, result.step_time_p95_ns),
         "warnings": [plain(text) for text in result.warnings],
-        "limits": _limits(result),
+        "limits": limit_groups(result.limits),
+        "label_of": label_of,
         "advice_later": False,  # a page that asks for it on its own says True
         "advice": dict(zip(("title", "note", "groups"), advice_view(result), strict=True)),
         "breakdown": charts.breakdown(result, categories),
@@ -62,7 +63,7 @@ def view_of(result: Result) -> dict[str, Any]:
         "curves": charts.memory_curves(result),
         "sources": _sources(result.provenance),
         "rests": plain(calibrated_words(result)),
-        "traffic": _traffic(result.traffic_bytes),
+        "traffic": sorted(filter(itemgetter(1), result.traffic_bytes.items()), key=lambda pair: (-pair[1], pair[0])),
         "spec": _spec(result.spec),
         "defaults": [plain(text) for text in result.defaults],
         "reproduce": command_lines(plain(result.reproduce), 96),
@@ -84,98 +85,14 @@ def _time_keys(result: Result) -> set[str]:
     return keys | {interval.category for interval in result.excerpt}
 
 
-def _infeasible(result: Result) -> dict[str, Any] | None:
-    trouble = result.infeasible
-    if trouble is None:
-        return None
-    return {
-        "reason": plain(trouble.reason),
-        "where": result.class_name(trouble.stage),
-        "needed": format_bytes(trouble.needed_bytes),
-        "capacity": format_bytes(trouble.capacity_bytes),
-        "over": format_bytes(trouble.needed_bytes - trouble.capacity_bytes),
-    }
-
-
-def _tiles(result: Result) -> list[dict[str, Any]]:
-    tiles: list[dict[str, Any]] = []
-    if result.step_time_ns > 0:
-        low, high = figures.duration(result.step_time_p5_ns), figures.duration(result.step_time_p95_ns)
-        value, unit = figures.duration(result.step_time_ns).split(" ")
-        tiles = [
-            {"name": "Step time", "value": value, "unit": unit, "notes": [f"p5–p95: {low} – {high}"], "kind": "band"},
-            {
-                "name": "Throughput",
-                "value": figures.significant(result.tokens_per_s_per_gpu),
-                "unit": "tokens/s/GPU",
-                "notes": [
-                    f"{format_count(result.tokens_per_s)} tokens/s in all",
-                    f"{format_count(result.tokens_per_step)} tokens per step",
-                ],
-                "kind": "",
-            },
-            {
-                "name": "MFU",
-                "value": f"{result.mfu * 100:.1f}",
-                "unit": "%",
-                "notes": [
-                    f"{figures.significant(result.model_tflops_per_gpu)} TFLOP/s per GPU",
-                    f"HFU {format_percent(result.hfu)}, which counts recomputation",
-                    plain(result.mfu_convention),
-                ],
-                "kind": "",
-            },
-        ]
-    if result.memory:
-        peak = result.peak_memory
-        share = peak.device_bytes / max(result.memory_capacity_bytes, 1)
-        value, unit = format_bytes(peak.device_bytes).split(" ")
-        note = f"{share:.0%} of {format_bytes(result.memory_capacity_bytes)}, on {result.class_name(peak.stage)}"
-        tiles.append({"name": "Peak memory", "value": value, "unit": unit, "notes": [note], "kind": "gauge"})
-        tiles[-1] |= {"share": f"{min(share, 1.0) * 100:.2f}", "full": share > 1}
-    return tiles
-
-
-def _limits(result: Result) -> list[dict[str, Any]]:
-    longest = max((limit.share for limit in result.limits), default=0.0) or 1.0
-    return [
-        {
-            "title": title,
-            "rows": [
-                {
-                    "what": plain(label_of(limit.what)),
-                    "share": format_percent(limit.share),
-                    "width": f"{max(limit.share, 0.0) / longest * 100:.2f}",
-                    "without": figures.duration(limit.step_time_s_without * 1e9),
-                }
-                for limit in limits
-            ],
-        }
-        for title, limits in limit_groups(result.limits)
-    ]
-
-
-def _sources(provenance: Mapping[str, float]) -> list[dict[str, Any]]:
+def _sources(provenance: Mapping[str, float]) -> list[tuple[Category, str, float, str]]:
+    """What priced the busy time, each with its share as printed and as a number, and what it means."""
     shares = source_categories(provenance)
     shown_shares = figures.shares([provenance[key] for key in shares])
     return [
-        {
-            "label": plain(category.label),
-            "slot": category.slot,
-            "share": share,
-            "width": f"{provenance[key] * 100:.3f}",
-            "meaning": SOURCES.get(key, ""),
-        }
+        (category, share, provenance[key], SOURCES.get(key, ""))
         for (key, category), share in zip(shares.items(), shown_shares, strict=True)
         if provenance[key] > 0
-    ]
-
-
-def _traffic(traffic: Mapping[str, int]) -> list[dict[str, str]]:
-    most = max(traffic.values(), default=0) or 1
-    ordered = sorted((pair for pair in traffic.items() if pair[1]), key=lambda pair: (-pair[1], pair[0]))
-    return [
-        {"label": plain(label_of(key)), "size": format_bytes(n), "width": f"{n / most * 100:.2f}"} for key, n in ordered
     ]
 
 

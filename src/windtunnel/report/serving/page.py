@@ -104,22 +104,20 @@ def _charts(points: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> l
                 if point[key]
             ]
             lines.append({"kind": kind, "dots": dots, "path": "M" + "L".join(f"{d['x']},{d['y']}" for d in dots)})
-        ticks = [{"y": f"{at(value):.1f}", "label": duration(value)} for value in _round_logs(low, high)]
-        rates = [{"x": f"{rate / most * WIDTH:.1f}", "label": f"{rate:g}"} for rate in _round_steps(most)]
+        limited = float(bound) if bound else math.exp((low + high) / 2.0)  # where the line that can be dragged begins
         charts.append(
             {
                 "name": name,
                 "lines": lines,
-                "ticks": ticks,
-                "rates": rates,
+                "ticks": [{"y": f"{at(value):.1f}", "label": duration(value)} for value in _round_logs(low, high)],
+                "rates": [{"x": f"{rate / most * WIDTH:.1f}", "label": f"{rate:g}"} for rate in _round_steps(most)],
                 "line": {
                     "low": f"{low:.4f}",
                     "high": f"{high:.4f}",
-                    "start": f"{math.log(bound) if bound else (low + high) / 2.0:.4f}",
-                    "label": duration(float(bound) if bound else math.exp((low + high) / 2.0)),
-                    "y": f"{at(float(bound) if bound else math.exp((low + high) / 2.0)):.1f}",
+                    "start": f"{math.log(limited):.4f}",
+                    "label": duration(limited),
+                    "y": f"{at(limited):.1f}",
                 },
-                "limit": None if bound is None else {"y": f"{at(float(bound)):.1f}", "label": duration(float(bound))},
             }
         )
     return charts

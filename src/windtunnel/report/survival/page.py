@@ -1,7 +1,7 @@
 """A Survival as one offline HTML page: waterfall by policy, ETTR against GPUs and interval, standbys, one run's
 timeline.
 
-Python decides every width and path; the template arranges them.
+Python reckons every curve; the template writes and arranges.
 """
 
 from __future__ import annotations
@@ -59,36 +59,27 @@ def render_survival_html(answer: Survival) -> str:
     ]
     return page_template("survival.html.j2").render(
         facts=facts,
+        wall_s=answer.wall_s,
+        colours=COLOURS,
         source=plain(asked.process.source),
-        policies=[_policy(answer, one) for one in answer.entries],
-        parts=[
-            {"label": part, "slot": COLOURS[part]}
-            for part in COLOURS
-            if any(one.waterfall[part] > 0 for one in answer.entries)
-        ],
+        policies=[_policy(one) for one in answer.entries],
+        parts={part: slot for part, slot in COLOURS.items() if any(one.waterfall[part] > 0 for one in answer.entries)},
         charts=_charts(answer),
-        timelines=[_timeline(answer, one) for one in answer.entries],
-        causes=[{"name": name, "count": count} for name, count in causes(first)],
+        timelines=[_timeline(one) for one in answer.entries],
+        causes=causes(first),
         width=f"{W:g}",
         height=f"{H:g}",
     )
 
 
-def _policy(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
+def _policy(one: PolicyEntry) -> dict[str, Any]:
     parts = [(part, one.waterfall[part]) for part in COLOURS if one.waterfall[part] > 0]
     printed = shares([seconds for _, seconds in parts], 2)
     return {
         "name": plain(one.policy),
         **cells(one),
         "cost": "" if one.cost_usd is None else f"${format_count(one.cost_usd)}",
-        "segments": [
-            {
-                "slot": COLOURS[part],
-                "width": f"{seconds / answer.wall_s * 100:.4f}",
-                "tip": f"{part}\n{share} of the wall time, {format_time(seconds)}",
-            }
-            for (part, seconds), share in zip(parts, printed, strict=True)
-        ],
+        "segments": [(*part, share) for part, share in zip(parts, printed, strict=True)],
     }
 
 
@@ -138,60 +129,35 @@ def _chart(
         across = (math.log(point[0]) - low) / (high - low or 1.0)
         return across * W, H - (point[1] - bottom) / (top - bottom) * H
 
-    names = list(dict.fromkeys(name for name, _, _ in lines))
+    slots = {name: LINES[at % len(LINES)] for at, name in enumerate(dict.fromkeys(name for name, _, _ in lines))}
+    write = format_percent if percent else "{:,.2f}".format
     ticks = lines[0][1] if len(lines[0][1]) <= 9 else lines[0][1][:: max(1, len(lines[0][1]) // 6)]
     return {
         "title": title,
         "lines": [
             {
                 "name": plain(name),
-                "slot": LINES[names.index(name) % len(LINES)],
+                "slot": slots[name],
                 "dash": dash,
                 "path": "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in map(at, line)),
-                "dots": [
-                    {
-                        "x": f"{at(point)[0]:.1f}",
-                        "y": f"{at(point)[1]:.1f}",
-                        "tip": f"{plain(name)}\n{label(point[0])}: "
-                        + (format_percent(point[1]) if percent else f"{point[1]:,.2f}"),
-                    }
-                    for point in line
-                ]
-                if not dash
-                else [],
+                "dots": [(at((x, y)), f"{plain(name)}\n{label(x)}: {write(y)}") for x, y in line] if not dash else [],
             }
             for name, line, dash in lines
         ],
-        "marks": [{"x": f"{at(point)[0]:.1f}", "y": f"{at(point)[1]:.1f}"} for point in marks],
-        "x": [{"at": f"{at((x, 0.0))[0]:.1f}", "label": label(x)} for x, _ in ticks],
+        "marks": [at(point) for point in marks],
+        "x": [(at((x, 0.0))[0], label(x)) for x, _ in ticks],
         "y": [
-            {
-                "at": f"{H - share * H:.1f}",
-                "label": (format_percent if percent else "{:,.1f}".format)(bottom + share * (top - bottom)),
-            }
+            (H - share * H, (format_percent if percent else "{:,.1f}".format)(bottom + share * (top - bottom)))
             for share in (0.0, 0.25, 0.5, 0.75, 1.0)
         ],
-        "names": [{"name": plain(name), "slot": LINES[at % len(LINES)]} for at, name in enumerate(names)],
+        "slots": slots,
     }
 
 
-def _timeline(answer: Survival, one: PolicyEntry) -> dict[str, Any]:
+def _timeline(one: PolicyEntry) -> tuple[str, list[Episode]]:
     """The first run: what was not productive, the longest stretches first, in their places."""
     longest = sorted(_joined(one.stops), key=lambda each: (each.begin_ns - each.end_ns, each.begin_ns))[:EPISODES_SHOWN]
-    wall_ns = answer.wall_s * 1e9
-    return {
-        "name": plain(one.policy),
-        "stops": [
-            {
-                "slot": COLOURS[each.part],
-                "left": f"{each.begin_ns / wall_ns * 100:.4f}",
-                "width": f"{(each.end_ns - each.begin_ns) / wall_ns * 100:.4f}",
-                "tip": f"{each.part}: {plain(each.cause)}\n{format_time((each.end_ns - each.begin_ns) / 1e9)},"
-                f" day {each.begin_ns / 8.64e13:.2f}",
-            }
-            for each in sorted(longest, key=lambda each: each.begin_ns)
-        ],
-    }
+    return plain(one.policy), sorted(longest, key=lambda each: each.begin_ns)
 
 
 def _joined(episodes: Sequence[Episode]) -> list[Episode]:

@@ -36,11 +36,6 @@ def checked(families: Sequence[Family], world: int) -> list[list[tuple[int, ...]
     return found
 
 
-def arrivals(families: Sequence[Family], world: int, *, by_family: bool) -> int:
-    """Arrivals at barriers over all ranks."""
-    return len(families) * world if by_family else sum(len(family) for family in families) * world
-
-
 def make_groups(
     families: Sequence[Family], *, backend: str | None = None, timeout_s: float | None = None
 ) -> list[Any]:  # fmt: skip

@@ -16,9 +16,9 @@ from windtunnel.graph import OpKind
 from windtunnel.result import PathPart
 from windtunnel.step.disturbances.attribution import Explanation, path_parts, rank_classes, thinned
 from windtunnel.step.disturbances.parse import Slow
-from windtunnel.training.disturbances.pace_setters import PaceSetters, pace_setters_of
+from windtunnel.training.disturbances.pace_setters import pace_setters_of
 from windtunnel.training.disturbances.replicas import Unfolded
-from windtunnel.training.disturbances.waiting import waiting_of
+from windtunnel.training.disturbances.waiting import ReplayedStep, waiting_of
 from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.step import DP, STREAMS, LoweredStep
 
@@ -30,76 +30,58 @@ def who_waits(
 
     `slow`: the disturbances that `unfolded` was made with. Works on folded and unfolded replicas alike.
     """
-    setters = pace_setters_of(layout, slow)
-    held_up = partial(_held_up, unfolded, timeline, step, setters)
-    classes, runs = rank_classes(unfolded.step, timeline, setters.ranks, held_up)
-    path = thinned(path_of(unfolded, timeline, step, setters))
-    return Explanation(classes, runs, path, waiting_of(unfolded, timeline, step, layout, setters))
+    at = ReplayedStep(unfolded, timeline, step, pace_setters_of(layout, slow))
+    classes, runs = rank_classes(unfolded.step, timeline, at.setters.ranks, partial(_held_up, at))
+    return Explanation(classes, runs, thinned(path_of(at)), waiting_of(at, layout))
 
 
-def path_of(unfolded: Unfolded, timeline: Timeline, step: LoweredStep, setters: PaceSetters) -> tuple[PathPart, ...]:
+def path_of(at: ReplayedStep) -> tuple[PathPart, ...]:
     """The critical path, as a whole."""
-    named = partial(_named, unfolded, step, setters)
-    return path_parts(unfolded.step, timeline, setters.ranks, _names(step), named)
+    return path_parts(at.unfolded.step, at.timeline, at.setters.ranks, _names(at.step), partial(_named, at))
 
 
 def _held_up(
-    unfolded: Unfolded,
-    timeline: Timeline,
-    step: LoweredStep,
-    setters: PaceSetters,
-    split: Exposure,
-    ranks: NDArray[np.int64],
-    program: NDArray[np.int64],
+    at: ReplayedStep, split: Exposure, ranks: NDArray[np.int64], program: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """int64[len(ranks)]: what other ranks add to the passes and transfers of these ranks, of these programs."""
-    passes, transfers = _added(unfolded, timeline, step)
+    passes, transfers = _added(at)
     # Of a program's transfers only what is exposed holds the rank up; what a disturbance added to it in proportion.
     moved = (split.communication_ns * transfers).sum(axis=1)
-    inside = passes[program] * (1.0 - setters.own[ranks])
-    between = moved[program] * (1.0 - setters.own_link[ranks])
+    inside = passes[program] * (1.0 - at.setters.own[ranks])
+    between = moved[program] * (1.0 - at.setters.own_link[ranks])
     held: NDArray[np.int64] = np.rint(inside + between).astype(np.int64)
     return held
 
 
-def _added(
-    unfolded: Unfolded, timeline: Timeline, step: LoweredStep
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+def _added(at: ReplayedStep) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What disturbances add to each program: nanoseconds of its passes, and shares of its transfers by category."""
-    n, programs = step.graph.n_ops, unfolded.step.graph.n_programs
-    stages, categories = step.graph.n_programs, len(step.graph.categories)
-    taken = (timeline.end_ns - timeline.start_ns).reshape(-1, n)
-    slowed = unfolded.step.duration_ns.reshape(-1, n)
-    share = 1.0 - np.minimum(step.duration_ns / np.maximum(slowed, 1), 1.0)
-    share[:, step.duration_ns == 0] = 0.0
-    added = taken * share
-    own = step.graph.program
+    graph, taken, added = at.graph, at.taken, at.added
+    stages, categories = graph.n_programs, len(graph.categories)
     passes = np.zeros((len(taken), stages))
     shares = np.zeros((len(taken), stages, categories))
-    computes = step.graph.kind == OpKind.COMPUTE
+    computes = graph.kind == OpKind.COMPUTE
+    moves = ~computes & (graph.kind <= OpKind.RECV)
     for stage in range(stages):
-        passes[:, stage] = added[:, computes & (own == stage)].sum(axis=1)
-    moves = ~computes & (step.graph.kind <= OpKind.RECV)
-    for stage in range(stages):
-        for category in np.unique(step.graph.category[moves & (own == stage)]).tolist():
-            these = moves & (own == stage) & (step.graph.category == category)
+        own = at.program == stage
+        passes[:, stage] = added[:, computes & own].sum(axis=1)
+        for category in np.unique(graph.category[moves & own]).tolist():
+            these = moves & own & (graph.category == category)
             whole = taken[:, these].sum(axis=1)
             shares[:, stage, category] = added[:, these].sum(axis=1) / np.maximum(whole, 1)
-    return passes.reshape(programs), shares.reshape(programs, categories)
+    return passes.reshape(-1), shares.reshape(-1, categories)
 
 
-def _named(unfolded: Unfolded, step: LoweredStep, setters: PaceSetters, path: NDArray[np.int32]) -> NDArray[np.int64]:
+def _named(at: ReplayedStep, path: NDArray[np.int32]) -> NDArray[np.int64]:
     """The rank that stands for each op of the path.
 
     A cell is named by the rank that sets its pace, else by its first; a collective over slow links by the slowest.
     """
-    graph = unfolded.step.graph
-    replica_class, stage = np.divmod(graph.program[path].astype(np.int64), setters.stages)
-    replica = np.unique(unfolded.class_of, return_index=True)[1][replica_class]
+    unfolded, setters = at.unfolded.step, at.setters
+    replica_class, stage = np.divmod(unfolded.graph.program[path].astype(np.int64), setters.stages)
     slowest = setters.slowest_link[stage]
-    slower = unfolded.step.duration_ns[path] > step.duration_ns[path % step.graph.n_ops]
-    shared = (graph.stream[path] % len(STREAMS) == DP) & slower & (slowest >= 0)
-    return np.where(shared, slowest, setters.speaker(replica, stage))
+    slower = unfolded.duration_ns[path] > at.step.duration_ns[path % at.graph.n_ops]
+    shared = (unfolded.graph.stream[path] % len(STREAMS) == DP) & slower & (slowest >= 0)
+    return np.where(shared, slowest, at.speaker(replica_class, stage))
 
 
 def _names(step: LoweredStep) -> list[str]:

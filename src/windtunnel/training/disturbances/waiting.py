@@ -8,6 +8,7 @@ else to do until its input begins to arrive. Inside a cell the others wait for t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,10 @@ from windtunnel.training.layout import Layout
 from windtunnel.training.lowering.step import COMPUTE, DP, PP_BACKWARD, PP_FORWARD, STREAMS, LoweredStep
 
 
-def waiting_of(
-    unfolded: Unfolded, timeline: Timeline, step: LoweredStep, layout: Layout, setters: PaceSetters
-) -> tuple[Waiting, ...]:  # fmt: skip
+def waiting_of(at: ReplayedStep, layout: Layout) -> tuple[Waiting, ...]:
     """Every communicator of the step that has more than one member, longest mean waiting first."""
-    at = _Replayed(unfolded, timeline, step, setters)
-    found = [*at.stages_collectives(), *at.collectives_across(), *at.pipeline(), *at.cells(_inside(layout, setters))]
-    return longest_first(found)
+    inside = at.cells(_inside(layout, at.setters))
+    return longest_first([*at.stages_collectives(), *at.collectives_across(), *at.pipeline(), *inside])
 
 
 def _inside(layout: Layout, setters: PaceSetters) -> str:
@@ -40,20 +38,27 @@ def _inside(layout: Layout, setters: PaceSetters) -> str:
     return " x ".join(names)
 
 
-class _Replayed:
+class ReplayedStep:
     """A replayed step as tables [classes of replicas, ops of the step graph]."""
 
     def __init__(self, unfolded: Unfolded, timeline: Timeline, step: LoweredStep, setters: PaceSetters) -> None:
-        self.graph, self.step, self.setters = step.graph, step, setters
-        n = step.graph.n_ops
+        self.unfolded, self.timeline, self.step, self.setters = unfolded, timeline, step, setters
+        self.graph, n = step.graph, step.graph.n_ops
         self.start, self.end = timeline.start_ns.reshape(-1, n), timeline.end_ns.reshape(-1, n)
-        self.slowed = unfolded.step.duration_ns.reshape(-1, n)
+        self.taken = self.end - self.start
+        slowed = unfolded.step.duration_ns.reshape(-1, n)
+        share = 1.0 - np.minimum(step.duration_ns / np.maximum(slowed, 1), 1.0)
+        share[:, step.duration_ns == 0] = 0.0
+        self.added = self.taken * share  # by disturbances, to each op
         self.sizes, self.classes_of = unfolded.sizes, unfolded.class_of
         self.representative = np.unique(unfolded.class_of, return_index=True)[1]
         self.stream = step.graph.stream % len(STREAMS)
         self.program = step.graph.program.astype(np.int64)
-        self.unfolded_graph = unfolded.step.graph
-        self.ready_ns = self.ready()
+
+    @cached_property
+    def ready_ns(self) -> NDArray[np.int64]:
+        """When each op could begin on its own account."""
+        return self.ready()
 
     def stages_collectives(self) -> Iterator[Waiting]:
         """Data-parallel collectives: one group of communicators per stage, across all replicas."""
@@ -82,7 +87,7 @@ class _Replayed:
         if worst > 0:
             # Who waits least comes last; among equals one that is itself disturbed.
             row, column = np.nonzero(waits == waits.min())
-            ranks = self._speaker(row, np.array(stages)[column])
+            ranks = self.speaker(row, np.array(stages)[column])
             last = int(ranks[np.lexsort((ranks, self.setters.ranks.kind[ranks] == 0))[0]])
         return Waiting(name, round(mean), worst, last)
 
@@ -107,7 +112,7 @@ class _Replayed:
         for first, second in pairs.tolist():
             own = waits[:, (sender == first) & (receiver == second)].sum(axis=1)
             mean = float((own * self.sizes).sum() / self.sizes.sum())
-            last = int(self._speaker(own.argmax()[None], np.array([first]))[0]) if own.max() > 0 else -1
+            last = int(self.speaker(own.argmax()[None], np.array([first]))[0]) if own.max() > 0 else -1
             yield Waiting(f"pp {first} to {second}", round(mean), int(own.max()), last)
 
     def cells(self, name: str) -> Iterator[Waiting]:
@@ -119,12 +124,10 @@ class _Replayed:
         own = who.own.reshape(who.stages, who.replicas, who.cell)
         for stage in range(who.stages):
             ops = np.flatnonzero(computes & (self.program == stage))
-            taken = self.end[:, ops] - self.start[:, ops]
-            added = taken * (1.0 - np.minimum(self.step.duration_ns[ops] / np.maximum(self.slowed[:, ops], 1), 1.0))
-            disturbed = np.flatnonzero((who.pace[self.representative, stage] >= 0) & (added.sum(axis=1) > 0))
+            per_class = self.added[:, ops].sum(axis=1)
+            disturbed = np.flatnonzero((who.pace[self.representative, stage] >= 0) & (per_class > 0))
             if not len(disturbed):
                 continue
-            per_class = added.sum(axis=1)
             replicas = np.flatnonzero(np.isin(self.classes_of, disturbed))
             waits = (1.0 - own[stage, replicas]) * per_class[self.classes_of[replicas]][:, None]
             worst = float(waits.max())
@@ -134,7 +137,8 @@ class _Replayed:
     def ready(self, leave: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """[classes, ops]: when each op could begin on its own account, dependencies in `leave` apart."""
         left = None if leave is None else np.tile(leave, len(self.start))
-        return ready_ns(self.unfolded_graph, self.end.ravel(), left).reshape(self.end.shape)
+        return ready_ns(self.unfolded.step.graph, self.end.ravel(), left).reshape(self.end.shape)
 
-    def _speaker(self, number: NDArray[np.int64], stage: NDArray[np.int64]) -> NDArray[np.int64]:
+    def speaker(self, number: NDArray[np.int64], stage: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rank to name for each cell of a class of replicas."""
         return self.setters.speaker(self.representative[number], stage)

@@ -125,10 +125,10 @@ class ForwardTape:
     def _keep(self, slot: int, wanted: bool) -> list[int]:
         return [self.w.hold(slot)] if self.holding and wanted else []
 
-    def _keep_new(self, size: float, wanted: bool = True) -> list[int]:
+    def _keep_new(self, size: float) -> list[int]:
         """A tensor that only the backward reads."""
         slot = self.w.new(size)
-        held = self._keep(slot, wanted)
+        held = self._keep(slot, True)
         self.w.drop(slot)
         return held
 

@@ -14,7 +14,7 @@ from windtunnel.training.schedules.interleaved import can_interleave, interleave
 from windtunnel.training.schedules.one_f_one_b import one_f_one_b
 from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
 from windtunnel.training.schedules.traits import TRAITS, Traits
-from windtunnel.training.schedules.verify import check, durations, in_flight, makespan, walk
+from windtunnel.training.schedules.verify import check, walk
 from windtunnel.training.schedules.zb_v import zb_v
 from windtunnel.training.schedules.zero_bubble import zero_bubble
 
@@ -25,10 +25,7 @@ __all__ = [
     "Schedule",
     "Traits",
     "check",
-    "durations",
-    "in_flight",
     "legal",
-    "makespan",
     "schedule",
     "walk",
 ]

@@ -56,7 +56,6 @@ class RankLoads:
 
     hottest: tuple[float, ...]  # of the rank that gets most in this layer
     fullest: tuple[float, ...]  # of the rank whose kept layers on one device together get most
-    fullest_rank: tuple[int, ...]  # that rank, of each pipeline rank
     mean: float  # of `hottest` over layers with experts: how much longer experts and all-to-all take
     worst: tuple[float, int, int]  # the hottest of all: load, layer, expert rank
 
@@ -82,22 +81,20 @@ def rank_loads_of(router: RouterLoad | None, layout: Layout) -> RankLoads:
     """The loads that make each layer's time and each device's memory; all 1 without a router's."""
     n, ep, stages = layout.model.n_layers, layout.plan.ep, layout.plan.pp
     if router is None:
-        return RankLoads((1.0,) * n, (1.0,) * n, (0,) * stages, 1.0, (1.0, 0, 0))
+        return RankLoads((1.0,) * n, (1.0,) * n, 1.0, (1.0, 0, 0))
     loads = np.stack([router.rank_loads(layer, ep) for layer in range(n)])
     hottest = loads.max(axis=1)
-    fullest, kept, ranks = hottest.copy(), _kept(layout), []
+    fullest, kept = hottest.copy(), _kept(layout)
     held = schedule(layout.schedule, stages, layout.micro_batches, layout.plan.virtual_stages).virtual_stage
     for row in held:
         layers = [layer for stage in row for layer in layout.virtual_layers[stage] if kept[layer]]
         rank = int(np.argmax(np.round(loads[layers].sum(axis=0), DIGITS)))
         fullest[layers] = loads[layers, rank]
-        ranks.append(rank)
     routed = [layer for layer in range(n) if router.shares[layer] is not None]
     worst = max(routed, key=lambda layer: hottest[layer])
     return RankLoads(
         hottest=tuple(hottest.tolist()),
         fullest=tuple(np.maximum(fullest, LEAST).tolist()),
-        fullest_rank=tuple(ranks),
         mean=float(hottest[routed].mean()),
         worst=(float(hottest[worst]), worst, int(np.argmax(loads[worst]))),
     )
