@@ -246,15 +246,29 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
     return fields
 
 
-def recipe_unstated(row: Row) -> bool:
-    """Whether a Megatron-Bridge row leaves open if its experts run in CUDA graphs and if their exchange is overlapped.
+# Models whose recipes of Megatron-Bridge 25.09 set `cuda_graphs`, and the GPUs they set it on
+# (`perf_matrix` of `scripts/performance/configs/*/*_llm_pretrain.yaml`, 2025-09).
+GRAPHED_RECIPES = {
+    "Qwen3-30B-A3B": ("GB200", "B200-SXM"),
+    "Qwen3-235B-A22B": ("GB200",),
+    "DeepSeek-V3": ("GB200", "B200-SXM"),
+}
+
+
+def recipe_choices(row: Row) -> dict[str, tuple[bool, ...]]:
+    """Whether a Megatron-Bridge row's experts may have run in CUDA graphs, and whether their exchange was overlapped.
 
     A graph needs shapes that the host does not wait for: experts of a fixed capacity (`tokendrop`), or the dispatcher
-    of the recipes from 26.06 on. Rows that cite their recipe say it in their notes.
+    of the recipes from 26.06 on. Rows that cite their recipe say it in their notes. The recipes with `tokendrop` say
+    who ran in graphs, and leave `moe_a2a` off.
     """
     if not row.moe or "megatron-bridge" not in row.source.lower() or row.recompute.strip():
-        return False
-    return "tokendrop" in row.notes.lower() or row.date >= "2026-06"
+        return {}
+    if "tokendrop" in row.notes.lower():
+        name = next((name for name in GRAPHED_RECIPES if row.model.startswith(name)), None)
+        graphs = (False, True) if name is None else (row.gpu in GRAPHED_RECIPES[name],)
+        return {"cuda_graphs": graphs, "overlap_ep": (False,)}
+    return dict.fromkeys(("cuda_graphs", "overlap_ep"), (False, True)) if row.date >= "2026-06" else {}
 
 
 def release_of(row: Row) -> str | None:

@@ -39,7 +39,6 @@ class Sustained:
     attention_triton: float  # the first-generation Triton kernel over the GPU's best
     attention_flash2: float  # FlashAttention-2 over the GPU's best
     memory: float
-    grouped: float  # GEMMs of experts, in training over timed as one kernel
     dispatch: float  # expert all-to-all inside a scale-up domain, over NCCL's of the same bytes; never below 1
     dispatch_across: float  # across domains: many peers share few channels, and arrivals are handed on inside the node
     p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
@@ -192,7 +191,7 @@ def calibrated_training_costs(generation: str, calibration: Calibration) -> Trai
         base,
         measured=True,
         from_runs=False,
-        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
         launch_s=base.launch_s if eager is None else {**dict.fromkeys(base.launch_s, eager), "pytorch": eager},
         graph_launch_s=host.get("launch_graph_s", base.graph_launch_s),
         compiled_launch_s=host.get("launch_compiled_s"),
