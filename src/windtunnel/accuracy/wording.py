@@ -166,11 +166,14 @@ def attention_of(row: Row) -> str:
 
     Composer's own models ran the first Triton kernel (`attn_impl: triton`, their default to 2024);
     torchtitan ran PyTorch's SDPA, which
-    in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's.
+    in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's. Before FlashAttention-2 came out (2023-07),
+    TransformerEngine had the first FlashAttention, which is not faster than the Triton kernel (Dao 2023, figure 5).
     """
     if row.attention_impl.lower().startswith("unfused"):
         return "unfused"
     if "composer" in row.framework.lower():
+        return "triton"
+    if "megatron" in row.framework.lower() and "2020" < row.date < "2023-07":
         return "triton"
     return "flash2" if "sdpa" in row.attention_impl.lower() else "flash"
 
