@@ -242,6 +242,9 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
     # `nemotron/nemotron4-340b-synth.yaml` of that release: `optim.dtype: bf16`.
     if "dgxc-benchmarking@v24.11" in row.url_or_file and "nemotron/README_340b" in row.url_or_file:
         fields.setdefault("optimizer_dtype", "bf16")
+    # `train_llama3_8b_h100_fp8.sh` says `--grad-reduce-in-bf16`, which is not Megatron-LM's default.
+    if "megatron-lm" in row.url_or_file.lower() and "examples/llama" in row.url_or_file:
+        fields["gradient_dtype"] = "bf16"
     # Megatron-LM before 2023 ran collectives and sends in line with the computation.
     if row.framework.lower() == "megatron-lm" and row.date[:4].isdigit() and int(row.date[:4]) < 2023:
         for name in ("overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather"):

@@ -103,6 +103,8 @@ class Software:
     )
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
+    overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation
+    fp32_gradients: bool = False  # whether bf16 parameters have gradients in fp32
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
 

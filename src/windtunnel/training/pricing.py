@@ -107,7 +107,7 @@ class Pricer:
         # A calibration has timed its own host.
         host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
-        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_nodes) / speed
+        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(max(1.0, layout.cluster.n_gpus / 8)) / speed
         self.collective_launch_s = (
             host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
         ) / speed
