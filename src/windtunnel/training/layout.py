@@ -240,9 +240,7 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "overlap_param_gather": shared and habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
         "overlap_tp_backward": habits.overlap_tp_backward and many,
-        "overlap_p2p": habits.overlap_p2p_interleaved
-        and plan.virtual_stages > 1
-        and own.overlap_p2p,
+        "overlap_p2p": habits.overlap_p2p_interleaved and plan.virtual_stages > 1 and own.overlap_p2p,
         # DualPipe is there to run one micro-batch's dispatch under another's computation (DeepSeek-V3, 3.2.1).
         "overlap_ep": plan.schedule is not None and plan.schedule in TRAITS and TRAITS[plan.schedule].hides_dispatch,
         "cuda_graphs": False,
