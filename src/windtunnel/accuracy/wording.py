@@ -195,6 +195,8 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
     """What is recomputed: one value where the row says, those in use where it does not."""
     text = row.recompute.strip().lower()
     if not text:  # MaxText's `remat_policy` is 'full' unless told otherwise (base.yml, 2025)
+        if row.gpu == "MI300X" and row.task == "lora" and "mlperf" in row.source.lower() and (row.cp or 1) == 1:
+            return ("full:21",)  # AMD's `config_MI300X_1x8x1.sh` of v5.0: full, by block, 21 layers
         return ("full",) if framework_of(row) == "maxtext" else ("none", "full")
     if text in ("none", "full"):
         return (text,)
