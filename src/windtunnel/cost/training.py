@@ -61,6 +61,7 @@ class TrainingCosts:
     # threads issue it one by one do not arrive together.
     exchange_s: Mapping[str, float]
     graph_launch_s: float  # one node of a CUDA graph
+    gathered: float  # rows gathered or scattered by index over rows in their order, where kernels of their own do that
     compute_by_scale_up: float
     compute_by_scale_out: float
     comm_by_compute: float
@@ -154,6 +155,7 @@ def training_costs(generation: str) -> TrainingCosts:
         graph_launch_s=data["host"]["graph_launch_s"],
         compiled_launch_s=data["host"]["compiled_launch_s"],
         compiled_call_s=data["host"]["compiled_call_s"],
+        gathered=data["gathered"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],
         **data["slowdown"],

@@ -23,7 +23,7 @@ from windtunnel.cost.communication.collectives import collective, nic_share, tie
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
-from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, training_costs
+from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import Layout
@@ -111,6 +111,8 @@ class Pricer:
         self.collective_launch_s = (
             host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
         ) / speed
+        # DeepEP and HybridEP bring tokens to their places as they arrive.
+        self.gathered = 1.0 if software(plan.release).deduplicates else host.gathered
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         compiled = calibration is not None and plan.compile and not plan.cuda_graphs
         if compiled and host.compiled_launch_s is not None:
@@ -305,7 +307,7 @@ class Pricer:
         bytes_total, timed = op.backward_bytes if backward else op.forward_bytes, op.timed
         fused = bool(self.layout.plan.compile) and op.part not in ("embedding", "head") and op.name != "final_norm"
         if self.calibrated is None:
-            return self.moved(bytes_total)
+            return self.moved(bytes_total * (self.gathered if op.part == "moe_permute" else 1.0))
         if timed is None or fused:
             launches = self.unmeasured_launch_s * op.kernels
             price = self.moved(bytes_total)
