@@ -259,9 +259,7 @@ def _open(row: Row) -> Iterable[tuple[str, Sequence[Any]]]:
     if wording.shards_unknown(row):
         yield "shard_group", tuple(sorted({min(row.gpus_per_node or 8, _replicas(row)), _replicas(row)}))
     yield "recompute", wording.recomputes_of(row)
-    if wording.recipe_unstated(row):
-        yield "cuda_graphs", (False, True)
-        yield "overlap_ep", (False, True)
+    yield from wording.recipe_choices(row).items()
 
 
 def _interleavings(layers: int, pp: int) -> tuple[int, ...]:

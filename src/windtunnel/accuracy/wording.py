@@ -166,11 +166,14 @@ def attention_of(row: Row) -> str:
 
     Composer's own models ran the first Triton kernel (`attn_impl: triton`, their default to 2024);
     torchtitan ran PyTorch's SDPA, which
-    in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's.
+    in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's. Before FlashAttention-2 came out (2023-07),
+    TransformerEngine had the first FlashAttention, which is not faster than the Triton kernel (Dao 2023, figure 5).
     """
     if row.attention_impl.lower().startswith("unfused"):
         return "unfused"
     if "composer" in row.framework.lower():
+        return "triton"
+    if "megatron" in row.framework.lower() and "2020" < row.date < "2023-07":
         return "triton"
     return "flash2" if "sdpa" in row.attention_impl.lower() else "flash"
 
@@ -192,6 +195,8 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
     """What is recomputed: one value where the row says, those in use where it does not."""
     text = row.recompute.strip().lower()
     if not text:  # MaxText's `remat_policy` is 'full' unless told otherwise (base.yml, 2025)
+        if row.gpu == "MI300X" and row.task == "lora" and "mlperf" in row.source.lower() and (row.cp or 1) == 1:
+            return ("full:21",)  # AMD's `config_MI300X_1x8x1.sh` of v5.0: full, by block, 21 layers
         return ("full",) if framework_of(row) == "maxtext" else ("none", "full")
     if text in ("none", "full"):
         return (text,)
@@ -239,6 +244,9 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
     # `nemotron/nemotron4-340b-synth.yaml` of that release: `optim.dtype: bf16`.
     if "dgxc-benchmarking@v24.11" in row.url_or_file and "nemotron/README_340b" in row.url_or_file:
         fields.setdefault("optimizer_dtype", "bf16")
+    # `train_llama3_8b_h100_fp8.sh` says `--grad-reduce-in-bf16`, which is not Megatron-LM's default.
+    if "megatron-lm" in row.url_or_file.lower() and "examples/llama" in row.url_or_file:
+        fields["gradient_dtype"] = "bf16"
     # Megatron-LM before 2023 ran collectives and sends in line with the computation.
     if row.framework.lower() == "megatron-lm" and row.date[:4].isdigit() and int(row.date[:4]) < 2023:
         for name in ("overlap_tp", "overlap_p2p", "overlap_grad_reduce", "overlap_param_gather"):
@@ -246,15 +254,29 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
     return fields
 
 
-def recipe_unstated(row: Row) -> bool:
-    """Whether a Megatron-Bridge row leaves open if its experts run in CUDA graphs and if their exchange is overlapped.
+# Models whose recipes of Megatron-Bridge 25.09 set `cuda_graphs`, and the GPUs they set it on
+# (`perf_matrix` of `scripts/performance/configs/*/*_llm_pretrain.yaml`, 2025-09).
+GRAPHED_RECIPES = {
+    "Qwen3-30B-A3B": ("GB200", "B200-SXM"),
+    "Qwen3-235B-A22B": ("GB200",),
+    "DeepSeek-V3": ("GB200", "B200-SXM"),
+}
+
+
+def recipe_choices(row: Row) -> dict[str, tuple[bool, ...]]:
+    """Whether a Megatron-Bridge row's experts may have run in CUDA graphs, and whether their exchange was overlapped.
 
     A graph needs shapes that the host does not wait for: experts of a fixed capacity (`tokendrop`), or the dispatcher
-    of the recipes from 26.06 on. Rows that cite their recipe say it in their notes.
+    of the recipes from 26.06 on. Rows that cite their recipe say it in their notes. The recipes with `tokendrop` say
+    who ran in graphs, and leave `moe_a2a` off.
     """
     if not row.moe or "megatron-bridge" not in row.source.lower() or row.recompute.strip():
-        return False
-    return "tokendrop" in row.notes.lower() or row.date >= "2026-06"
+        return {}
+    if "tokendrop" in row.notes.lower():
+        name = next((name for name in GRAPHED_RECIPES if row.model.startswith(name)), None)
+        graphs = (False, True) if name is None else (row.gpu in GRAPHED_RECIPES[name],)
+        return {"cuda_graphs": graphs, "overlap_ep": (False,)}
+    return dict.fromkeys(("cuda_graphs", "overlap_ep"), (False, True)) if row.date >= "2026-06" else {}
 
 
 def release_of(row: Row) -> str | None:

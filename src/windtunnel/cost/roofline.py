@@ -78,7 +78,8 @@ def gemm(gpu: Gpu, m: float, n: float, k: float, dtype: str) -> Price:
     edge = float(constants()["edge_rows"])
     # 2mnk / u, written as a product of sums so that it plainly never falls
     tiles_and_tail = (m + edge) * (n + edge) + constants()["wave_share"] * gpu.sm_count * TILE * TILE
-    compute_s = 2.0 * tiles_and_tail * (k + efficiency.k_half) / (gpu.peak_flops(dtype) * efficiency.peak)
+    rate = gpu.peak_flops(dtype) * efficiency.peak * gpu.kernel_scale.clock
+    compute_s = 2.0 * tiles_and_tail * (k + efficiency.k_half) / rate
     return _of(gpu, compute_s, gemm_bytes(m, n, k, dtype), efficiency.band)
 
 
@@ -90,7 +91,7 @@ def attention(
     half_rows = float(constants()["attention_half_waves"]) * gpu.sm_count * TILE
     half_length = float(constants()["attention_half_length"]) / 2.0
     work = 4.0 * (query_rows + half_rows) * (mean_length + half_length) * head_dim
-    compute_s = work / (gpu.peak_flops(dtype) * float(entry["peak"]))
+    compute_s = work / (gpu.peak_flops(dtype) * float(entry["peak"]) * gpu.kernel_scale.clock)
     return _of(gpu, compute_s, bytes_total, float(entry["band"]))
 
 

@@ -39,7 +39,6 @@ class Sustained:
     attention_triton: float  # the first-generation Triton kernel over the GPU's best
     attention_flash2: float  # FlashAttention-2 over the GPU's best
     memory: float
-    grouped: float  # GEMMs of experts, in training over timed as one kernel
     dispatch: float  # expert all-to-all inside a scale-up domain, over NCCL's of the same bytes; never below 1
     dispatch_across: float  # across domains: many peers share few channels, and arrivals are handed on inside the node
     p2p: float  # send-receive across nodes over one stream's full rate: NCCL gives a peer few channels
@@ -65,6 +64,7 @@ class TrainingCosts:
     # of a pipeline; `tp`, the group itself.
     late_member_s: Mapping[str, Mapping[str, float]]
     graph_launch_s: float  # one node of a CUDA graph
+    gathered: float  # rows gathered or scattered by index over rows in their order, where kernels of their own do that
     compute_by_scale_up: float
     compute_by_scale_out: float
     comm_by_compute: float
@@ -107,6 +107,8 @@ class Software:
     )
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
+    overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation
+    fp32_gradients: bool = False  # whether bf16 parameters have gradients in fp32
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
 
@@ -157,6 +159,7 @@ def training_costs(generation: str) -> TrainingCosts:
         graph_launch_s=data["host"]["graph_launch_s"],
         compiled_launch_s=data["host"]["compiled_launch_s"],
         compiled_call_s=data["host"]["compiled_call_s"],
+        gathered=data["gathered"],
         jitter=data["jitter"],
         uncertainty=data["uncertainty"],
         **data["slowdown"],
@@ -196,7 +199,7 @@ def calibrated_training_costs(generation: str, calibration: Calibration) -> Trai
         base,
         measured=True,
         from_runs=False,
-        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+        sustained=Sustained({}, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
         launch_s=base.launch_s if eager is None else {**dict.fromkeys(base.launch_s, eager), "pytorch": eager},
         graph_launch_s=host.get("launch_graph_s", base.graph_launch_s),
         compiled_launch_s=host.get("launch_compiled_s"),

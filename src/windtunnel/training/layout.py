@@ -235,18 +235,18 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
     """Values of the fields that the plan leaves open."""
     many = plan.tp > 1
     zero_stage = habits.zero_stage if plan.zero_stage is None else plan.zero_stage
-    shared = plan.optimizer != "muon" or habits.overlaps_muon  # whether replicas may overlap what they share
+    own = software(plan.release)
+    # Whether replicas may overlap what they share.
+    shared = own.overlap_gradients and (plan.optimizer != "muon" or habits.overlaps_muon)
     wanted: dict[str, object] = {
         "sequence_parallel": habits.sequence_parallel and many,
         "zero_stage": habits.zero_stage,
-        "gradient_dtype": habits.gradient_dtype,
+        "gradient_dtype": "fp32" if own.fp32_gradients and plan.precision != "fp16" else habits.gradient_dtype,
         "overlap_grad_reduce": shared and (habits.overlap_sharded_reduce if zero_stage else habits.overlap_grad_reduce),
         "overlap_param_gather": shared and habits.overlap_param_gather,
         "overlap_tp": habits.overlap_tp and many,
         "overlap_tp_backward": habits.overlap_tp_backward and many,
-        "overlap_p2p": habits.overlap_p2p_interleaved
-        and plan.virtual_stages > 1
-        and software(plan.release).overlap_p2p,
+        "overlap_p2p": habits.overlap_p2p_interleaved and plan.virtual_stages > 1 and own.overlap_p2p,
         # DualPipe is there to run one micro-batch's dispatch under another's computation (DeepSeek-V3, 3.2.1).
         "overlap_ep": plan.schedule is not None and plan.schedule in TRAITS and TRAITS[plan.schedule].hides_dispatch,
         "cuda_graphs": False,

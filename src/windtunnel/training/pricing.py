@@ -23,7 +23,7 @@ from windtunnel.cost.communication.collectives import collective, nic_share, tie
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
-from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, training_costs
+from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.hardware.calibration import LARGER_PROCESSES
 from windtunnel.model.operations import Operation, Transfer
 from windtunnel.training.layout import Layout
@@ -107,10 +107,12 @@ class Pricer:
         # A calibration has timed its own host.
         host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
-        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(layout.cluster.n_nodes) / speed
+        self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(max(1.0, layout.cluster.n_gpus / 8)) / speed
         self.collective_launch_s = (
             host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
         ) / speed
+        # DeepEP and HybridEP bring tokens to their places as they arrive.
+        self.gathered = 1.0 if software(plan.release).deduplicates else host.gathered
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
         late_s = sum(each for what, each in host.late_member_s.get(plan.framework, {}).items() if across[what])
@@ -309,7 +311,7 @@ class Pricer:
         bytes_total, timed = op.backward_bytes if backward else op.forward_bytes, op.timed
         fused = bool(self.layout.plan.compile) and op.part not in ("embedding", "head") and op.name != "final_norm"
         if self.calibrated is None:
-            return self.moved(bytes_total)
+            return self.moved(bytes_total * (self.gathered if op.part == "moe_permute" else 1.0))
         if timed is None or fused:
             launches = self.unmeasured_launch_s * op.kernels
             price = self.moved(bytes_total)

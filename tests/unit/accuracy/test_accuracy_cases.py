@@ -134,7 +134,9 @@ def test_expert_degrees_that_nobody_states_are_swept(case: Any) -> None:
     ("changes", "plans"),
     [
         ({"date": "2026-08", "recompute": ""}, 4),
-        ({"date": "2025-09", "recompute": "", "notes": "tokendrop; synthetic balanced routing"}, 4),
+        # Recipes with `tokendrop` overlapped nothing, and say who ran in graphs, for the models that they were for.
+        ({"date": "2025-09", "recompute": "", "notes": "tokendrop; synthetic balanced routing"}, 2),
+        ({"date": "2025-09", "recompute": "", "notes": "tokendrop", "model": "Qwen3-30B-A3B proxy"}, 1),
         ({"date": "2026-02", "recompute": ""}, 1),  # recipes of that time had graphs around the experts at most
         ({"date": "2026-08"}, 1),  # the recipe is cited
     ],
@@ -290,3 +292,21 @@ def test_any_row_is_a_case_or_a_skip(tmp_path: Path, emptied: set[str], changes:
     assert isinstance(found, Case | Skip)
     if isinstance(found, Skip):
         assert found.reason
+
+
+@pytest.mark.parametrize(("date", "kernel"), [("2023-06", "triton"), ("2023-11", "flash"), ("", "flash")])
+def test_megatron_had_the_first_flash_attention_before_the_second_came_out(case: Any, date: str, kernel: str) -> None:
+    framework = "NeMo/Megatron-Core + Transformer Engine"
+    assert case(framework=framework, date=date, attention_impl="fused (cuDNN/flash)").plan.attention_impl == kernel
+
+
+def test_gradients_of_megatron_lm_are_in_bf16_where_its_example_says_so(case: Any) -> None:
+    url = "github:NVIDIA/Megatron-LM@HEAD:examples/llama/README.md"
+    assert case(framework="Megatron-LM", url_or_file=url).plan.gradient_dtype == "bf16"
+    assert case(framework="Megatron-LM", date="2024-07").plan.gradient_dtype is None
+
+
+def test_lora_on_mi300x_recomputes_what_its_configuration_says(case: Any) -> None:
+    run = {"gpu": "MI300X", "task": "lora", "source": "MLPerf Training v5.0", "recompute": "", "notes": "LoRA rank 16"}
+    assert {plan.recompute for plan in case(**run).plans} == {"full:21"}
+    assert {plan.recompute for plan in case(**run | {"gpu": "MI325X"}).plans} == {"none", "full"}

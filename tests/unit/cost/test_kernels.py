@@ -279,3 +279,11 @@ def test_kernels_of_another_gpu_are_no_faster_than_this_ones_memory(m: int) -> N
     efficiency, _ = roofline.memory_efficiency(CAPPED)
     least = roofline.gemm_bytes(m, 8192, 8192, "bf16") / (CAPPED.memory_bandwidth_bytes_per_s * efficiency)
     assert kernel_costs(CAPPED).gemm(m, 8192, 8192, "bf16").seconds >= least * (1 - 1e-9)
+
+
+def test_an_untimed_gpu_computes_at_the_clock_that_its_power_leaves() -> None:
+    slower = dataclasses.replace(MI300X, kernel_scale=KernelScale(clock=0.8))
+    size = (8192, 8192, 8192, "bf16")
+    assert roofline.gemm(slower, *size).seconds == pytest.approx(roofline.gemm(MI300X, *size).seconds / 0.8, rel=0.01)
+    assert roofline.memory_bound(slower, 1e9) == roofline.memory_bound(MI300X, 1e9)
+    assert get_gpu("mi300x").kernel_scale.clock < 1.0 < get_gpu("mi325x").kernel_scale.clock

@@ -36,10 +36,10 @@ def test_no_constant_leaves_what_is_physically_plausible(generation: str) -> Non
     sustained = costs.sustained
     assert all(0.4 <= share <= 0.95 for share in sustained.gemm.values())
     factors = (sustained.attention, sustained.attention_triton, sustained.attention_flash2, sustained.memory)
-    assert all(0.8 <= factor <= 3.0 for factor in factors)
+    assert all(0.9 <= factor <= 3.0 for factor in factors)
     assert sustained.attention_triton >= sustained.attention_flash2 >= 1.0  # each generation of kernels is faster
     assert sustained.p2p >= 1.0
-    assert min(sustained.dispatch, sustained.dispatch_across, sustained.grouped) >= 1.0  # never faster than the wire
+    assert min(sustained.dispatch, sustained.dispatch_across) >= 1.0  # never faster than the wire
     assert 0.0 < costs.graph_launch_s < min(costs.launch_s.values())
     assert all(
         costs.launch_s[name] * costs.backward_launch[name] <= call < 1e-3
@@ -93,9 +93,10 @@ def test_release_that_is_not_stated_or_not_known_or_newer_than_all_is_the_curren
 
 
 def test_release_that_was_not_fitted_is_taken_as_the_next_one_that_was() -> None:
-    old = Software(overlap_p2p=False, deduplicates=False, fused_mla=False)
+    habits = {"overlap_p2p", "overlap_gradients", "deduplicates", "fused_mla"}
+    old = Software(**dict.fromkeys(habits, False), fp32_gradients=True)
     assert software("megatron-21.04") == software("megatron-22.05") == old
-    assert software("mlperf-v2.1") == software("mlperf-v4.1") != software("mlperf-v5.0")
+    assert software("mlperf-v2.1") == software("mlperf-v4.0") != software("mlperf-v4.1")
     assert software("nemo-24.04") == software("nemo-25.02")
 
 

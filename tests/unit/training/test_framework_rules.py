@@ -245,3 +245,16 @@ def test_a_cluster_of_racks_is_taken_in_equal_blocks() -> None:
     assert racks.used_per_domain == 64
     assert cluster_with(racks, n_gpus=576).used_per_domain == 72
     assert parse_cluster("h100-sxm:64").used_per_domain == 8
+
+
+def test_tokens_are_gathered_by_kernels_of_their_own_with_megatrons_own_dispatcher() -> None:
+    def permuting(release: str | None) -> float:
+        plan: dict[str, Any] = {"global_batch": 32, "seq_len": 2048, "ep": 4, "release": release}
+        layout = resolve(MIXTURE, parse_cluster("h100-sxm:8"), Plan(**plan))
+        pricer, ops = (
+            Pricer(layout),
+            [op for piece in pieces_of(layout) for block in piece.blocks for op in block.operations],
+        )
+        return next(pricer.forward(op).seconds for op in ops if op.name == "permute")
+
+    assert permuting("nemo-25.02") > 1.4 * permuting("bridge-26.02") == 1.4 * permuting(None)

@@ -182,3 +182,14 @@ def test_a_stage_may_be_empty():
     result = predict("llama-3-8b", "h100-sxm:32", plan)
     assert [stage.layers for stage in result.stages] == [16, 0, 0, 16]
     assert sum(result.breakdown_ns.values()) == result.step_time_ns
+
+
+def test_megatron_lm_by_itself_reduces_in_fp32_and_once_in_line() -> None:
+    def shared(release: str | None, precision: str = "bf16") -> tuple[object, object, object]:
+        plan = layout(tp=2, release=release, precision=precision).plan
+        return plan.gradient_dtype, plan.overlap_grad_reduce, plan.overlap_param_gather
+
+    assert shared(None) == shared("nemo-25.02") == ("bf16", True, True)
+    assert shared("megatron-24.05") == ("fp32", True, True)
+    assert shared("megatron-23.07") == ("fp32", False, False)
+    assert shared("megatron-23.07", "fp16") == ("bf16", False, False)
