@@ -113,6 +113,13 @@ def test_a_mistake_is_one_message(words: list[str], said: str, capsys: pytest.Ca
     assert len(err.splitlines()) == 1
 
 
+def test_where_nothing_fails_nothing_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["survive", "--cluster", "h100-sxm:1", "--days", "1", "--seeds", "1", "--failures", "none"]) == 0
+    screen = capsys.readouterr().out
+    assert "1 GPU, 1 replica of 1 stage, 1 day, 1 run\nfailures: none, nothing fails\n" in screen
+    assert "Interruptions" not in screen
+
+
 def test_planned_changes_cost_a_standby_little_and_a_restart_much(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--cluster", "h100-sxm:1024", "--seeds", "10", "--days", "20", "--failures", "none"]
     words += ["--policy", "restart,standby"]

@@ -16,6 +16,7 @@ from windtunnel.report.figures import plain
 from windtunnel.report.prediction.console import NARROW, WIDE, heading
 from windtunnel.report.printing import bar, print_trimmed
 from windtunnel.traces.stragglers.explanation import Asked, Explanation, Part
+from windtunnel.units import format_many
 
 _SHOWN = 8  # parts of one sort; the JSON has them all
 _LABEL_CELLS = 30
@@ -64,7 +65,7 @@ def _head(explanation: Explanation) -> list[RenderableType]:
         (explanation.n_workers, "worker"),
         (explanation.n_steps, "step"),
     ]
-    words = ", ".join(f"{n:,} {noun}{'' if n == 1 else 's'}" for n, noun in counts)
+    words = ", ".join(format_many(n, noun) for n, noun in counts)
     return [Text(shown or "trace", style="bold"), Text(f"{explanation.source} · {words}", style="dim")]
 
 

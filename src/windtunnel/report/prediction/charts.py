@@ -15,7 +15,7 @@ from windtunnel.report.prediction.categories import Category, label_on_lane
 from windtunnel.report.prediction.memory_parts import memory_parts
 from windtunnel.report.prediction.trace import streams_of
 from windtunnel.result import Interval, Result, StageMemory
-from windtunnel.units import format_bytes, format_percent
+from windtunnel.units import format_bytes, format_many, format_percent
 
 _PATH_W, _PATH_H = 1000, 100
 # Passes of a pipeline are told apart by shade: all are compute.
@@ -79,10 +79,8 @@ def stage_rows(result: Result, categories: Mapping[str, Category]) -> list[dict[
             for key, category in categories.items()
             if stage.breakdown_ns.get(key)
         ]
-        layers = f"{stage.layers} layer{'' if stage.layers == 1 else 's'}"
-        rows.append(
-            {"name": result.class_name(stage.stage), "note": f"{layers}, {stage.ranks:,} GPUs", "segments": segments}
-        )
+        note = f"{format_many(stage.layers, 'layer')}, {format_many(stage.ranks, 'GPU')}"
+        rows.append({"name": result.class_name(stage.stage), "note": note, "segments": segments})
     return rows
 
 
