@@ -111,7 +111,7 @@ def _answer_several(
     console.print(f"{_told(found.value, in_time)} {what}, best of {found.tried} {found.what_was_tried}")
     if found.runner_up_value is not None:
         costs = _told(found.value - found.runner_up_value, in_time)
-        console.print(f"next: {found.runner_up}, {_told(found.runner_up_value, in_time)}: it costs {costs}")
+        console.print(f"next: {found.runner_up}, {_told(found.runner_up_value, in_time)}: it costs {costs}{'' if in_time else ' requests/s'}")
 
 
 def _told(value: float, share: bool) -> str:
