@@ -114,7 +114,7 @@ def predict(
         raise SpecError("--price", price, "give --tokens as well, e.g. --tokens 15T")
     if ops is not None:
         check_ops(ops, model, technique, json=json)
-    with working("predicting"):
+    with working(f"predicting without and with {', '.join(technique)}" if technique else "predicting"):
         result, advised = answered_at_first(
             model,
             cluster=cluster,

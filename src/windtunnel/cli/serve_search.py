@@ -110,8 +110,8 @@ def _answer_several(
     what = "of requests in time" if in_time else "requests/s in all"
     console.print(f"{_told(found.value, in_time)} {what}, best of {found.tried} {found.what_was_tried}")
     if found.runner_up_value is not None:
-        costs = _told(found.value - found.runner_up_value, in_time)
-        console.print(f"next: {found.runner_up}, {_told(found.runner_up_value, in_time)}: it costs {costs}{'' if in_time else ' requests/s'}")
+        costs = _told(found.value - found.runner_up_value, in_time) + ("" if in_time else " requests/s")
+        console.print(f"next: {found.runner_up}, {_told(found.runner_up_value, in_time)}: it costs {costs}")
 
 
 def _told(value: float, share: bool) -> str:
