@@ -146,6 +146,14 @@ def test_a_model_that_is_none_is_said_before_what_else_is_missing(tmp_path: Path
         Question.asked("captures", "h100-sxm:8", None, {}, ())
 
 
+def test_launch_flags_of_a_captured_script_are_refused_before_it_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "captured.yaml").touch()
+    assert main(["predict", str(tmp_path), "--cluster", "h100-sxm:8", "--launch-flags", "megatron"]) == 2
+    assert "--launch-flags = 'megatron': a captured script has its own" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -77,7 +77,8 @@ def _headline(comparison: Comparison) -> Table:
     if comparison.timed:
         grid.add_row("step time", *_pair(figures.duration, a.step_time_ns, b.step_time_ns))
         grid.add_row("p5–p95", _band(a), _band(b), "")
-        grid.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
+        if a.tokens_per_step and b.tokens_per_step:
+            grid.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
         grid.add_row("MFU", *_pair(format_percent, a.mfu, b.mfu))
     if a.peak_memory_bytes and b.peak_memory_bytes:
         grid.add_row("peak memory", *_pair(format_bytes, a.peak_memory_bytes, b.peak_memory_bytes))

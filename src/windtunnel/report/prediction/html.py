@@ -127,6 +127,8 @@ def _tiles(result: Result) -> list[dict[str, Any]]:
                 "kind": "",
             },
         ]
+        if not result.tokens_per_step:  # of a captured script that looks up no embedding
+            del tiles[1]
     if result.memory:
         peak = result.peak_memory
         share = peak.device_bytes / max(result.memory_capacity_bytes, 1)
