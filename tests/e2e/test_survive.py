@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,11 @@ def test_a_mistake_is_one_message(words: list[str], said: str, capsys: pytest.Ca
     assert len(err.splitlines()) == 1
 
 
-def test_where_nothing_fails_nothing_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["survive", "--cluster", "h100-sxm:1", "--days", "1", "--seeds", "1", "--failures", "none"]) == 0
+def test_where_nothing_fails_nothing_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--cluster", "h100-sxm:1", "--days", "1", "--seeds", "1", "--failures", "none"]
+    assert main(["survive", *words, "--report", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert not re.search(r"<li>1 <span>\w+s</span>", page)
     screen = capsys.readouterr().out
     assert "1 GPU, 1 replica of 1 stage, 1 day, 1 run\nfailures: none, nothing fails\n" in screen
     assert "Interruptions" not in screen
