@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from windtunnel.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.cli.calibrate import calibrate
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
-        return _mistake(str(error))
+        return _mistake(_not_given(error) if isinstance(error, MissingArgumentError) else str(error))
     except UserError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
@@ -100,6 +100,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         ASKED.set(before)
     return status if isinstance(status, int) else 0
+
+
+def _not_given(error: MissingArgumentError) -> str:
+    """What cyclopts says of a word that is missing, and of a flag that stands without its value, told apart."""
+    _, _, meant = str(error).partition(" Did you mean ")
+    remedy = f"did you mean {meant}" if meant else f"see `windtunnel {' '.join(error.command_chain or ())} --help`"
+    if error.keyword is None:
+        return f"{error.argument.name if error.argument is not None else ''} is not given: {remedy}"
+    return f"{error.keyword} has no value (one that begins with - is written {error.keyword}=-1): {remedy}"
 
 
 def _mistake(message: str) -> int:

@@ -84,6 +84,20 @@ def test_spelling_out_twice_is_spelling_out_once(words: list[str]) -> None:
         assert switches_spelled_out(once) == once
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("llama-3-8b", "--cluster is not given: see `windtunnel predict --help`"),
+        ("--cluster h100-sxm:8", "MODEL is not given: see `windtunnel predict --help`"),
+        ("llama-3-8b --cluster", "--cluster has no value (one that begins with - is written --cluster=-1)"),
+        ("llama-3-8b --clustr h100-sxm:8", "--cluster is not given: did you mean --cluster instead of --clustr?"),
+    ],
+)
+def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"windtunnel: error: {said}")
+
+
 def test_flags_win_over_the_plan_file(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("tp: 4\npp: 2\nglobal_batch: 64\nseq_len: 2048\n")
