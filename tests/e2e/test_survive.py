@@ -101,6 +101,7 @@ def test_without_a_model_and_a_log_of_ones_own(capsys: pytest.CaptureFixture[str
         (["--spot", "nowhere.csv", "--plan", "x.yaml"], "--plan"),
         (["--spot", "nowhere.csv", "--days", "54"], "--days"),
         (["--spot", "nowhere.csv", "--failures", "none"], "--failures"),
+        (["--cluster", "h100-sxm:8", "--policy", "restart,restart"], "name each policy once"),
         (["--spot", "nowhere.csv", "--report", "x.html"], "--report"),
         (["--spot", "nowhere.csv", "--failures-out", "x.yaml"], "--failures-out"),
         (["--spot", "nowhere.csv", "--tp", "8"], "--tp"),
