@@ -22,7 +22,7 @@ def test_a_plan_says_only_what_it_must() -> None:
 
 @pytest.mark.parametrize("spec", [None, 3, [], b"x"])
 def test_what_is_no_plan_at_all_is_said(spec: object) -> None:
-    with pytest.raises(SpecError, match="^plan .*give a mapping of its fields, or the path of a YAML file"):
+    with pytest.raises(SpecError, match=r"^plan .*give a mapping of its fields, or the path of a YAML file"):
         read_plan(spec)  # type: ignore[arg-type]
 
 
