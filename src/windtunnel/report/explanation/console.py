@@ -60,11 +60,9 @@ def render_explanation(explanation: Explanation, width: int | None = None) -> Re
 def _head(explanation: Explanation) -> list[RenderableType]:
     names = [plain(name) for name in explanation.files]
     shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-    counts = [
-        (explanation.n_ops, "op"),
-        (explanation.n_workers, "worker"),
-        (explanation.n_steps, "step"),
-    ]
+    counts = [(explanation.n_ops, "op"), (explanation.n_workers, "worker")]
+    if explanation.n_steps > 1:  # else the recording as a whole, however many it holds
+        counts.append((explanation.n_steps, "step"))
     words = ", ".join(format_many(n, noun) for n, noun in counts)
     return [Text(shown or "trace", style="bold"), Text(f"{explanation.source} · {words}", style="dim")]
 
@@ -76,7 +74,8 @@ def _headline(explanation: Explanation) -> Table:
     grid.add_column(style="dim")
     measured, replayed = explanation.measured_ns, explanation.replayed_ns
     off = f"{figures.signed(f'{abs(replayed / measured - 1):.1%}', replayed - measured)} of it" if measured else ""
-    grid.add_row("step time", Text(figures.duration(measured), style="bold"), "as measured, mean of the steps")
+    of = "mean of the steps" if explanation.n_steps > 1 else "the whole recording"
+    grid.add_row("step time", Text(figures.duration(measured), style="bold"), f"as measured, {of}")
     grid.add_row("replayed", figures.duration(replayed), f"dependencies and durations only, {off}" if off else "")
     grid.add_row("ideal", figures.duration(explanation.ideal_ns), "every op as long as its peers")
     lost = f"{(explanation.slowdown - 1) / explanation.slowdown:.1%} of the time is lost to stragglers"
