@@ -6,6 +6,7 @@ interrupted, 141 nobody reads the output any more. A mistake is one line on stde
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         again = [*switches_spelled_out(asked), *launched]
         ASKED.set(CommandLine([*asked, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
         status = app([*words, *launched], exit_on_error=False, print_error=False)
-        sys.stdout.flush()
+        print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:
         return _mistake(_not_given(error) if isinstance(error, MissingArgumentError) else str(error))
     except UserError as error:
@@ -94,12 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whatever is still buffered has no reader; the interpreter would complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        _forget_output()
+        return _mistake(f"the output cannot be written ({error.strerror}): free some room, or send it elsewhere")
     finally:
         ASKED.set(before)
     return status if isinstance(status, int) else 0
+
+
+def _forget_output() -> None:
+    """What is still buffered has nowhere to go; the interpreter would complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _not_given(error: MissingArgumentError) -> str:
