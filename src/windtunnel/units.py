@@ -166,6 +166,11 @@ def format_count(count: float, digits: int = 3) -> str:
     return _format(count, {"M": 1e6, "B": 1e9, "T": 1e12}, digits).replace(" ", "")
 
 
+def format_many(count: int, noun: str) -> str:
+    """`1 GPU`, `8,192 GPUs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_percent(fraction: float, digits: int = 1) -> str:
     """`0.4137` as `41.4 %`: `digits` is the number of decimals."""
     return f"{100.0 * fraction:.{digits}f} %"

@@ -258,6 +258,14 @@ def test_what_cannot_be_captured_is_said_in_one_line_with_its_place(words: list[
     assert not left_over(folder)
 
 
+def test_a_script_that_refuses_its_words_is_heard(folder: Path) -> None:
+    (folder / "strict.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    done = capture(folder, "--world-size", "8", "strict.py", "--hiden", "5")
+    assert done.returncode == 2
+    assert "error: unrecognized arguments: --hiden 5" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_ranks_that_no_few_stand_for_are_not_folded(folder: Path) -> None:
     """Every third rank has more rows: random draws see it, and no interval of ranks explains it."""
     done = capture(folder, "--device", "cpu", "--world-size", "128", "train.py", "thirds")

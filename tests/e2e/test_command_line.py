@@ -56,6 +56,18 @@ def refused(*words: str, cwd: Path) -> str:
     return lines[0]
 
 
+@pytest.mark.parametrize("words", [["--no-save"], ["--no-save", "--json"]])
+def test_output_on_a_full_disk_is_one_message(tmp_path: Path, words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "windtunnel.cli", *PREDICT, *words],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("windtunnel: error: the output cannot be written (No space left on device)")
+
+
 def test_help_names_the_verbs(tmp_path: Path) -> None:
     done = run_process("--help", cwd=tmp_path)
     assert done.returncode == 0

@@ -33,6 +33,15 @@ def test_the_screen_and_the_document_say_the_same(trace: Path) -> None:
     assert run(str(trace), "--json").stdout == document.stdout
 
 
+def test_a_recording_that_is_explained_as_one_is_not_called_a_step(tmp_path: Path, trace: Path) -> None:
+    assert ", 2 steps\n" in run(str(trace)).stdout
+    one = write(job(4, 2, 6, (7,)), tmp_path / "ops.parquet")
+    done = run(str(one), "--report", str(tmp_path / "page.html"))
+    for told in (done.stdout, (tmp_path / "page.html").read_text()):
+        assert "as measured, the whole recording" in told
+    assert "1 step" not in done.stdout
+
+
 def test_mistakes_are_one_line(tmp_path: Path, trace: Path) -> None:
     cut = tmp_path / "ops.parquet"
     cut.write_bytes(trace.read_bytes()[: trace.stat().st_size // 2])

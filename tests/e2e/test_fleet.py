@@ -81,3 +81,14 @@ def test_mistakes_are_one_line(trace, words, message):
     run = windtunnel("fleet", trace, *words, status=2)
     assert message in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_a_gpu_that_no_node_has_is_told(tmp_path):
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
+    nodes.write_text("node,cpu_milli,memory_mib,gpus,gpu_model\nn0,96000,500000,8,T4\n")
+    pods.write_text(
+        "pod,create_s,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_models\na,0,1,1,1,1000,T4|K9\nb,1,1,1,1,1000,\n"
+    )
+    run = windtunnel("fleet", pods, "--cluster", nodes, "--policy", "fgd", "--json")
+    assert json.loads(run.stdout)["warnings"] == [f"gpu_models: no node of {nodes} has K9"]
+    assert "has K9" in run.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_without_a_model_and_a_log_of_ones_own(capsys: pytest.CaptureFixture[str
         (["--spot", "nowhere.csv", "--plan", "x.yaml"], "--plan"),
         (["--spot", "nowhere.csv", "--days", "54"], "--days"),
         (["--spot", "nowhere.csv", "--failures", "none"], "--failures"),
+        (["--cluster", "h100-sxm:8", "--policy", "restart,restart"], "name each policy once"),
         (["--spot", "nowhere.csv", "--report", "x.html"], "--report"),
         (["--spot", "nowhere.csv", "--failures-out", "x.yaml"], "--failures-out"),
         (["--spot", "nowhere.csv", "--tp", "8"], "--tp"),
@@ -111,6 +113,16 @@ def test_a_mistake_is_one_message(words: list[str], said: str, capsys: pytest.Ca
     assert out == ""
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_where_nothing_fails_nothing_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--cluster", "h100-sxm:1", "--days", "1", "--seeds", "1", "--failures", "none"]
+    assert main(["survive", *words, "--report", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert not re.search(r"<li>1 <span>\w+s</span>", page)
+    screen = capsys.readouterr().out
+    assert "1 GPU, 1 replica of 1 stage, 1 day, 1 run\nfailures: none, nothing fails\n" in screen
+    assert "Interruptions" not in screen
 
 
 def test_planned_changes_cost_a_standby_little_and_a_restart_much(capsys: pytest.CaptureFixture[str]) -> None:

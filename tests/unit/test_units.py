@@ -150,6 +150,8 @@ def test_the_message_says_what_to_write() -> None:
         (units.format_count(405.9e9), "406B"),
         (units.format_count(999_999_999), "1.00B"),
         (units.format_bytes(85018877624), "79.2 GiB"),
+        (units.format_many(1, "GPU"), "1 GPU"),
+        (units.format_many(8192, "GPU"), "8,192 GPUs"),
         (units.format_percent(0.4137), "41.4 %"),
         (units.format_time(math.inf), "inf"),
     ],

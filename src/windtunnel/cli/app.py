@@ -6,11 +6,12 @@ interrupted, 141 nobody reads the output any more. A mistake is one line on stde
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from windtunnel.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.cli.calibrate import calibrate
@@ -86,20 +87,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         again = [*switches_spelled_out(asked), *launched]
         ASKED.set(CommandLine([*asked, *launched], lambda: app.parse_args(again, exit_on_error=False)[1].arguments))
         status = app([*words, *launched], exit_on_error=False, print_error=False)
-        sys.stdout.flush()
+        print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:
-        return _mistake(str(error))
+        return _mistake(_not_given(error) if isinstance(error, MissingArgumentError) else str(error))
     except UserError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whatever is still buffered has no reader; the interpreter would complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        _forget_output()
+        return _mistake(f"the output cannot be written ({error.strerror}): free some room, or send it elsewhere")
     finally:
         ASKED.set(before)
     return status if isinstance(status, int) else 0
+
+
+def _forget_output() -> None:
+    """What is still buffered has nowhere to go; the interpreter would complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _not_given(error: MissingArgumentError) -> str:
+    """What cyclopts says of a word that is missing, and of a flag that stands without its value, told apart."""
+    _, _, meant = str(error).partition(" Did you mean ")
+    remedy = f"did you mean {meant}" if meant else f"see `windtunnel {' '.join(error.command_chain or ())} --help`"
+    if error.keyword is None:
+        return f"{error.argument.name if error.argument is not None else ''} is not given: {remedy}"
+    return f"{error.keyword} has no value (one that begins with - is written {error.keyword}=-1): {remedy}"
 
 
 def _mistake(message: str) -> int:

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.output import note, stdout, working
 from windtunnel.errors import InputFileError, SpecError
+from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,21 +99,17 @@ def _measure(
             note(f"interrupted; what was measured is kept in {journal_path(out)}: run the same again to go on")
         raise
     if outcome.resumed_points or outcome.damaged_lines:
-        lost = f", {_counted(outcome.damaged_lines, 'damaged line')} left out" if outcome.damaged_lines else ""
-        note(f"went on with {_counted(outcome.resumed_points, 'point')} of an earlier run{lost}")
+        lost = f", {format_many(outcome.damaged_lines, 'damaged line')} left out" if outcome.damaged_lines else ""
+        note(f"went on with {format_many(outcome.resumed_points, 'point')} of an earlier run{lost}")
     for text in (*outcome.device.notes, *outcome.found.notes):
         note(f"note: {text}")
     curves = sum(bool(points) for points in outcome.found.points.values())
     stdout().print(
-        f"{outcome.device.name}: {outcome.found.n_points} points of {curves} curves in {outcome.seconds:.0f} s, "
-        f"in {out}",
+        f"{outcome.device.name}: {format_many(outcome.found.n_points, 'point')} of {format_many(curves, 'curve')}"
+        f" in {outcome.seconds:.0f} s, in {out}",
         markup=False,
         soft_wrap=True,
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _collectives(
@@ -134,7 +131,8 @@ def _collectives(
     for text in notes:
         note(f"note: {text}")
     points = sum(map(len, rows.values()))
-    text = f"{backend} {world_size}: {points} points of {len(rows)} collectives added to {out}"
+    added = f"{format_many(points, 'point')} of {format_many(len(rows), 'collective')}"
+    text = f"{backend} {world_size}: {added} added to {out}"
     stdout().print(text, markup=False, soft_wrap=True)
 
 

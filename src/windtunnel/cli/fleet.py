@@ -15,7 +15,7 @@ from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
 from windtunnel.header import band_entry
 from windtunnel.report.files import check_writable, writing
-from windtunnel.units import parse_time
+from windtunnel.units import format_many, parse_time
 
 if TYPE_CHECKING:
     from windtunnel.fleet.outcome import Outcome
@@ -131,7 +131,7 @@ def run(
         if not most or live is not None:
             raise SpecError("--cluster", None, "say on what the jobs run, such as t4:64")
         cluster = f"gpu:{-(-most // USUAL_NODE) * USUAL_NODE if most > USUAL_NODE else most}"
-        note(f"--cluster is not given: {cluster}, since the trace's jobs held {most} GPUs at once")
+        note(f"--cluster is not given: {cluster}, since the trace's jobs held {format_many(most, 'GPU')} at once")
     packed = cluster.lower().endswith(".csv")
     if described is not None and (packed or live is not None or when is not None):
         raise SpecError("--policy", described, "with --when, --live and packing give a policy's name")
@@ -286,7 +286,7 @@ def left_out(outcome: Outcome, most: int = 5) -> list[str]:
         shown = ", ".join(named[:most]) + (", ..." if len(named) > most else "")
         lines.append(f"{len(named)} job{'s' * (len(named) > 1)} left out, {text}: {shown}")
         if len(lines) == most:
-            lines.append(f"{len(why)} jobs left out in all; `windtunnel fleet lint` names them")
+            lines.append(f"{format_many(len(why), 'job')} left out in all; `windtunnel fleet lint` names them")
             break
     return lines
 
@@ -314,9 +314,13 @@ def _show(
 
 
 def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs_out: Path | None, json: bool) -> None:
-    from windtunnel.fleet.packing.study import packing_figures, read_nodes, write_placements
+    from windtunnel.fleet.packing.study import packing_figures, read_nodes, unknown_models, write_placements
 
     nodes = read_nodes(Path(cluster))
+    unknown = unknown_models(jobs, nodes[2])
+    warnings = [f"gpu_models: no node of {cluster} has {', '.join(unknown)}"] if unknown else []
+    for line in warnings:
+        note(line)
     figures = []
     for name in names:
         with working(f"packing with {name}"):
@@ -325,7 +329,7 @@ def _pack(jobs: Any, cluster: str, names: list[str], seed: int, seeds: int, jobs
         with writing(jobs_out):
             write_placements(jobs, figures, jobs_out)
     shown = [{key: value for key, value in each.items() if key != "runs"} for each in figures]
-    _show(_document(shown, trace=jobs.source, cluster=cluster), shown, json)
+    _show(_document(shown, trace=jobs.source, cluster=cluster), shown, json, warnings=warnings)
 
 
 @fleet.command

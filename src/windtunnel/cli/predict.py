@@ -114,7 +114,14 @@ def predict(
         raise SpecError("--price", price, "give --tokens as well, e.g. --tokens 15T")
     if ops is not None:
         check_ops(ops, model, technique, json=json)
-    with working("predicting"):
+    if launch_flags is not None:
+        from windtunnel.cli.captured import is_captured_word
+
+        if is_captured_word(model):
+            raise SpecError("--launch-flags", launch_flags, "a captured script has its own flags: name a model instead")
+    if tokens is not None:
+        parse_tokens(tokens, "--tokens")
+    with working(f"predicting without and with {', '.join(technique)}" if technique else "predicting"):
         result, advised = answered_at_first(
             model,
             cluster=cluster,
@@ -212,8 +219,6 @@ def launched(kind: str, result: Result) -> dict[str, str]:
     from windtunnel.training.launch import launch_flags
 
     plan = dict(result.spec.get("plan") or {})
-    if "global_batch" not in plan:
-        raise SpecError("--launch-flags", kind, "a captured script has its own flags: name a model instead")
     if not any(layer["feed_forward"]["kind"] == "moe" for layer in result.spec["model"]["layers"]):
         plan["etp"] = None
     name, text, _ = launch_flags(kind, plan, result.n_gpus, result.spec["model"]["name"])
@@ -224,7 +229,7 @@ def training_run(result: Result, tokens: str, price: float | None) -> dict[str, 
     """Days, GPU-hours and cost of a whole training at the predicted step, with its band; failures not counted."""
     count = parse_tokens(tokens, "--tokens")
     if not result.tokens_per_step:
-        raise SpecError("--tokens", tokens, "the answer has no tokens per step")
+        raise SpecError("--tokens", tokens, "leave it out: how many tokens a step of this script has is not known")
     if price is not None and not 0.0 <= price < 1e6:
         raise SpecError("--price", price, "give the price of one GPU for an hour, 0 or more")
     steps = -(-count // result.tokens_per_step)

@@ -85,6 +85,7 @@ def _answer_several(
     from windtunnel.model import load_model
     from windtunnel.serving.goodput import rate_of
     from windtunnel.serving.placement.several import Several, search_alpaserve, search_muxserve
+    from windtunnel.units import format_many
 
     if workload.arrival_ns is None:
         raise SpecError("--concurrency", workload.concurrency, "a placement is sought for a rate: use an open loop")
@@ -104,12 +105,12 @@ def _answer_several(
     console = stdout()
     for group in found.groups:
         words = group.layout if search == "muxserve" else f"{group.layout}: {', '.join(group.models) or 'idle'}"
-        console.print(f"{group.gpus} GPUs  {words}", highlight=False)
+        console.print(f"{format_many(group.gpus, 'GPU')}  {words}", highlight=False)
     in_time = search == "alpaserve"
     what = "of requests in time" if in_time else "requests/s in all"
     console.print(f"{_told(found.value, in_time)} {what}, best of {found.tried} {found.what_was_tried}")
     if found.runner_up_value is not None:
-        costs = _told(found.value - found.runner_up_value, in_time)
+        costs = _told(found.value - found.runner_up_value, in_time) + ("" if in_time else " requests/s")
         console.print(f"next: {found.runner_up}, {_told(found.runner_up_value, in_time)}: it costs {costs}")
 
 

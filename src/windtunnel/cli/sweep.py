@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windtunnel.cli.output import counting, note, print_answer, stdout
+from windtunnel.units import format_many
 
 
 def sweep(
@@ -57,9 +58,10 @@ def sweep(
             },
         )
         return
+    points = format_many(outcome.points, "point")
     counts = ", ".join(f"{count:,} {status}" for status, count in outcome.by_status.items())
     from_file = "" if outcome.ran else f" ({out} answers; remove it to run again)"
-    stdout().print(f"{outcome.points:,} points: {counts}; {outcome.ran:,} ran now{from_file}", soft_wrap=True)
+    stdout().print(f"{points}: {counts}; {outcome.ran:,} ran now{from_file}", soft_wrap=True)
     for status, reason in outcome.reasons.items():
         stdout().print(f"the first {status}: {reason}", soft_wrap=True, markup=False)
     if outcome.best is not None:

@@ -188,6 +188,10 @@ def _attention(
             price = price.widened(-extra, extra, price.source)
         memory_s = bytes_total / (gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0])
         price = _at_least(_scaled(costs, price, bytes_total), memory_s)
+    if dtype in ("fp32", "fp64"):  # no flash kernel takes it: the fused one that does computes at that rate
+        slower = max(1.0, gpu.peak_flops("bf16") / gpu.flops_per_s.get(dtype, gpu.peak_flops("bf16")))
+        idle = _attention(costs, 1, 1, 1, 1, 1, 128, True, None, False, "bf16", None).seconds  # starts, ends
+        price = price.scaled(slower - (slower - 1.0) * min(1.0, idle / price.seconds))
     return _backward(gpu, price) if backward else price
 
 

@@ -18,7 +18,7 @@ from windtunnel.fleet.fields import known_keys
 from windtunnel.input_file import read_mapping
 
 USUAL_NODE = 8  # GPUs of a node of which nothing else is known: HGX and DGX boards
-NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8}  # cloud nodes: g4dn.12xlarge, g5.12xlarge, p2, DGX-1
+NODES_OF = {"t4": 4, "a10": 4, "k80": 8, "p100": 8, "v100": 8, "gpu": USUAL_NODE}  # g4dn/g5.12xlarge, p2, DGX-1; any
 MOST_GPUS = 2**22
 CLOUDS = ("pools", "starburst", "price_per_gpu_hour", "privacy", "egress_per_gb", "bandwidth")  # of `hybrid/clouds.py`
 
@@ -53,13 +53,15 @@ def parse_site(text: str, per_node: int | None = None) -> Site:
         return _of_kinds(text, per_node)
     if per_node is not None and per_node < 1:
         raise SpecError("--gpus-per-node", per_node, "give 1 or more")
+    if text.lower().endswith(".csv"):
+        raise SpecError("--cluster", text, "unlike nodes are for packing alone: write GPU:COUNT, or leave it out")
     found = re.fullmatch(r"([^:]+):(\d+)(?:x(\d+))?", text.strip())
     if not found:
         raise SpecError("--cluster", text, "write GPU:COUNT such as t4:64, GPU:NODESxGPUS such as t4:16x4, or a file")
     gpu, count, by = found.group(1).lower(), int(found.group(2)), found.group(3)
     if by is not None:
         return _checked(Site(gpu, count, int(by), text))
-    size = per_node or _usual(gpu)
+    size = per_node or _usual(gpu, text)
     if count < size:
         size = max(count, 1)
     if count % size:
@@ -84,7 +86,8 @@ def _checked(site: Site) -> Site:
     return site
 
 
-def _usual(gpu: str) -> int:
+def _usual(gpu: str, text: str) -> int:
+    """GPUs of a node. A fleet needs no speed of its GPUs, as jobs bring their own: of others this must be said."""
     from windtunnel.hardware.catalogue import parse_cluster
 
     if gpu in NODES_OF:
@@ -92,7 +95,8 @@ def _usual(gpu: str) -> int:
     try:
         return parse_cluster(f"{gpu}:8").gpus_per_node
     except (UnknownNameError, SpecError):
-        return USUAL_NODE  # a fleet needs no speed of its GPUs: jobs bring their own
+        remedy = f"no known GPU: say how many of them a node has, {gpu}:NODESxGPUS or gpus_per_node"
+        raise SpecError("--cluster", text, remedy) from None
 
 
 def _from_yaml(path: Path) -> Site:

@@ -173,7 +173,7 @@ def calibration_from_document(given: object, where: str | None = None) -> Calibr
     if kind not in KINDS:
         reader.fail("calibration.kind", kind, f"must be one of {', '.join(KINDS)}")
     if not device:
-        reader.fail("calibration.device", device, "is missing; give the device's name")
+        reader.fail("calibration.device", device, "give the device's name")
     if threads is not None:
         threads = int(reader.number(threads, "calibration.threads", least=1))
     software = reader.mapping(document.get("software") or {}, "calibration.software")

@@ -162,7 +162,7 @@ def _from_mapping(given: Mapping[str, Any], n_gpus: int | None, document: str | 
             raise UnknownNameError("cluster", spec.base, cluster_names(), "`base` names a node type of the catalogue.")
         base = _load_cluster(found)
     if gpu is None and base is None:
-        raise place.error("gpu", None, "is missing; give the name of a GPU, such as h100-sxm, or a `base` cluster")
+        raise place.error("gpu", None, "give the name of a GPU, such as h100-sxm, or a `base` cluster")
     return cluster_from(given, gpu, base, n_gpus, place)
 
 

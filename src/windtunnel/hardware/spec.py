@@ -336,7 +336,7 @@ def _built(
             needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
             if needed and item.name not in changes:
                 short = {field: key for key, field in _SCHEMAS[kind].short.items()}.get(item.name, item.name)
-                raise place.error(short, None, "is missing; give it, or a `base` to start from")
+                raise place.error(short, None, "give it, or a `base` to start from")
     try:
         return dataclasses.replace(base, **changes) if base is not None else kind(**changes)
     except SpecError as error:

@@ -26,7 +26,8 @@ def read_json(path: Path) -> tuple[dict[str, Any], Path]:
     except UnicodeDecodeError as error:
         raise InputFileError(path, "not a text file", "give the model's config.json, encoded as UTF-8") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise InputFileError(path, f"cannot be read ({error})", "give a config.json that can be read") from error
+        why = getattr(error, "strerror", None) or error
+        raise InputFileError(path, f"cannot be read ({why})", "give a config.json that can be read") from error
     try:
         found = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:

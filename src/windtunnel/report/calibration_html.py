@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.report.figures import plain, significant
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
-from windtunnel.units import format_time
+from windtunnel.units import format_many, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -176,7 +176,7 @@ def _chart(one: CurveChart) -> dict[str, Any]:
         "name": plain(one.name),
         "dtype": plain(one.dtype),
         "error": f"{_error(one)} off" if _tells(one) else "",
-        "count": f"{len(one.shapes):,} point{'s' if len(one.shapes) > 1 else ''}",
+        "count": format_many(len(one.shapes), "point"),
         "formula": plain(one.formula),
         "points": points,
         "ticks": [(x(seconds), y(seconds), format_time(seconds, 1)) for seconds in _ticks(low, high)],

@@ -8,14 +8,14 @@ from typing import Any
 
 from windtunnel.emulate.run import Emulation, Outcome
 from windtunnel.emulate.timeline import size_text
-from windtunnel.units import format_time
+from windtunnel.units import format_many, format_time
 
 
 def report_lines(asked: Emulation, outcome: Outcome, predicted_s: float | None = None) -> Iterator[str]:
     """The answer, top line first."""
     facts = outcome.facts
     peers = asked.launch.world_size - 1
-    others = f"{peers:,} peer{'' if peers == 1 else 's'} virtual"
+    others = f"{format_many(peers, 'peer')} virtual"
     yield f"rank {asked.rank} of {asked.launch.world_size:,} ran for real, {others}, on {asked.cluster}"
     yield from _steps(asked, outcome, predicted_s)
     yield from _technique(facts)
@@ -31,7 +31,7 @@ def report_lines_of_several(
     """The same of several real ranks: their steps and memory one after another, what they share once."""
     size = asked.launch.world_size
     peers = size - len(outcomes)
-    others = "nobody virtual" if not peers else f"{peers:,} peer{'' if peers == 1 else 's'} virtual"
+    others = "nobody virtual" if not peers else f"{format_many(peers, 'peer')} virtual"
     ranks = ", ".join(map(str, outcomes))
     yield f"ranks {ranks} of {size:,} ran for real, each in a process of its own, {others}, on {asked.cluster}"
     for rank, outcome in outcomes.items():
@@ -126,7 +126,7 @@ def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
     if facts.get("unplanned"):
         share = facts["unplanned"] / max(1, facts["unplanned"] + facts.get("planned", 0))
         count = facts["unplanned"]
-        many = "1 communication" if count == 1 else f"{count:,} communications"
+        many = format_many(count, "communication")
         unlike = f"{many} ({share:.1%}) {'was' if count == 1 else 'were'} of steps unlike the others"
         yield f"            {unlike}: peers came when the real rank came"
     if asked.slow:

@@ -39,6 +39,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe: no place for a file
+            with open(path, "wb") as file:
+                file.write(data)
+            return
         name = path.parent / f".{path.name[:80]}.{secrets.token_hex(8)}"
         # "x": never through what already lies there. Not by mkstemp, whose files only their owner may read: a report is
         # for sharing, within the user's umask, which nobody can ask for without setting it for all threads.

@@ -24,6 +24,8 @@ def notebook_html(result: Result) -> str:
         ("throughput", f"{result.tokens_per_s_per_gpu:,.1f} tokens/s/GPU", f"{result.tokens_per_s:,.0f} tokens/s"),
         ("MFU", f"{result.mfu:.1%}", f"{result.model_tflops_per_gpu:,.1f} TFLOP/s per GPU"),
     ]
+    if not result.tokens_per_step:  # of a captured script that looks up no embedding
+        del rows[1]
     if result.memory:
         most = result.peak_memory
         room = f"of {format_bytes(result.memory_capacity_bytes)}, {result.class_name(most.stage)}"

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from windtunnel.report.figures import duration, plain, significant
-from windtunnel.units import format_bytes, format_count, format_percent, format_time
+from windtunnel.units import format_bytes, format_count, format_many, format_percent, format_time
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -35,6 +35,7 @@ def page_template(name: str, package: str = "windtunnel.report") -> Template:
     environment.filters |= {
         "bytes": format_bytes,
         "counted": format_count,
+        "many": format_many,
         "percent": format_percent,
         "time": format_time,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report.figures import plain
+from windtunnel.report.figures import duration, plain
 from windtunnel.report.run_list import Run
 
 WIDE = 100  # columns
@@ -39,7 +39,7 @@ def print_runs(
             cells = [run.name, "unreadable", "", "", "", "", "", saved]
         else:
             memory = f"{run.memory_share:.0%}" + (" does not fit" if run.status == "infeasible" else "")
-            figures = [f"{run.step_time_s:#.4g} s", f"{run.mfu:.1%}", memory]
+            figures = [duration(run.step_time_s * 1e9), f"{run.mfu:.1%}", memory]
             cells = [run.name, plain(run.model), plain(run.where), run.layout, *figures, saved]
         cells += [own] if tagged else []
         table.add_row(*(Text(cell) for cell in cells))

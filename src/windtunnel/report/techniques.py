@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -46,18 +46,18 @@ def gain_lines(gain: TechniqueGain) -> list[RenderableType]:
     """A section of the console's screen: figures, parameters, what lies behind them, notes."""
     without, after = format_time(gain.step_time_without_s), format_time(gain.step_time_with_s)
     lines = [f"{gain.name}: {without} a step without, {after} with: {gain.gain:.3f} x"]
-    lines += _named("chosen", gain.parameters)
-    lines += _named("behind it", gain.details)
+    lines += _named("chosen", gain.parameters, lambda name, value: f"{name}={_shown(value)}")
+    lines += _named("behind it", gain.details, lambda name, value: f"{name.replace('_', ' ')} {_shown(value)}")
     return [Text(), Text("Technique", style="bold"), *(Text(f"  {line}") for line in (*lines, *gain.notes))]
 
 
-def _named(title: str, values: Mapping[str, Any]) -> list[str]:
+def _named(title: str, values: Mapping[str, Any], words: Callable[[str, Any], str]) -> list[str]:
     if not values:
         return []
     if all(isinstance(value, Mapping) for value in values.values()):
-        return [line for name, inner in values.items() for line in _named(f"{title}, {name}", inner)]
-    return [f"{title}: " + ", ".join(f"{name} {_shown(value)}" for name, value in values.items())]
+        return [line for name, inner in values.items() for line in _named(f"{title}, {name}", inner, words)]
+    return [f"{title}: " + ", ".join(words(name, value) for name, value in values.items())]
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -142,6 +142,8 @@ def survive(asked: Asked) -> Survival:
     policies = [policy_named(name, asked) for name in asked.policies]
     if not policies:
         raise SpecError("policy", None, "name at least one")
+    if len({policy.name for policy in policies}) < len(policies):
+        raise SpecError("policy", ", ".join(asked.policies), "name each policy once")
     wall_s = asked.days * DAY_S
     trace = draw(asked.process, asked.gpus, asked.gpus_per_node, wall_s, asked.seeds, asked.seed)
     if asked.standbys is not None and all(policy.away != "from standbys" for policy in policies):

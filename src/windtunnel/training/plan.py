@@ -134,6 +134,8 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     where = None
     if isinstance(spec, str | Path):
         where, spec = str(spec), read_mapping(Path(spec))
+    if not isinstance(spec, Mapping):
+        raise SpecError("plan", spec, "give a mapping of its fields, or the path of a YAML file")
     try:
         # YAML and the command line know lists, not tuples.
         fields: dict[str, Any] = {

@@ -401,9 +401,6 @@ class Pricer:
             value_head_dim=int(dv),
         )
         factor = self.training.sustained.attention
-        if self._dtype == "fp32":  # no flash kernel takes it: the fused kernel that does runs at the fp32 rate
-            gpu = self.layout.cluster.gpu
-            factor *= gpu.peak_flops("bf16") / gpu.peak_flops("fp32")
         if op.variant == "triton":
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import SpecError, UserError
+from windtunnel.report.comparison.compare import compare
 from windtunnel.result import Result
 from windtunnel.ui.form import asked_of, plan_fields
 
@@ -104,6 +106,9 @@ def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
     """An answer for each value; what cannot be says why."""
     found = []
     tried, here = values_of(field, values)
+    asked = None  # with what a framework or a cluster fills in where the question says nothing
+    with suppress(UserError):
+        asked = asked_of(values, uploads).answer()
     for value in tried:
         now = value == here
         try:
@@ -115,7 +120,7 @@ def points(field: str, values: Mapping[str, str], uploads: Path) -> list[Point]:
         found.append(
             Point(
                 value=value or "none",
-                now=now,
+                now=now or (asked is not None and not compare(asked, result).spec),
                 step_time_s=result.step_time_s,
                 p5_s=result.step_time_p5_ns / 1e9,
                 p95_s=result.step_time_p95_ns / 1e9,

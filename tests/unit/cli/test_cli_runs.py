@@ -10,6 +10,7 @@ import pytest
 
 import windtunnel
 from windtunnel.cli.app import main
+from windtunnel.report.figures import duration
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,7 @@ def test_search_and_tags(results: list[Any], root: Path, capsys: pytest.CaptureF
     assert main(["runs", "--out", str(root)]) == 0
     screen = capsys.readouterr().out
     assert all(result.content_hash in screen for result in results)
+    assert all(duration(result.step_time_ns) in screen for result in results)
 
 
 def test_nothing_is_deleted_without_yes(results: list[Any], root: Path, capsys: pytest.CaptureFixture[str]) -> None:

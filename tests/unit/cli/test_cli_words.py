@@ -84,6 +84,20 @@ def test_spelling_out_twice_is_spelling_out_once(words: list[str]) -> None:
         assert switches_spelled_out(once) == once
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("llama-3-8b", "--cluster is not given: see `windtunnel predict --help`"),
+        ("--cluster h100-sxm:8", "MODEL is not given: see `windtunnel predict --help`"),
+        ("llama-3-8b --cluster", "--cluster has no value (one that begins with - is written --cluster=-1)"),
+        ("llama-3-8b --clustr h100-sxm:8", "--cluster is not given: did you mean --cluster instead of --clustr?"),
+    ],
+)
+def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *words.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"windtunnel: error: {said}")
+
+
 def test_flags_win_over_the_plan_file(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("tp: 4\npp: 2\nglobal_batch: 64\nseq_len: 2048\n")
@@ -144,6 +158,14 @@ def test_a_model_that_is_none_is_said_before_what_else_is_missing(tmp_path: Path
         Question.asked(str(tmp_path), "h100-sxm:8", None, {}, ())
     with pytest.raises(UserError, match=r"unknown model 'captures'.*captured folder"):
         Question.asked("captures", "h100-sxm:8", None, {}, ())
+
+
+def test_launch_flags_of_a_captured_script_are_refused_before_it_is_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "captured.yaml").touch()
+    assert main(["predict", str(tmp_path), "--cluster", "h100-sxm:8", "--launch-flags", "megatron"]) == 2
+    assert "--launch-flags = 'megatron': a captured script has its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

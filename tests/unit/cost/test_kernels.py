@@ -89,6 +89,7 @@ def test_grouped_gemm_never_gets_faster_by_growing(
     st.booleans(),
     st.one_of(st.none(), st.integers(1, 10_000)),
     st.booleans(),
+    st.sampled_from(("bf16", "fp32")),
 )
 @settings(max_examples=300)
 def test_attention_never_gets_faster_by_growing(
@@ -101,11 +102,12 @@ def test_attention_never_gets_faster_by_growing(
     causal: bool,
     window: int | None,
     backward: bool,
+    dtype: str,
 ) -> None:
     heads = kv_heads * group
 
     def priced(batch: int = batch, seq: int = seq, heads: int = heads, dim: int = head_dim, keys: int = seq) -> Price:
-        return costs.attention(batch, seq, max(keys, seq), heads, kv_heads, dim, causal, window, backward)
+        return costs.attention(batch, seq, max(keys, seq), heads, kv_heads, dim, causal, window, backward, dtype)
 
     price = priced()
     assert in_order(price)
@@ -193,6 +195,18 @@ def test_a_sibling_is_slower_by_its_scale() -> None:
     assert sibling.gemm(*shape).seconds == pytest.approx(own.gemm(*shape).seconds / 0.894)
     streaming = (32_768, 32, 16_384, "bf16")  # one operand streams: bandwidth decides
     assert sibling.gemm(*streaming).seconds > own.gemm(*streaming).seconds / 0.894
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_attention_in_fp32_computes_at_that_rate_and_starts_as_quickly(gpu: Gpu) -> None:
+    costs, slower = kernel_costs(gpu), 989.4 / 66.9
+    small, large = (
+        costs.attention(1, seq, seq, 16, 16, 64, dtype="fp32").seconds
+        / costs.attention(1, seq, seq, 16, 16, 64).seconds
+        for seq in (64, 16_384)
+    )
+    assert 1.0 <= small < 2.0
+    assert 0.9 * slower < large <= slower
 
 
 @needs_package

@@ -153,14 +153,14 @@ def test_the_linter_names_what_cannot_be(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "nodes", "per_node"),
-    [("t4:64", 16, 4), ("t4:16x4", 16, 4), ("v100:72", 9, 8), ("h100-sxm:1024", 128, 8), ("odd:3", 1, 3)],
+    [("t4:64", 16, 4), ("t4:16x4", 16, 4), ("v100:72", 9, 8), ("h100-sxm:1024", 128, 8), ("odd:1x3", 1, 3)],
 )
 def test_sites(text, nodes, per_node):
     site = parse_site(text)
     assert (site.nodes, site.per_node) == (nodes, per_node)
 
 
-@pytest.mark.parametrize("text", ["", "t4", "t4:0", "t4:x", "t4:65", "t4:99999999999"])
+@pytest.mark.parametrize("text", ["", "t4", "t4:0", "t4:x", "t4:65", "t4:99999999999", "h10:64", "nodes.csv"])
 def test_bad_sites(text):
     with pytest.raises(UserError):
         parse_site(text)

@@ -145,7 +145,7 @@ def test_content_makes_equality_and_a_cluster_without_is_another() -> None:
         (("host", "launch_eager_s"), -1, "at least 0"),
         (("threads",), "two", "at least 1"),
         (("kind",), "tpu", "one of cpu, cuda"),
-        (("device",), None, "is missing"),
+        (("device",), None, "is not given"),
         (("pionts",), {}, "unknown key"),
     ],
 )

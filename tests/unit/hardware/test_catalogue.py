@@ -205,7 +205,7 @@ BAD_FILES = [
     ("gpu: {base: h100, flops: {bf16: fast}}\ngpus: 8", "gpu.flops.bf16", "TFLOP/s"),
     ("gpu: {base: h100, flops: 3}\ngpus: 8", "gpu.flops", "give a mapping"),
     ("gpu: {base: h100, usable_memory: 90 GiB}\ngpus: 8", "gpu.usable_memory", "exceed"),
-    ("gpu: {memory: 80 GiB}\ngpus: 8\nbase: hgx-h100", "gpu.memory_bandwidth", "is missing"),
+    ("gpu: {memory: 80 GiB}\ngpus: 8\nbase: hgx-h100", "gpu.memory_bandwidth", "is not given"),
     ("gpu: h100\ngpus: 8\nnic: 0 Gb/s", "nic.bandwidth_bytes_per_s", "above zero"),
     ("gpu: h100\ngpus: 8\nnic: 400 Gb/s\nscale_out: 400 Gb/s", "scale_out", "same as nic"),
     ("gpu: h100\ngpus: 8\nnic: {latency: 3 lightyears}", "nic.latency", "3 us"),

@@ -47,6 +47,25 @@ def test_times_of_ranked_plans_have_equal_digits() -> None:
     assert all("tp 2 · ZeRO 3" in row for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("objective", "price", "column"),
+    [("cost", None, "GPU-h/M tokens"), ("cost", 2.0, "cost/M tokens"), ("energy", None, "tokens/J")],
+)
+def test_what_is_least_is_a_column(objective: str, price: float | None, column: str) -> None:
+    one = {**_plan(6.0), "gpu_hours_per_million_tokens": 0.125, "tokens_per_joule": 0.125}
+    document = {
+        "status": "ok", "plans": [one | {"cost_per_million_tokens": price and 0.125}], "decides": "", "gap": 0,
+        "rule_of_thumb": None, "objective": objective, "seconds": 1.0, "techniques": None, "choices": [],
+        "sensitivity": [], "front": [], "launch": {},
+        "space": {"legal": 3, "structures": 1, "replayed": 3, "excluded_by_memory": 0, "bounded": 0},
+    }  # fmt: skip
+    console = _screen(160)
+    print_plans(document, console)
+    head, row = _text(console).splitlines()[:2]
+    assert head.rstrip().endswith(column)
+    assert row.rstrip().endswith("0.125")
+
+
 def test_a_plan_of_the_front_is_named_with_its_techniques() -> None:
     one = {**_plan(6.0), "techniques": ["prioritised_all_to_all"], "gpu_hours_per_million_tokens": 0.1}
     document = {

@@ -9,7 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from windtunnel.report.notebook import notebook_html
 from windtunnel.report.prediction.console import command_lines, print_result
+from windtunnel.report.prediction.html import render_html
 from windtunnel.result import Result
 
 
@@ -48,6 +50,13 @@ def test_memory_adds_up_as_printed(result: Result) -> None:
     sizes = [float(row[1].removesuffix(" GiB")) for row in parts]
     assert sum(sizes) == pytest.approx(float(total[1].removesuffix(" GiB")), abs=1e-9)
     assert float(total[1].removesuffix(" GiB")) == pytest.approx(result.peak_memory.device_bytes / 2**30, abs=5e-3)
+
+
+def test_tokens_that_are_not_known_are_not_told(result: Result) -> None:
+    unknown = replace(result, tokens_per_step=0, tokens_per_s=0.0, tokens_per_s_per_gpu=0.0)
+    for told in (_printed(unknown), render_html(unknown), notebook_html(unknown)):
+        assert "tokens/s" not in told
+        assert "MFU" in told
 
 
 def test_says_what_a_person_wants_to_know(result: Result) -> None:

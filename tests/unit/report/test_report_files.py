@@ -67,3 +67,18 @@ def test_a_run_that_another_tab_deletes_first_is_one_clear_message(tmp_path: Pat
     with pytest.raises(InputFileError, match="is no run of this list"):
         act(runs, name)
     assert runs.tags() == {}
+
+
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    write_atomically(tmp_path / "pipe", b"x" * 100_000)
+    reader.join(10)
+    assert read == [b"x" * 100_000]
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to("/dev/full")
+    with pytest.raises(InputFileError, match="No space left"):
+        write_atomically(tmp_path / "link", b"x")
+    assert (tmp_path / "link").is_symlink()

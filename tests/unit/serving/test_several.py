@@ -45,7 +45,10 @@ def test_meshes_carry_the_rate_while_they_can_and_hold_every_model() -> None:
     for found in (slow, fast):
         assert sum(group.gpus for group in found.groups) == 4
         assert sorted(name for group in found.groups for name in group.models) == ["llama-3.1-8b", "qwen3-32b"]
-        assert found.runner_up_value is None or found.runner_up_value <= found.value
+        assert found.runner_up_value is not None
+        assert found.runner_up_value <= found.value
+        assert found.runner_up.count("GPU") == found.runner_up.count(" + ") + 1
+        assert "llama-3.1-8b" in found.runner_up
     assert slow.value == pytest.approx(1.0, rel=0.05)
     assert 1.0 < fast.value < 500.0
 

@@ -159,3 +159,10 @@ def test_tensor_parallel_ranks_share_a_worker(tmp_path: Path) -> None:
     assert found.slowdown == one.slowdown
     (note,) = found.notes
     assert note.startswith("4 ranks share replica and stage with another")
+
+
+def test_nanoseconds_are_no_loss_that_has_shares(tmp_path: Path) -> None:
+    rows = job(seconds=lambda kind, step, replica, stage, micro: 0.1 + 4e-9 * replica)
+    found = explain(read_trace([write(rows, tmp_path / "ops.parquet")]))
+    assert 1.0 < found.slowdown < 1.0 + 1e-6
+    assert {part.share for part in (*found.by_worker, *found.by_kind)} == {None}

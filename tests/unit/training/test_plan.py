@@ -20,6 +20,12 @@ def test_a_plan_says_only_what_it_must() -> None:
     assert plan.zero_stage is plan.sequence_parallel is plan.overlap_tp is plan.schedule is None
 
 
+@pytest.mark.parametrize("spec", [None, 3, [], b"x"])
+def test_what_is_no_plan_at_all_is_said(spec: object) -> None:
+    with pytest.raises(SpecError, match=r"^plan .*give a mapping of its fields, or the path of a YAML file"):
+        read_plan(spec)  # type: ignore[arg-type]
+
+
 def test_a_plan_is_read_from_yaml(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("tp: 4\nlayers_per_stage: [7, 9]\npp: 2\noverlap_tp: off\nglobal_batch: 8\nseq_len: 512\n")

@@ -243,10 +243,10 @@ def _told(error: BaseException) -> dict[str, str]:
     details = traceback_of_script(error)
     where = place_in_script(error.__traceback__)
     at = f"{where}: " if where else ""
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit):  # what it said of that is in its log; a trace would only say where
         status = 0 if error.code is None else error.code
         text = f"the script ended itself (exit status {status}) before the wanted step"
-        return {"message": f"{at}{text}", "details": details}
+        return {"message": f"{at}{text}", "details": ""}
     if isinstance(error, TimeoutError):
         return {"message": f"{at}{error}", "details": details}
     if isinstance(error, UserError):

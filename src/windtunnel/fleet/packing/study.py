@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def pods_of(jobs: Jobs, models: list[str]) -> tuple[Pods, list[int]]:
     rows = []
     for row in order:
         gpus = int(jobs.gpus[row])
-        wanted = jobs.columns.get("gpu_models", blank)[row].replace("|", " ").replace(";", " ").split()
+        wanted = _wanted(jobs, row)
         bits = sum(1 << models.index(name) for name in wanted if name in models)
         if wanted and not bits:
             bits = 1 << (NO_MODEL - 1)  # a model that no node has
@@ -66,6 +67,17 @@ def pods_of(jobs: Jobs, models: list[str]) -> tuple[Pods, list[int]]:
         rows.append((number("cpu_milli", row), number("memory_mib", row), gpus, milli, bits))
     kinds, kind_of = np.unique(np.array(rows, np.int64), axis=0, return_inverse=True)
     return Pods(kinds, kind_of.astype(np.int64).reshape(-1)), order
+
+
+def _wanted(jobs: Jobs, row: int) -> list[str]:
+    """The GPU models that a pod can run on; none: any."""
+    column = jobs.columns.get("gpu_models")
+    return re.split(r"[|;\s]+", column[row].strip("|; ")) if column and column[row] else []
+
+
+def unknown_models(jobs: Jobs, models: list[str]) -> list[str]:
+    """GPU models that pods ask for and no node has."""
+    return sorted({name for row in range(len(jobs)) for name in _wanted(jobs, row)}.difference(models))
 
 
 def packing_figures(

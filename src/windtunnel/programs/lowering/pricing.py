@@ -207,15 +207,12 @@ class OpPricer:
             call.head_dim,
             causal=call.causal and call.seq_q <= call.seq_kv,
             backward=call.backward,
-            dtype=dtype if dtype in ("bf16", "fp16", "fp8") else "bf16",
+            dtype=dtype if dtype in ("bf16", "fp16", "fp8", "fp32", "fp64") else "bf16",
             value_head_dim=call.value_head_dim,
         )
         factor = self.training.sustained.attention
         if call.kernel in ("flash", "efficient"):  # FlashAttention-2 is what PyTorch ships
             factor *= self.training.sustained.attention_flash2
-        if dtype in ("fp32", "fp64"):  # no flash kernel takes it: the fused kernel that does runs at the fp32 rate
-            gpu = self.cluster.gpu
-            factor *= gpu.peak_flops("bf16") / gpu.flops_per_s.get("fp32", gpu.peak_flops("bf16"))
         return price.scaled(factor)
 
     # --------------------------------------------------------------------------------------------- what moves bytes

@@ -74,7 +74,8 @@ def _headline(comparison: Comparison) -> Table:
     if comparison.timed:
         table.add_row("step time", *_pair(figures.duration, a.step_time_ns, b.step_time_ns))
         table.add_row("p5–p95", _band(a), _band(b), "")
-        table.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
+        if a.tokens_per_step and b.tokens_per_step:
+            table.add_row("tokens/s/GPU", *_pair(figures.significant, a.tokens_per_s_per_gpu, b.tokens_per_s_per_gpu))
         table.add_row("MFU", *_pair(format_percent, a.mfu, b.mfu))
     if a.peak_memory_bytes and b.peak_memory_bytes:
         table.add_row("peak memory", *_pair(format_bytes, a.peak_memory_bytes, b.peak_memory_bytes))

@@ -16,6 +16,7 @@ from windtunnel.report.figures import plain
 from windtunnel.report.prediction.console import NARROW, WIDE, heading
 from windtunnel.report.printing import DIM, LABEL, NUMBER, WORD, bar, grid, print_trimmed
 from windtunnel.traces.stragglers.explanation import Asked, Explanation, Part
+from windtunnel.units import format_many
 
 _SHOWN = 8  # parts of one sort; the JSON has them all
 _LABEL_CELLS = 30
@@ -59,12 +60,10 @@ def render_explanation(explanation: Explanation, width: int | None = None) -> Re
 def _head(explanation: Explanation) -> list[RenderableType]:
     names = [plain(name) for name in explanation.files]
     shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-    counts = [
-        (explanation.n_ops, "op"),
-        (explanation.n_workers, "worker"),
-        (explanation.n_steps, "step"),
-    ]
-    words = ", ".join(f"{n:,} {noun}{'' if n == 1 else 's'}" for n, noun in counts)
+    counts = [(explanation.n_ops, "op"), (explanation.n_workers, "worker")]
+    if explanation.n_steps > 1:  # else the recording as a whole, however many it holds
+        counts.append((explanation.n_steps, "step"))
+    words = ", ".join(format_many(n, noun) for n, noun in counts)
     return [Text(shown or "trace", style="bold"), Text(f"{explanation.source} · {words}", style="dim")]
 
 
@@ -72,7 +71,8 @@ def _headline(explanation: Explanation) -> Table:
     table = grid(WORD | DIM, NUMBER, DIM)
     measured, replayed = explanation.measured_ns, explanation.replayed_ns
     off = f"{figures.signed(f'{abs(replayed / measured - 1):.1%}', replayed - measured)} of it" if measured else ""
-    table.add_row("step time", Text(figures.duration(measured), style="bold"), "as measured, mean of the steps")
+    of = "mean of the steps" if explanation.n_steps > 1 else "the whole recording"
+    table.add_row("step time", Text(figures.duration(measured), style="bold"), f"as measured, {of}")
     table.add_row("replayed", figures.duration(replayed), f"dependencies and durations only, {off}" if off else "")
     table.add_row("ideal", figures.duration(explanation.ideal_ns), "every op as long as its peers")
     lost = f"{(explanation.slowdown - 1) / explanation.slowdown:.1%} of the time is lost to stragglers"

@@ -45,6 +45,7 @@ def _view(found: Explanation) -> dict[str, Any]:
             *(
                 (noun if n == 1 else noun + "s", f"{n:,}")
                 for n, noun in ((found.n_ops, "op"), (found.n_workers, "worker"), (found.n_steps, "step"))
+                if noun != "step" or n > 1  # else the recording as a whole, however many it holds
             ),
         ],
         "verdict": plain(found.verdict),
@@ -75,8 +76,9 @@ def _tiles(found: Explanation) -> list[dict[str, Any]]:
     longest = max(measured, replayed, ideal, 1)
     lost = max(0.0, 1 - 1 / found.slowdown) if found.slowdown > 0 else 0.0
     off = f"{abs(replayed / measured - 1):.1%} {'above' if replayed > measured else 'below'} it" if measured else ""
+    of = "mean of the steps" if found.n_steps > 1 else "the whole recording"
     shown = [
-        ("Step time", measured, "as measured" + (", mean of the steps" if found.n_steps > 1 else ""), "measured"),
+        ("Step time", measured, f"as measured, {of}", "measured"),
         ("Replayed", replayed, f"dependencies and durations only, {off}", "replayed"),
         ("Ideal", ideal, "the same, every op as long as its peers", "ideal"),
     ]

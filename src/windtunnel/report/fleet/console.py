@@ -9,6 +9,7 @@ from rich.console import Console
 
 from windtunnel.report.figures import plain
 from windtunnel.report.printing import columns
+from windtunnel.units import format_many
 
 ROWS = (
     ("mean JCT", "jct_mean_s", "s"),
@@ -55,7 +56,8 @@ ROWS = (
 def print_fleet(document: Mapping[str, Any], figures: Sequence[Mapping[str, Any]], console: Console) -> None:
     """One column per policy."""
     console.print(
-        f"{figures[0]['jobs']:,} jobs of {plain(document['trace'])} on {plain(document['cluster'])}", markup=False
+        f"{format_many(figures[0]['jobs'], 'job')} of {plain(document['trace'])} on {plain(document['cluster'])}",
+        markup=False,
     )
     table = columns(["", *(str(each["policy"]) for each in figures)])
     for label, key, unit in ROWS:

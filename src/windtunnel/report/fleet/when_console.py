@@ -10,6 +10,7 @@ from rich.console import Console
 from windtunnel.report.figures import plain
 from windtunnel.report.fleet.console import shown
 from windtunnel.report.printing import columns
+from windtunnel.units import format_many
 
 NAMED = 6  # jobs in a list
 
@@ -17,7 +18,7 @@ NAMED = 6  # jobs in a list
 def print_when(answer: Mapping[str, Any], console: Console) -> None:
     """One policy's answer."""
     console.print(
-        f"{plain(answer['job'])} under {answer['policy']}: {answer['gpus']} GPUs, submitted at "
+        f"{plain(answer['job'])} under {answer['policy']}: {format_many(answer['gpus'], 'GPU')}, submitted at "
         f"{answer['submit_s']:,.0f} s, {answer['state']}",
         markup=False,
     )
@@ -38,7 +39,8 @@ def print_when(answer: Mapping[str, Any], console: Console) -> None:
             console.print(f"  {label}: {_listed([plain(name) for name in names])}", markup=False)
     if why["holders"] and answer["start_s"] != answer["submit_s"]:
         held = [
-            f"{plain(each['job'])} ({each['gpus']} GPUs, until {shown(each['end_s'], 's')})" for each in why["holders"]
+            f"{plain(each['job'])} ({format_many(each['gpus'], 'GPU')}, until {shown(each['end_s'], 's')})"
+            for each in why["holders"]
         ]
         console.print(f"  held by: {_listed(held)}", markup=False)
     ended = "" if answer["ended_draws"] == answer["draws"] else f", of which {answer['ended_draws']} ended"

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 CHOICES_SHOWN = 4
+RANKED_BY = {
+    "cost": ("GPU-h/M tokens", "gpu_hours_per_million_tokens"),
+    "energy": ("tokens/J", "tokens_per_joule"),
+}
 HIDDEN = ("global_batch", "seq_len", "framework")
 
 
@@ -28,7 +32,10 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
     troubled = any(one["effective_step_time_s"] is not None for one in document["plans"])
     names = ("", "plan", "GPUs", "step", "p5 to p95", "memory", "tokens/s", "MFU")
     table = columns(names, ("", "plan"), overflow="fold")
-    for name in [*(["cost/M tokens"] if priced else []), *(["under trouble"] if troubled else [])]:
+    # What is least is shown; a price says it in money.
+    least = None if priced else RANKED_BY.get(document["objective"])
+    more = ["cost/M tokens"] if priced else [least[0]] if least else []
+    for name in [*more, *(["under trouble"] if troubled else [])]:
         table.add_column(name, justify="right")
     shown = decimals(one["p95_s"] for one in document["plans"])
     for number, one in enumerate(document["plans"], 1):
@@ -42,7 +49,8 @@ def print_plans(document: Mapping[str, Any], console: Console) -> None:
             f"{one['tokens_per_s']:,.0f}",
             f"{one['mfu']:.1%}",
         ]
-        cells += [f"{one['cost_per_million_tokens']:.4g}"] if priced else []
+        figure = one["cost_per_million_tokens"] if priced else one[least[1]] if least else None
+        cells += [] if figure is None else [f"{figure:.4g}"]
         cells += [f"{one['effective_step_time_s']:.4g} s"] if troubled else []
         table.add_row(*cells)
     console.print(table)

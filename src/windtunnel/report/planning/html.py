@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.planning.console import GIB, decimals, proof, words, words_of
-from windtunnel.units import format_time
+from windtunnel.units import format_many, format_time
 
 WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0
 
@@ -64,7 +64,7 @@ def _scatter(plans: list[Mapping[str, Any]], front: set[str]) -> list[dict[str, 
             "y": f"{HEIGHT - MARGIN - one['peak_memory_bytes'] / GIB / most * (HEIGHT - 2 * MARGIN):.1f}",
             "front": one["reproduce"] in front,
             "label": f"{words_of(one)}: {one['step_time_s']:.4g} s, {one['peak_memory_bytes'] / GIB:.1f} GiB,"
-            f" {one['n_gpus']:,} GPUs",
+            f" {format_many(one['n_gpus'], 'GPU')}",
         }
         for one in plans
     ]

@@ -144,6 +144,8 @@ def _headline(result: Result) -> list[RenderableType]:
         ),
         ("", "", plain(result.mfu_convention)),
     ]
+    if not result.tokens_per_step:  # of a captured script that looks up no embedding
+        del rows[1]
     if result.memory:
         peak = result.peak_memory
         share = peak.device_bytes / result.memory_capacity_bytes if result.memory_capacity_bytes else 0.0

@@ -26,6 +26,7 @@ from windtunnel.report.prediction.heatmap import heat_data
 from windtunnel.report.prediction.limit_groups import limit_groups
 from windtunnel.report.prediction.spec_words import calibrated_words, flatten, gpus, layout, model_name, shown
 from windtunnel.result import Result
+from windtunnel.units import format_many
 
 
 def write_html(result: Result, path: Path | str) -> None:
@@ -67,7 +68,8 @@ def view_of(result: Result) -> dict[str, Any]:
         "spec": _spec(result.spec),
         "defaults": [plain(text) for text in result.defaults],
         "reproduce": command_lines(plain(result.reproduce), 96),
-        "simulated": f"{result.n_ops:,} ops of {result.n_classes:,} rank classes stand for {result.n_gpus:,} GPUs",
+        "simulated": f"{result.n_ops:,} ops of {result.n_classes:,} rank class{'' if result.n_classes == 1 else 'es'}"
+        f" stand for {format_many(result.n_gpus, 'GPU')}",
         "disturbed": disturbed_view(result, categories),
         "heat": heat,
         "data": {

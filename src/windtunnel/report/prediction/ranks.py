@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from windtunnel.report.figures import plain
 from windtunnel.result import Blame, Disturbed, PathPart, RankClass, Waiting
+from windtunnel.units import format_many
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 
@@ -48,9 +49,9 @@ class Ranks:
 
 def told_apart(disturbed: Disturbed, n_gpus: int) -> str:
     """As how much the job was simulated."""
-    text = f"{n_gpus:,} ranks simulated as {disturbed.programs:,} programs"
+    text = f"{format_many(n_gpus, 'rank')} simulated as {format_many(disturbed.programs, 'program')}"
     kinds = len(disturbed.rank_classes)
-    return f"{text}; {kinds:,} kind{'' if kinds == 1 else 's'} of ranks can be told apart" if kinds else text
+    return f"{text}; {format_many(kinds, 'kind')} of ranks can be told apart" if kinds else text
 
 
 def where_words(one: Blame, ranks: Ranks) -> str:

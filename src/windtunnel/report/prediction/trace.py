@@ -20,6 +20,7 @@ from windtunnel.report.files import write_atomically
 from windtunnel.report.prediction.categories import label_of, label_on_lane, time_categories
 from windtunnel.report.prediction.spec_words import title
 from windtunnel.result import Result
+from windtunnel.units import format_many
 
 SUMS = "sums of the whole step"
 _STREAM_ORDER = ("compute", "layers", "tp", "cp", "ep", "pp", "dp", "host")
@@ -42,7 +43,7 @@ def trace_events(result: Result) -> Iterator[dict[str, Any]]:
     lanes = {(stage, name): i + 1 for stage, names in streams.items() for i, name in enumerate(names)}
     sums = {stage.stage: 1 + len(streams.get(stage.stage, ())) for stage in result.stages if stage.breakdown_ns}
     for stage in sorted({*streams, *sums, *(memory.stage for memory in result.memory)}):
-        name = result.class_name(stage) + (f" ({ranks[stage]:,} GPUs)" if stage in ranks else "")
+        name = result.class_name(stage) + (f" ({format_many(ranks[stage], 'GPU')})" if stage in ranks else "")
         yield _metadata("process_name", stage, 0, name=name)
         yield _metadata("process_sort_index", stage, 0, sort_index=stage)
         for stream in streams.get(stage, ()):

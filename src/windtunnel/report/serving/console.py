@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.report.printing import columns
+from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +35,7 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
     rate = f", {per_second(load['rate_per_s'])} requests/s" if load.get("rate_per_s") else ""
     rate = f", {load['concurrency']} in flight" if load.get("concurrency") else rate
     console.print(
-        f"{load['requests']:,} requests, {load['input_tokens_mean']:,.0f} tokens in,"
+        f"{format_many(load['requests'], 'request')}, {load['input_tokens_mean']:,.0f} tokens in,"
         f" {load['output_tokens_mean']:,.0f} out{rate}; {result['finished']:,} finished, {result['refused']:,} refused"
     )
     table = columns(("", *COLUMNS))
@@ -48,12 +49,14 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
     console.print(f"regime: {result['regime']}" + ("" if result["ttft_is_promised"] else "; TTFT here is no promise"))
     console.print(
         f"{result['output_tokens_per_s']:,.0f} output tokens/s, {per_second(result['requests_per_s'])} requests/s,"
-        f" {result['gpus']} GPUs {result['utilisation']:.0%} busy, mean batch {result['batch_mean']:.1f},"
+        f" {format_many(result['gpus'], 'GPU')} {result['utilisation']:.0%} busy,"
+        f" mean batch {result['batch_mean']:.1f},"
         f" KV {result['kv_use_mean']:.0%} used ({result['kv_use_peak']:.0%} at most)"
     )
     if result["preemptions"] or result["prefix_hit_rate"]:
         console.print(
-            f"{result['preemptions']:,} preemptions, {result['prefix_hit_rate']:.1%} of prompt blocks were known"
+            f"{format_many(result['preemptions'], 'preemption')},"
+            f" {result['prefix_hit_rate']:.1%} of prompt blocks were known"
         )
     if result["slo_attainment"] is not None:
         limits = ", ".join(f"{name[:-2].upper()} {duration(value)}" for name, value in result["slo"].items())
@@ -62,7 +65,7 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
     if search is not None:
         console.print(
             f"goodput {result['goodput_requests_per_s']:.4g} requests/s at {search['attain']:.0%}"
-            f" ({search['rates_tried']} rates tried)"
+            f" ({format_many(search['rates_tried'], 'rate')} tried)"
         )
     if result["cost_per_million_output_tokens"] is not None:
         console.print(f"{result['cost_per_million_output_tokens']:.3f} per million output tokens")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
+from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,9 +47,12 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
         good = total["goodput_requests_per_s"]
         lines.append(f"{total['slo_attainment']:.1%} within their limits, {good:.3g} such requests/s")
     if total["replicas_lost"]:
-        lines.append(f"{total['replicas_lost']} replicas lost, {total['requests_moved']} requests went on elsewhere")
+        lines.append(
+            f"{format_many(total['replicas_lost'], 'replica')} lost,"
+            f" {format_many(total['requests_moved'], 'request')} went on elsewhere"
+        )
     if total["unfinished"]:
-        lines.append(f"{total['unfinished']} requests never found a machine")
+        lines.append(f"{format_many(total['unfinished'], 'request')} never found a machine")
     if total["cost"] is not None:
         per = total["cost_per_million_output_tokens"]
         lines.append(f"cost {total['cost']:,.2f}" + ("" if per is None else f", {per:.3f} per million output tokens"))

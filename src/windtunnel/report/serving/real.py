@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
+from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +18,8 @@ ROWS = (("ttft_s", "mean"), ("ttft_s", "p99"), ("tpot_s", "mean"), ("e2e_s", "me
 def print_real(found: Mapping[str, Any], console: Console) -> None:
     """`found`: `Compared.to_dict()`."""
     console.print(
-        f"[b]tiny-llama[/b] on {found['device']}: {found['requests']} requests, {found['rate_per_s']:.3g} per second;"
+        f"[b]tiny-llama[/b] on {found['device']}: {format_many(found['requests'], 'request')},"
+        f" {found['rate_per_s']:.3g} per second;"
         f" {found['steps_measured']} steps measured, fitted to {found['step_fit_error']:.1%}",
         highlight=False,
     )

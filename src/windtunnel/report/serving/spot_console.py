@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.report.figures import dollars
 from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
+from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,8 @@ def print_spot_serving(found: Mapping[str, Any], console: Console) -> None:
             f" noticed {spec['notice_s']:g} s before"
         )
     )
-    console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
+    requests = format_many(spec["requests"], "request")
+    console.print(Text(f"{requests}, {spec['prompt']} tokens in and {spec['output']} out"))
     priced = any(one["cost"] is not None for one in found["policies"].values())
     table = columns(["", *found["policies"]])
     told = [_told(one, priced) for one in found["policies"].values()]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.report.printing import columns
 from windtunnel.report.serving.console import duration
+from windtunnel.units import format_many
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +21,9 @@ def print_weight_pool(found: Mapping[str, Any], console: Console) -> None:
 
     spec, systems = found["spec"], found["systems"]
     size = f"{spec['weight_bytes'] / 1e9:,.0f} GB of weights"
-    console.print(Text(f"{spec['models']:,} models, {size}, on {spec['gpus']} {spec['gpu']}"))
-    console.print(Text(f"{spec['requests']:,} requests, {spec['prompt']} tokens in and {spec['output']} out"))
+    console.print(Text(f"{format_many(spec['models'], 'model')}, {size}, on {spec['gpus']} {spec['gpu']}"))
+    requests = format_many(spec["requests"], "request")
+    console.print(Text(f"{requests}, {spec['prompt']} tokens in and {spec['output']} out"))
     priced = any(one.get("cost") is not None for one in systems.values())
     feasible = {name: one for name, one in systems.items() if one["feasible"]}
     table = columns(["", *feasible])

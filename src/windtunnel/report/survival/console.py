@@ -10,7 +10,7 @@ from windtunnel.report.figures import plain
 from windtunnel.report.prediction.console import heading
 from windtunnel.report.printing import columns, print_trimmed
 from windtunnel.resilience import PolicyEntry, Survival
-from windtunnel.units import format_count, format_percent, format_time
+from windtunnel.units import format_count, format_many, format_percent, format_time
 
 
 def print_survival(answer: Survival, console: Console) -> None:
@@ -21,26 +21,31 @@ def print_survival(answer: Survival, console: Console) -> None:
 def render_survival(answer: Survival) -> RenderableType:
     """The screen as a rich renderable."""
     asked, first = answer.asked, answer.entries[0]
-    mttf = "nothing fails" if not first.interruptions else f"one interruption every {format_time(answer.mttf_s)}"
+    interruptions = (
+        "nothing fails"
+        if not first.interruptions
+        else f"one interruption every {format_time(answer.mttf_s)}; {first.interruptions:,.0f} in all"
+        f" (80 % of runs: {first.interruptions_p10:,.0f} to {first.interruptions_p90:,.0f})"
+    )
     parts: list[RenderableType] = [
         Text(),
         Text(
-            f"{asked.gpus:,} GPUs, {asked.replicas:,} replicas of {asked.stages} stages, {asked.days:g} days,"
-            f" {asked.seeds:,} runs",
+            f"{format_many(asked.gpus, 'GPU')}, {format_many(asked.replicas, 'replica')} of"
+            f" {format_many(asked.stages, 'stage')}, {asked.days:g} day{'' if asked.days == 1 else 's'},"
+            f" {format_many(asked.seeds, 'run')}",
             style="bold",
         ),
         Text(
-            f"failures: {plain(asked.process.name)}, {mttf}; {first.interruptions:,.0f} in all"
-            f" (80 % of runs: {first.interruptions_p10:,.0f} to {first.interruptions_p90:,.0f}), and"
-            f" {first.planned:,.0f} planned"
+            f"failures: {plain(asked.process.name)}, {interruptions}"
+            + (f"; {first.planned:,.0f} planned" if first.planned else "")
         ),
         *heading("Policies, on the same failures"),
         _policies(answer),
         *heading("Where the wall time goes (mean run)"),
         _waterfall(answer),
-        *heading("Interruptions by cause"),
-        _causes(first),
     ]
+    if causes(first):
+        parts += [*heading("Interruptions by cause"), _causes(first)]
     return Group(*parts, Text())
 
 

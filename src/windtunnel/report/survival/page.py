@@ -46,10 +46,10 @@ def render_survival_html(answer: Survival) -> str:
     """The whole page. The same answer gives the same text."""
     asked, first = answer.asked, answer.entries[0]
     facts = [
-        (f"{asked.gpus:,}", "GPUs"),
+        (f"{asked.gpus:,}", "GPU" if asked.gpus == 1 else "GPUs"),
         (f"{asked.replicas:,} × {asked.stages}", "replicas × stages"),
-        (f"{asked.days:g}", "days"),
-        (f"{asked.seeds:,}", "runs"),
+        (f"{asked.days:g}", "day" if asked.days == 1 else "days"),
+        (f"{asked.seeds:,}", "run" if asked.seeds == 1 else "runs"),
         (plain(asked.process.name), "failures"),
         (format_time(answer.mttf_s) if math.isfinite(answer.mttf_s) else "never", "between interruptions"),
         (

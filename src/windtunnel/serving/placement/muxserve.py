@@ -55,7 +55,7 @@ class MuxPlacement:
     meshes: tuple[Mesh, ...]
     throughput_per_s: float
     tried: int  # partitions
-    runner_up_per_s: float | None
+    runner_up: tuple[float, tuple[Mesh, ...]] | None  # requests/s, and its meshes
 
 
 def estimate(models: Sequence[Model], mesh: Mesh, gpu_bytes: float) -> list[float] | None:
@@ -128,7 +128,7 @@ def place_muxserve(models: Sequence[Model], gpus: int, gpu_bytes: float, per_nod
 
     order = sorted(range(len(models)), key=lambda m: (-models[m].rate_per_s * models[m].weight_bytes, m))
     best: tuple[float, tuple[Mesh, ...]] | None = None
-    second: float | None = None
+    second: tuple[float, tuple[Mesh, ...]] | None = None
     tried = 0
     for sizes in partitions(gpus, per_node):
         tried += 1
@@ -154,10 +154,10 @@ def place_muxserve(models: Sequence[Model], gpus: int, gpu_bytes: float, per_nod
             total += gain
         else:
             if best is None or total > best[0]:
-                second = best[0] if best is not None else None
+                second = best
                 best = (total, tuple(meshes))
-            elif second is None or total > second:
-                second = total
+            elif second is None or total > second[0]:
+                second = (total, tuple(meshes))
     if best is None:
         raise SpecError(
             "models", [one.name for one in models], f"do not fit on {gpus} GPUs; give more, or fewer models"

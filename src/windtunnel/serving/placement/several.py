@@ -30,10 +30,11 @@ from windtunnel.serving.goodput import at_rate
 from windtunnel.serving.kv.capacity import kv_bytes_per_token
 from windtunnel.serving.multiplex.group import Group, serve_groups
 from windtunnel.serving.placement.alpaserve import Groups, Outcome, greedy, group_layouts
+from windtunnel.serving.placement.muxserve import Mesh, place_muxserve
 from windtunnel.serving.placement.muxserve import Model as Shared
-from windtunnel.serving.placement.muxserve import place_muxserve
 from windtunnel.serving.step_time.times import TICKS_PER_S
 from windtunnel.serving.workload.requests import Workload
+from windtunnel.units import format_many
 
 PREFILL_SLOPE, DECODE_SLOPE_SMALL, DECODE_SLOPE_LARGE = 0.55, 0.03, 0.19
 SMALL_BATCH, LARGE_BATCH = 16, 32
@@ -134,23 +135,26 @@ def search_muxserve(asked: Several) -> Answer:
     gpu = asked.cluster.gpu
     per_node = min(asked.cluster.gpus_per_node, 8)
     found = place_muxserve(shared, asked.cluster.n_gpus, float(gpu.usable_memory_bytes), per_node)
-    groups = tuple(
-        Placed(
-            mesh.gpus,
-            " ".join(f"{asked.models[m].name} {share:g} %" for m, share in mesh.models) or "idle",
-            tuple(asked.models[m].name for m, _ in mesh.models),
+
+    def placed(meshes: Sequence[Mesh]) -> tuple[Placed, ...]:
+        return tuple(
+            Placed(
+                mesh.gpus,
+                " ".join(f"{asked.models[m].name} {share:g} %" for m, share in mesh.models) or "idle",
+                tuple(asked.models[m].name for m, _ in mesh.models),
+            )
+            for mesh in meshes
         )
-        for mesh in found.meshes
-    )
-    words = "the next best partition"
+
+    next_value, next_meshes = found.runner_up or (None, ())
     return Answer(
         "muxserve",
-        groups,
+        placed(found.meshes),
         found.throughput_per_s,
         found.tried,
         "partitions of the cluster into meshes",
-        words,
-        found.runner_up_per_s,
+        " + ".join(f"{format_many(one.gpus, 'GPU')} {one.layout}" for one in placed(next_meshes)),
+        next_value,
     )
 
 

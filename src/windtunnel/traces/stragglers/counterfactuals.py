@@ -23,6 +23,7 @@ from windtunnel.traces.stragglers.verdict import verdict
 from windtunnel.traces.trace import Trace
 
 _LARGEST_NS = 4e18  # a replay sums durations in 63 bits
+_NO_LOSS = 1e-5  # of the step: what rounding ideal durations to nanoseconds makes
 _UNEXPLAINED = 0.1  # of the measured time
 _WORKERS_SHOWN = 16
 _SLOWEST_PERCENT = 3  # of the workers, rounded up: "a few"
@@ -91,7 +92,7 @@ def explain(trace: Trace, files: Sequence[str] = (), without: Sequence[str] = ()
     wanted = chosen_ops(trace, without)
 
     def share(saved: float) -> float | None:
-        return saved / lost_ns if abs(lost_ns) >= 1 else None
+        return saved / lost_ns if abs(lost_ns) > _NO_LOSS * replayed_ns else None
 
     def part(name: str, chosen: NDArray[np.bool_]) -> Part:
         saved = replayed_ns - replays.without(chosen)
