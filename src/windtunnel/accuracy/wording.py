@@ -196,7 +196,9 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
     text = row.recompute.strip().lower()
     if not text:  # MaxText's `remat_policy` is 'full' unless told otherwise (base.yml, 2025)
         if row.gpu == "MI300X" and row.task == "lora" and "mlperf" in row.source.lower() and (row.cp or 1) == 1:
-            return ("full:21",)  # AMD's `config_MI300X_1x8x1.sh` of v5.0: full, by block, 21 layers
+            return (
+                "full:21",
+            )  # `config_MI300X_1x8x1.sh` of a third party, after AMD's v5.0 reference: full, by block, 21 layers
         return ("full",) if framework_of(row) == "maxtext" else ("none", "full")
     if text in ("none", "full"):
         return (text,)
