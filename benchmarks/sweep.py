@@ -71,11 +71,11 @@ def order(ray: bool, turn: int) -> tuple[str, ...]:
 def ray_alone() -> None:
     """Start and end of Ray's cluster with nothing beside, and one task on each worker."""
     begun = time.perf_counter()
-    with RayCluster(2) as cluster:
+    with RayCluster("os:getpid", 2) as cluster:
         while not cluster.is_there():
             time.sleep(0.01)
         there = time.perf_counter()
-        list(cluster.rows("os:getpid", [[(place, {})] for place in range(2)]))
+        list(cluster.rows([[(place, {})] for place in range(2)]))
         worked = time.perf_counter()
     wait_for_ends()
     ended = time.perf_counter()

@@ -128,14 +128,14 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
         raise UserError("Ray is not installed: pip install 'windtunnel[ray]', or use --executor processes")
     todo = batches(inputs, workers)
     if address is None and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
-        with RayCluster(workers) as cluster:
+        with RayCluster(function, workers) as cluster:
             lost: list[Batch] = []
             start = "fork" if threading.active_count() == 1 else "spawn"  # what is loaded need not be loaded again
             with _processes(max(1, workers - 1), start) as pool:
-                todo = yield from _on_pool(pool, function, todo, lost, 2 * workers, cluster.is_there)
+                todo = yield from _on_pool(pool, function, todo, lost, workers, cluster.is_there)
             todo = [[one] for batch in lost for one in batch] + todo
             if todo:
-                yield from cluster.rows(function, todo)
+                yield from cluster.rows(todo)
         return
     import ray
 

@@ -49,7 +49,8 @@ def rows_on_ray(ray: Any, function: str, batches: Sequence[Batch], workers: int)
                 if len(batch) > 1:  # one of them did it
                     todo += [[one] for one in reversed(batch)]
                     continue
-                rows = [{"status": "died", "reason": f"{type(error).__name__}: its worker died", "outputs": {}}]
+                died: Row = {"status": "died", "reason": f"{type(error).__name__}: its worker died", "outputs": {}}
+                rows = [died] * len(batch)
             found += zip((place for place, _ in batch), rows, strict=True)
         yield found
 
@@ -66,10 +67,10 @@ def wait_for_ends() -> None:
 class RayCluster:
     """Starts when made and ends when left, or when this process does, both without waiting; it leaves nothing."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, function: str, workers: int) -> None:
         wait_for_ends()
         self._pipe, theirs = get_context("spawn").Pipe()
-        self._process = get_context("spawn").Process(target=_keep, args=(theirs, workers))
+        self._process = get_context("spawn").Process(target=_keep, args=(theirs, function, workers))
         self._process.start()
         theirs.close()
 
@@ -87,10 +88,10 @@ class RayCluster:
         """Whether it has started, or failed to."""
         return self._pipe.poll()
 
-    def rows(self, function: str, batches: Sequence[Batch]) -> Iterator[tuple[int, Row]]:
+    def rows(self, batches: Sequence[Batch]) -> Iterator[tuple[int, Row]]:
         """(Place of the point, row) as they come. Raises UserError where the cluster did not start or broke."""
         with suppress(BrokenPipeError):  # why, is read below
-            self._pipe.send((function, batches))
+            self._pipe.send(batches)
         while True:
             try:
                 found, trouble = self._pipe.recv()
@@ -103,7 +104,7 @@ class RayCluster:
             yield from found
 
 
-def _keep(parent: Connection, workers: int) -> None:
+def _keep(parent: Connection, function: str, workers: int) -> None:
     """Start the cluster, run what is asked, and end it when nobody holds the other end of the pipe any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: the parent ends this one
     # Sockets lie in it, and their paths must be short. Its own, so that no other cluster's address is written over.
@@ -113,7 +114,7 @@ def _keep(parent: Connection, workers: int) -> None:
         os.environ["RAY_TMPDIR"] = folder
         with suppress(EOFError, BrokenPipeError):  # the parent has ended, or has enough
             try:
-                _run(parent, workers)
+                _run(parent, function, workers)
             except (EOFError, BrokenPipeError):
                 raise
             except Exception as error:
@@ -125,7 +126,7 @@ def _keep(parent: Connection, workers: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(parent: Connection, workers: int) -> None:
+def _run(parent: Connection, function: str, workers: int) -> None:
     import ray
     from ray._private.node import Node
     from ray.cluster_utils import Cluster
@@ -137,8 +138,11 @@ def _run(parent: Connection, workers: int) -> None:
     try:
         # Workers get no environment of their own: that takes longer.
         ray.init(address=cluster.address, log_to_driver=False, logging_level=WARNING)
-        parent.send(([], ""))  # it is there
-        function, batches = parent.recv()
+        # It is there when its workers have loaded what they call; until then others have points to work on.
+        for _ in rows_on_ray(ray, function, [[]] * workers, workers):
+            pass
+        parent.send(([], ""))
+        batches = parent.recv()
         for found in rows_on_ray(ray, function, batches, workers):
             if parent.poll():  # nothing more is ever sent: what comes is the end
                 return

@@ -23,9 +23,9 @@ def test_processes_begin_and_ray_goes_on(
 ) -> None:
     on_ray, taken = RayCluster.rows, []
 
-    def counted(cluster: RayCluster, function: str, batches: Any) -> Any:
+    def counted(cluster: RayCluster, batches: Any) -> Any:
         taken.extend(place for batch in batches for place, _ in batch)
-        return on_ray(cluster, function, batches)
+        return on_ray(cluster, batches)
 
     monkeypatch.setattr(RayCluster, "rows", counted)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of another cluster: nobody asked for that
