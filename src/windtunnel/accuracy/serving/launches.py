@@ -103,10 +103,8 @@ def _others_deployed(row: ServingRow, deployment: Deployment) -> Deployment:
     kv = "fp8" if blackwell or not oss else "bf16"
     longest = row.whole("isl", 1) + row.whole("osl", 1)
     if deployment.engine.startswith("trtllm"):
-        share = OSS_REST if oss else None
-        return replace(
-            deployment, kv=kv, gpu_memory_utilization=share, max_num_batched_tokens=OSS_TOKENS if oss else longest + 200
-        )
+        share, tokens = (OSS_REST, OSS_TOKENS) if oss else (None, longest + SPARE_LENGTH)
+        return replace(deployment, kv=kv, gpu_memory_utilization=share, max_num_batched_tokens=tokens)
     return replace(deployment, kv=kv, max_num_batched_tokens=8192, prefix_caching=False)
 
 
