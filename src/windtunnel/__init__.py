@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windtunnel.accuracy import run_validation
     from windtunnel.calibrate.run import calibrate
-    from windtunnel.capture.launch import capture
+    from windtunnel.capture.question import capture
     from windtunnel.cli.serve_spot import serve_on_spot
     from windtunnel.cli.whatif import ask_again as whatif
     from windtunnel.errors import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from windtunnel.model import Model, load_model
     from windtunnel.planning.advice import advise
     from windtunnel.planning.plan import plan
+    from windtunnel.programs.predict import predict_captured
     from windtunnel.report.comparison.compare import compare
     from windtunnel.report.notebook import notebook_html
     from windtunnel.report.prediction.html import write_html as write_report
@@ -72,7 +73,7 @@ _HOME = {
     "Workload": ("serving", "Workload"),
     "advise": ("planning.advice", "advise"),
     "calibrate": ("calibrate.run", "calibrate"),
-    "capture": ("capture.launch", "capture"),
+    "capture": ("capture.question", "capture"),
     "compare": ("report.comparison.compare", "compare"),
     "explain": ("traces.explain", "explain"),
     "fleet": ("fleet.study", "fleet"),
@@ -83,6 +84,7 @@ _HOME = {
     "parse_cluster": ("hardware", "parse_cluster"),
     "plan": ("planning.plan", "plan"),
     "predict": ("training.predict", "predict"),
+    "predict_captured": ("programs.predict", "predict_captured"),
     "predict_with": ("techniques", "predict_with"),
     "read_plan": ("training.plan", "read_plan"),
     "run_validation": ("accuracy", "run_validation"),
@@ -123,6 +125,7 @@ __all__ = [
     "parse_cluster",
     "plan",
     "predict",
+    "predict_captured",
     "predict_with",
     "read_plan",
     "run_validation",

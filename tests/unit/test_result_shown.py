@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -83,6 +84,31 @@ def test_whatif_is_the_prediction_with_the_change(result: Result) -> None:
         windtunnel.whatif(result)
 
 
+def test_what_is_no_keyword_and_no_result_is_said(result: Result) -> None:
+    plan = {"global_batch": 64, "seq_len": 4096}
+    with pytest.raises(SpecError, match="tp = 4: is no keyword: fields of the plan go into its mapping"):
+        windtunnel.predict("llama-3-8b", "h100-sxm:64", plan, tp=4)  # type: ignore[call-arg]
+    with pytest.raises(SpecError, match="b = 'last': give a Result"):
+        windtunnel.compare(result, "last")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": [0, 99]}, "--ranks = 99"),
+        ({"ranks": "0-x"}, "--ranks = '0-x'"),
+        ({"device": "gpu"}, "--device = 'gpu'"),
+        ({"representatives": "some"}, "--representatives = 'some'"),
+        ({"answers": {"loss": "big"}}, "--answer = 'loss=big'"),
+        ({"cluster": "h100-sxm:8"}, "--world-size 16 clashes"),
+    ],
+)
+def test_capture_takes_the_options_of_its_verb(options: dict[str, object], said: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UserError, match=re.escape(said)):
+        windtunnel.capture(tmp_path / "train.py", **{"world_size": 16, "out": tmp_path / "kept", **options})  # type: ignore[arg-type]
+
+
 def test_explain_takes_paths_and_says_what_is_wrong_with_them(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="is missing"):
         windtunnel.explain(str(tmp_path / "trace.parquet"))
@@ -94,11 +120,11 @@ def test_packages_with_the_name_of_a_verb_are_that_verb() -> None:
     code = (
         "import windtunnel, windtunnel.calibrate, windtunnel.capture\n"
         "assert callable(windtunnel.calibrate) and callable(windtunnel.capture)\n"
-        "try: windtunnel.calibrate(None, write=None, budget_s=0)\n"
+        "try: windtunnel.calibrate('x', budget_s=0)\n"
         "except windtunnel.SpecError as error: print(error)\n"
         "try: windtunnel.capture()\n"
-        "except TypeError as error: print(error)\n"
+        "except windtunnel.SpecError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "--budget" in done.stdout
-    assert "capture() missing" in done.stdout
+    assert "name the script to run" in done.stdout

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.capture.arguments import parse_launch
-from windtunnel.capture.launch import Options, capture
+from windtunnel.capture.launch import Options, capture_job
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.programs.job import CapturedJob
@@ -282,7 +282,7 @@ def compared(case: Case, folder: Path) -> tuple[list[Row], list[Row]]:
     if not (folder / "captured.yaml").exists():
         script, *arguments = shlex.split(case.line)
         launch = parse_launch([str(EXAMPLES / script), *arguments, "--steps", "3"], world_size=case.gpus)
-        capture(launch, Options(verify=1), folder)
+        capture_job(launch, Options(verify=1), folder)
     job = load(folder)
     framework = str(case.plan["framework"])
     # The plan follows the habit of its framework; the script ran without a setting.

@@ -33,6 +33,7 @@ from windtunnel.calibrate.document import Rows, load_document, to_yaml
 from windtunnel.calibrate.interference_filter import is_usual
 from windtunnel.calibrate.timing import quantile
 from windtunnel.errors import SpecError, UserError
+from windtunnel.output_file import write_atomically
 from windtunnel.process import die_with_parent
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier")
@@ -45,7 +46,6 @@ _START_S = 120.0  # for processes to import torch and to meet
 _SIDE, _COMPUTE_S = 256, 5e-3  # of the matrices that are multiplied, and for how long
 _QUEUE = 3  # collectives that are begun at once
 
-Write = Callable[[Path, bytes], None]
 Start = Callable[[], Any]
 
 
@@ -76,7 +76,6 @@ def measure_collectives(
     world_size: int,
     backend: str,
     budget_s: float,
-    write: Write,
     threads: int | None = None,
     *,
     only: Sequence[str] = (),
@@ -121,7 +120,7 @@ def measure_collectives(
     notes = [*([own] if pinned else []), *busy, *notes]
     document["calibration"]["notes"] = list(dict.fromkeys([*kept, *notes]))
     _link(document, rows, here.name)
-    write(out, to_yaml(document).encode())
+    write_atomically(out, to_yaml(document).encode())
     return rows, notes
 
 

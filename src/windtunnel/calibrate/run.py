@@ -13,9 +13,9 @@ from windtunnel.calibrate.journal import journal_path, open_journal
 from windtunnel.calibrate.kinds import KINDS
 from windtunnel.calibrate.session import QUICK_S, Found, Session, finished_document, out_of_memory, recalled, usable
 from windtunnel.errors import SpecError, UnknownNameError, UserError
+from windtunnel.output_file import write_atomically
 
 Report = Callable[[float, float, str], None]
-Write = Callable[[Path, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,8 @@ class Outcome:
 
 
 def calibrate(
-    out: Path,
+    out: Path | str = "my-device.yaml",
     *,
-    write: Write,
     device: str | None = None,
     budget_s: float = QUICK_S,
     threads: int | None = None,
@@ -43,13 +42,14 @@ def calibrate(
 ) -> Outcome:
     """Measure `device` for `budget_s` seconds and write the cluster document at `out`, going on with its journal.
 
-    `write(path, data)` puts a whole file in place. `begun`: `time.monotonic()` from which the budget counts.
+    `device`: "cpu" or "cuda:0"; None: a GPU if there is one. `threads` of the CPU, all by default; `only`: these ops.
+    `begun`: `time.monotonic()` from which the budget counts.
 
     Raises:
         UserError: no torch, no such device, a journal of another device, a place that cannot be written.
         KeyboardInterrupt: as the user wishes; the journal keeps what was measured.
     """
-    begun = time.monotonic() if begun is None else begun
+    begun, out = time.monotonic() if begun is None else begun, Path(out)
     if not 1 <= budget_s <= 86400:
         raise SpecError("--budget", budget_s, "give 1 to 86400 seconds")
     for name in only:
@@ -79,7 +79,7 @@ def calibrate(
         if not usable(found, where.dtypes):
             raise SpecError("--budget", budget_s, "too short to measure a GEMM and a copy; run again to go on")
         found.notes = list(dict.fromkeys(found.notes))
-        write(out, to_yaml(finished_document(where, found, out)).encode())
+        write_atomically(out, to_yaml(finished_document(where, found, out)).encode())
         done = True
     finally:
         journal.close(remove=done)

@@ -1,6 +1,7 @@
 """A real PyTorch script, run as a few ranks of a virtual world: what each executes, without its cluster.
 
-launch.py           capture(launch) -> folder: which ranks are played, checked and kept
+question.py         capture("train.py", world_size=64): what the verb does, for Python
+launch.py           a launch -> a folder: which ranks are played, checked and kept
 processes/          the processes that play them
 virtual_world/      torch.distributed as one rank sees it, answered without peers
 fake_tensors/       tensors without data, and the GPU that the script is told it has
@@ -19,8 +20,8 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """`windtunnel.capture.launch.capture`."""
-        from windtunnel.capture.launch import capture
+        """`windtunnel.capture.question.capture`."""
+        from windtunnel.capture.question import capture
 
         return capture(*arguments, **options)
 

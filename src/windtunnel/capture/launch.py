@@ -61,7 +61,7 @@ class Options:
     jobs: int | None = None  # ranks played at a time; as many as there are cores
 
 
-def capture(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, Any]:
+def capture_job(launch: Launch, options: Options, out: Path, report: Report | None = None) -> dict[str, Any]:
     """Capture one steady step of every rank of a script, into a folder; the folder's document.
 
     Raises ScriptError (the script cannot be captured) and other UserErrors. Whatever the end, no process and no

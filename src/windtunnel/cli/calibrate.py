@@ -80,13 +80,11 @@ def _measure(
 ) -> None:
     from windtunnel.calibrate import calibrate as measured
     from windtunnel.calibrate.journal import journal_path
-    from windtunnel.report.files import write_atomically
 
     try:
         with _spending("calibrating") as progress:
             outcome = measured(
                 out,
-                write=write_atomically,
                 device=device,
                 budget_s=budget_s,
                 threads=threads,
@@ -122,12 +120,9 @@ def _collectives(
     pinned: bool,
 ) -> None:
     from windtunnel.calibrate.collectives import measure_collectives
-    from windtunnel.report.files import write_atomically
 
     with working(f"timing {backend} between {world_size} processes"):
-        rows, notes = measure_collectives(
-            out, world_size, backend, budget_s, write_atomically, threads, only=only, pinned=pinned
-        )
+        rows, notes = measure_collectives(out, world_size, backend, budget_s, threads, only=only, pinned=pinned)
     for text in notes:
         note(f"note: {text}")
     points = sum(map(len, rows.values()))

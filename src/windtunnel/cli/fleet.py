@@ -14,7 +14,7 @@ from windtunnel.cli.fleet_seeds import changes_of, run_seeds
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
 from windtunnel.header import band_entry
-from windtunnel.report.files import check_writable, writing
+from windtunnel.output_file import check_writable, writing
 from windtunnel.units import format_many, parse_time
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.errors import SpecError
-from windtunnel.report.files import writing
+from windtunnel.output_file import writing
 from windtunnel.units import parse_bandwidth
 
 if TYPE_CHECKING:

@@ -243,7 +243,7 @@ def _failed(asked: Emulation, outcome: Outcome, rank: int) -> int:
 def _write_times(outcome: Outcome, path: Path) -> None:
     from json import dumps
 
-    from windtunnel.report.files import write_atomically
+    from windtunnel.output_file import write_atomically
 
     times = outcome.facts.get("times")
     if times is None:
@@ -254,7 +254,7 @@ def _write_times(outcome: Outcome, path: Path) -> None:
 
 def _write_trace(asked: Emulation, outcomes: Mapping[int, Outcome], path: Path) -> None:
     from windtunnel.emulate.timeline import trace_bytes
-    from windtunnel.report.files import write_atomically
+    from windtunnel.output_file import write_atomically
 
     real = ", ".join(map(str, outcomes))
     title = f"{asked.launch.line}, rank {real} of {asked.launch.world_size} real, on {asked.cluster}"

@@ -112,7 +112,7 @@ def serve(
     from windtunnel.cli.serve_flags import check_flags
     from windtunnel.header import band_entry
     from windtunnel.model.catalogue import load_model
-    from windtunnel.report.files import check_writable, write_atomically
+    from windtunnel.output_file import check_writable, write_atomically
     from windtunnel.serving import Deployment
     from windtunnel.serving.question import ask, made_or_read, parsed_slo, past_context
 

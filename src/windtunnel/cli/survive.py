@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.cli.plan_flags import PlanFlags
 from windtunnel.errors import SpecError
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 
 if TYPE_CHECKING:
     from windtunnel.hardware import Cluster

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.output import counting, note, print_answer, stdout
 from windtunnel.errors import SpecError
-from windtunnel.report.files import writing
+from windtunnel.output_file import writing
 
 
 def validate(

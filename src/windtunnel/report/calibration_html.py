@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.output_file import write_atomically
 from windtunnel.report.figures import plain, significant
-from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.units import format_many, format_time
 

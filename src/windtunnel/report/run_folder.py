@@ -15,7 +15,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputFileError
 from windtunnel.input_file import read_bytes
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 from windtunnel.report.prediction.document import DocumentError, from_bytes, to_bytes, to_document
 from windtunnel.result import Result
 

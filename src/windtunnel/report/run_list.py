@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 from windtunnel.report.prediction.spec_words import gpus, model_name
 from windtunnel.report.run_folder import RESULT_FILE, load
 from windtunnel.result import Result
@@ -23,6 +25,7 @@ from windtunnel.result import Result
 NAME = re.compile(r"[0-9a-f]{12}")
 TAGS_FILE = "tags.json"
 TAG_LENGTH_MOST, TAGS_MOST = 40, 12
+_IN_COLUMNS = ("--cluster", "--tp", "--pp", "--cp", "--ep", "--dp")
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,12 @@ class Run:
     status: str
     saved_s: float
     problem: str = ""  # why it cannot be shown
+    asked: tuple[str, ...] = ()  # what no column shows, as the command has it: `--recompute full`
 
     @property
     def words(self) -> str:
         """What a search looks through."""
-        return f"{self.name} {self.model} {self.where} {self.layout} {self.status}".lower()
+        return f"{self.name} {self.model} {self.where} {self.layout} {self.status} {' '.join(self.asked)}".lower()
 
 
 class RunList:
@@ -152,6 +156,35 @@ class RunList:
         write_atomically(self.root / TAGS_FILE, json.dumps(tags, indent=1, sort_keys=True).encode())
 
 
+def told_apart(runs: Sequence[Run]) -> dict[str, str]:
+    """By name of a run: what was asked of it and not of all that look like it; nothing where none does."""
+    alike: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.model, run.where, run.layout), []).append(run)
+    found = {}
+    for group in alike.values():
+        common = set(group[0].asked).intersection(*(run.asked for run in group))
+        for run in group:
+            own = (text.removeprefix("--").removeprefix("set ") for text in run.asked if text not in common)
+            found[run.name] = " · ".join(own)
+    return found
+
+
+def _asked(command: str) -> tuple[str, ...]:
+    """The options of a command that gives a run again, each with its value, but for those that columns show."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ()
+    found: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            found.append(word.replace("=", " ", 1))
+        elif found:
+            found[-1] += f" {word}"
+    return tuple(text for text in found if text.split(" ")[0] not in _IN_COLUMNS)
+
+
 def summary(name: str, folder: Path, saved_s: float) -> Run:
     """One line about a run folder; what cannot be read says why."""
     try:
@@ -173,4 +206,5 @@ def summary(name: str, folder: Path, saved_s: float) -> Run:
         memory_share=most / max(result.memory_capacity_bytes, 1),
         status=result.status,
         saved_s=saved_s,
+        asked=_asked(result.reproduce),
     )

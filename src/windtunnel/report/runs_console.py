@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windtunnel.report.figures import duration, plain
-from windtunnel.report.run_list import Run
+from windtunnel.report.run_list import Run, told_apart
 
 WIDE = 100  # columns
 
@@ -26,6 +26,7 @@ def print_runs(
         console.print(f"no run in {where}{' matches' if some else ''}", markup=False)
         return
     table = Table(box=None, pad_edge=False)
+    apart = told_apart(runs)
     tagged = any(tags.get(run.name) for run in runs)
     for name in ("run", "model", "cluster", "layout", "step", "MFU", "memory", "saved", *(("tags",) if tagged else ())):
         right = name in ("step", "MFU", "memory")
@@ -40,7 +41,18 @@ def print_runs(
         else:
             memory = f"{run.memory_share:.0%}" + (" does not fit" if run.status == "infeasible" else "")
             figures = [duration(run.step_time_s * 1e9), f"{run.mfu:.1%}", memory]
-            cells = [run.name, plain(run.model), plain(run.where), run.layout, *figures, saved]
+            cells = [
+                run.name,
+                plain(run.model),
+                plain(run.where),
+                _joined(run.layout, apart[run.name]),
+                *figures,
+                saved,
+            ]
         cells += [own] if tagged else []
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
+
+
+def _joined(layout: str, own: str) -> str:
+    return f"{layout} · {plain(own)}" if own else layout

@@ -18,7 +18,7 @@ from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
 from windtunnel.result import Result, TechniqueGain
-from windtunnel.step.scenario import CALM, Parts, Scenario
+from windtunnel.step.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.techniques.answer import answered
 from windtunnel.techniques.collective_partitioning import price as partitioning
 from windtunnel.techniques.flat import FlatStep, lower_flat
@@ -73,7 +73,7 @@ def predict_with(
         cluster if isinstance(cluster, Cluster) else parse_cluster(cluster),
         read_plan(plan),
         techniques,
-        replace(scenario, **parts),
+        with_parts(scenario, parts),
     )
     return found
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 from windtunnel.ui.form import FILE
 from windtunnel.ui.swept import PLANS
 

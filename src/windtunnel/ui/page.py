@@ -19,7 +19,7 @@ from typing import Any
 from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction.html import view_of
-from windtunnel.report.run_list import RunList
+from windtunnel.report.run_list import RunList, told_apart
 from windtunnel.result import Result
 from windtunnel.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
@@ -178,7 +178,8 @@ class Page:
         else:
             found, count = self.runs.newest(SHOWN_MOST)
         tags = self.runs.tags()
-        parts = {"runs": found[:SHOWN_MOST], "tags": tags, "count": count, "most": SHOWN_MOST}
+        shown = found[:SHOWN_MOST]
+        parts = {"runs": shown, "apart": told_apart(shown), "tags": tags, "count": count, "most": SHOWN_MOST}
         if part:
             return self.draw("run_rows.html.j2", **parts)
         every = sorted({tag for those in tags.values() for tag in those})

@@ -20,12 +20,8 @@ from windtunnel.errors import InputFileError, UserError  # noqa: E402
 from windtunnel.hardware import parse_cluster  # noqa: E402
 
 
-def whole(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
 def measured(out: Path, **options: Any) -> Any:
-    return calibrate(out, write=whole, device="cpu", budget_s=1.0, only=("copy",), begun=0.0, **options)
+    return calibrate(out, device="cpu", budget_s=1.0, only=("copy",), begun=0.0, **options)
 
 
 @pytest.fixture
@@ -133,7 +129,7 @@ def test_a_heap_that_holds_much_gives_back_what_it_does_not_use_after_each_point
 @pytest.mark.usefixtures("quick")
 def test_ops_that_no_time_was_left_for_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=count(0.0, 1.0).__next__))  # at once too late
-    options = {"write": whole, "device": "cpu", "budget_s": 1.0, "begun": 0.0}
+    options = {"device": "cpu", "budget_s": 1.0, "begun": 0.0}
     notes = calibrate(tmp_path / "my.yaml", only=("adamw",), **options).found.notes
     assert "no time was left to measure adamw: give more --budget" in notes
     notes = calibrate(tmp_path / "other.yaml", only=("copy",), **options).found.notes

@@ -195,6 +195,16 @@ def test_runs_are_listed_searched_tagged_compared_and_deleted(client: TestClient
     assert "baseline" not in (tmp_path / "runs" / "tags.json").read_text()
 
 
+def test_runs_that_look_alike_are_told_apart(client: TestClient) -> None:
+    plain, slowed = kept(client), kept(client, slow="gpu=3:1.3")
+    rows = client.get("/runs/rows").text
+    assert plain in rows
+    assert slowed in rows
+    assert rows.count("slow gpu=3:1.3") == 1
+    assert "global-batch" not in rows  # both were asked that
+    assert "slow gpu=3:1.3" not in client.get("/runs/rows", params={"search": "gpu=3:1.3"}).text  # it stands alone
+
+
 def test_a_damaged_run_is_a_line_that_says_why(client: TestClient, tmp_path: Path) -> None:
     name = kept(client)
     (tmp_path / "runs" / name / "result.json").write_text("{")

@@ -10,8 +10,8 @@ from windtunnel.accuracy.anchor import anchored
 from windtunnel.accuracy.constants import Constants, fitted_constants
 from windtunnel.accuracy.report import Report, report_of
 from windtunnel.errors import InputFileError
+from windtunnel.output_file import write_atomically
 from windtunnel.report.accuracy.tables import Table, tables_of
-from windtunnel.report.files import write_atomically
 
 LEAVE_ONE_OUT = "leave_one_source_out.csv"
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from windtunnel.errors import SpecError
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
 from windtunnel.report.prediction.asked import disturbing
@@ -78,7 +79,10 @@ class Comparison:
 
 
 def compare(a: Result, b: Result) -> Comparison:
-    """What changes from `a` to `b`, and in which categories."""
+    """What changes from `a` to `b`, and in which categories. Raises SpecError for what is no Result."""
+    for name, given in (("a", a), ("b", b)):
+        if not isinstance(given, Result):
+            raise SpecError(name, given, "give a Result: windtunnel.load_result reads a kept one")
     timed = a.step_time_ns > 0 and b.step_time_ns > 0
     causes = _minus(b.breakdown_ns, a.breakdown_ns) if timed else {}
     memory = _minus(_memory(b), _memory(a)) if a.memory and b.memory else {}

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from windtunnel.output_file import write_atomically
 from windtunnel.report import figures
 from windtunnel.report.explanation.console import less, share_words, time_words
 from windtunnel.report.figures import plain
-from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.traces.stragglers.explanation import Explanation, Part
 

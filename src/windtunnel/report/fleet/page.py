@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.output_file import write_atomically
 from windtunnel.report.figures import plain
-from windtunnel.report.files import write_atomically
 from windtunnel.report.fleet.console import ROWS, shown, unit_of
 from windtunnel.report.fleet.frontier import frontier_picture
 from windtunnel.report.pages import page_template

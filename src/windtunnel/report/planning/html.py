@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.planning.console import GIB, decimals, proof, words, words_of
 from windtunnel.units import format_many, format_time

@@ -13,9 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from windtunnel.output_file import write_atomically
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
-from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction import charts
 from windtunnel.report.prediction.advice_rows import advice_view

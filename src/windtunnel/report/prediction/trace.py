@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 from windtunnel.report.prediction.categories import label_of, label_on_lane, time_categories
 from windtunnel.report.prediction.spec_words import title
 from windtunnel.result import Result

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.serving.pool_console import COLUMNS, lines_of, rows_of
 

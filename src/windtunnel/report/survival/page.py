@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from windtunnel.output_file import write_atomically
 from windtunnel.report.figures import plain, shares
-from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.survival.console import causes, cells
 from windtunnel.resilience import PolicyEntry, Survival

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from windtunnel.output_file import write_atomically
 from windtunnel.report.figures import plain
-from windtunnel.report.files import write_atomically
 from windtunnel.report.pages import page_template
 from windtunnel.report.printing import columns
 from windtunnel.survive.watch.verdict import Verdict

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from windtunnel.errors import InputFileError
-from windtunnel.report.files import write_atomically
+from windtunnel.output_file import write_atomically
 from windtunnel.report.run_list import RunList
 
 if TYPE_CHECKING:
