@@ -77,11 +77,15 @@ def round_step(least: float) -> float:
     return next((power * factor for factor in (1, 2, 5) if power * factor >= least), power * 10)
 
 
-def gib_column(parts: Sequence[int], signed: bool = False) -> list[str]:
-    """Sizes in GiB with two decimals, the last entry being their total: what is printed adds up."""
-    # GiB / 100 is no whole number of bytes: scale so that the quantum is.
-    quanta = split_exactly([part * 100 for part in parts], GIB)
-    return [f"{_number(n / 100, 2, signed)} GiB" for n in [*quanta, sum(quanta)]]
+def memory_column(parts: Sequence[int], signed: bool = False) -> list[str]:
+    """Sizes with two decimals, the last entry being their total: what is printed adds up.
+
+    In GiB; in MiB where all of it is so little that most parts would be 0.00 GiB.
+    """
+    unit, name = (GIB, "GiB") if sum(abs(part) for part in parts) >= 4 * GIB else (GIB >> 10, "MiB")
+    # A hundredth of a GiB is no whole number of bytes: scale so that the quantum is.
+    quanta = split_exactly([part * 100 for part in parts], unit)
+    return [f"{_number(n / 100, 2, signed)} {name}" for n in [*quanta, sum(quanta)]]
 
 
 def dollars(value: float | None) -> str:

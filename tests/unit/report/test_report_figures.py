@@ -32,8 +32,13 @@ def test_printed_times_add_up(parts: list[int], signed: bool) -> None:
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=12))
 def test_printed_sizes_add_up(parts: list[int]) -> None:
-    texts = figures.gib_column(parts)
+    texts = figures.memory_column(parts)
     assert sum(map(_value, texts[:-1])) == pytest.approx(_value(texts[-1]), abs=1e-6)
+
+
+def test_little_memory_is_not_a_column_of_zeros() -> None:
+    assert figures.memory_column([4 << 20, 8 << 20, 1 << 30]) == ["4.00 MiB", "8.00 MiB", "1,024.00 MiB", "1,036.00 MiB"]
+    assert figures.memory_column([4 << 30, 8 << 20])[0] == "4.00 GiB"
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=9))

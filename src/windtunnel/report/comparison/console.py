@@ -42,7 +42,7 @@ def render_comparison(comparison: Comparison, width: int | None = None) -> Rende
     memory = {key: n for key, n in comparison.memory_causes_bytes.items() if n}
     if memory:
         categories = memory_categories(memory)
-        amounts = figures.gib_column([memory[key] for key in categories], signed=True)
+        amounts = figures.memory_column([memory[key] for key in categories], signed=True)
         title = "Where the memory differs (B minus A, fullest GPUs)"
         parts += [*heading(title), _diverging(memory, categories, amounts, "on the device", columns)]
     if comparison.spec:

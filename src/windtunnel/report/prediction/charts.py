@@ -78,7 +78,7 @@ def memory_bars(result: Result) -> dict[str, Any]:
         for stage in sorted(result.memory, key=lambda stage: stage.stage)
     ]
     parts = [(category, n_bytes) for category, n_bytes in memory_parts(result.peak_memory) if n_bytes]
-    amounts = figures.gib_column([n_bytes for _, n_bytes in parts])
+    amounts = figures.memory_column([n_bytes for _, n_bytes in parts])
     return {
         "rows": bars,
         "scale": scale,

@@ -211,7 +211,7 @@ def _memory(result: Result, columns: int) -> list[RenderableType]:
         return []
     peak = result.peak_memory
     parts = [part for part in memory_parts(peak) if part[1]]
-    amounts = figures.gib_column([n_bytes for _, n_bytes in parts])
+    amounts = figures.memory_column([n_bytes for _, n_bytes in parts])
     capacity = max(result.memory_capacity_bytes, 1)
     rows = [
         _Row(plain(category.label), amount, format_percent(n_bytes / capacity), n_bytes / capacity, "blue")
