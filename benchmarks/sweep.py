@@ -1,9 +1,10 @@
 """Sweeps: predictions per second over two processes, and Ray beside them.
 
-    python benchmarks/sweep.py [--points 2000] [--ray [ADDRESS]] [--turns 3]
+    python benchmarks/sweep.py [--points 2000] [--of small|405b|deepseek] [--ray [ADDRESS]] [--turns 3]
 
-Points differ in batch and plan; none is run twice. With `--ray` (extra `ray`) the same points go through both, one
-after the other, and a line says the ratio of their times; `--turns`: so many times, and the median of the ratios.
+Points differ in batch and plan; none is run twice. `--of`: 8B on 64 GPUs, 405B on 8,192, or DeepSeek-V3 on
+2,048. With `--ray` (extra `ray`) the same points go through both, one after the other, and a line says the ratio of
+their times; `--turns`: so many times, and the median of the ratios.
 Ray's own start and end on this machine are part of its time, and measured alone too; not so with the ADDRESS of a
 cluster that is there, e.g. 127.0.0.1:6379 behind `ray start --head --num-cpus 2`.
 `CPU` is what this process and its children used: it hardly depends on what else the machine does (of Ray's workers,
@@ -23,17 +24,29 @@ from typing import Any
 from windtunnel.sweeps import sweep
 from windtunnel.sweeps.ray_cluster import RayCluster, wait_for_ends
 
+RECOMPUTED = {"plan.recompute": ["none", "selective:core_attention", "full"]}
+STUDIES: dict[str, tuple[str, str, int, range, dict[str, Any]]] = {  # model, cluster, length, batches, 24 layouts
+    "small": (
+        *("llama-3-8b", "h100-sxm:64", 4096, range(256, 1 << 20, 32)),
+        {"plan.tp": [1, 2, 4, 8], "plan.pp": [1, 2], **RECOMPUTED},
+    ),
+    "405b": (
+        *("llama-3.1-405b", "h100-sxm:8192", 8192, range(1024, 1 << 20, 512)),
+        {"plan.tp": [8], "plan.pp": [8, 16], "plan.virtual_stages": [1, 2], "plan.cp": [1, 2], **RECOMPUTED},
+    ),
+    "deepseek": (
+        *("deepseek-v3", "h800:2048", 4096, range(4096, 1 << 20, 2048)),
+        {"plan.tp": [1, 2], "plan.ep": [16, 32, 64], "plan.pp": [8, 16], "plan.recompute": ["none", "full"]},
+    ),
+}
 
-def study(points: int) -> dict[str, Any]:
+
+def study(points: int, of: str) -> dict[str, Any]:
     """So many layouts of one model: a grid of 24 at each of several batches."""
+    model, cluster, length, batches, layouts = STUDIES[of]
     return {
-        "fixed": {"model": "llama-3-8b", "cluster": "h100-sxm:64", "plan.seq_len": 4096},
-        "grid": {
-            "plan.global_batch": [256 + 32 * number for number in range(-(-points // 24))],
-            "plan.tp": [1, 2, 4, 8],
-            "plan.pp": [1, 2],
-            "plan.recompute": ["none", "selective:core_attention", "full"],
-        },
+        "fixed": {"model": model, "cluster": cluster, "plan.seq_len": length},
+        "grid": {"plan.global_batch": list(batches[: -(-points // 24)]), **layouts},
     }
 
 
@@ -45,6 +58,7 @@ def cpu_s() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=2000)
+    parser.add_argument("--of", choices=STUDIES, default="small")
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS")
     parser.add_argument("--turns", type=int, default=1)
     arguments = parser.parse_args()
@@ -86,7 +100,7 @@ def run(executor: str, arguments: argparse.Namespace, folder: Path) -> float:
     """Seconds of one sweep, its workers' start among them."""
     named = f"ray:{arguments.ray}" if executor == "ray" and arguments.ray else executor
     begun, used = time.perf_counter(), cpu_s()
-    done = sweep(study(arguments.points), out=folder / f"{executor}.parquet", jobs=2, executor=named)
+    done = sweep(study(arguments.points, arguments.of), out=folder / f"{executor}.parquet", jobs=2, executor=named)
     seconds, used = time.perf_counter() - begun, cpu_s() - used
     print(
         f"{executor}: {done.points} points in {seconds:.1f} s, {done.points / seconds:.0f}/s;"

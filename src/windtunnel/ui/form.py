@@ -186,8 +186,8 @@ def asked_of(values: Mapping[str, str], uploads: Path) -> Asked:
     model = file_or_name("model", named, uploads)
     gpu = file_or_name("gpu", values.get("gpu", ""), uploads)
     gpus = values.get("gpus", "").strip()
-    if gpus and not gpus.replace(",", "").isdigit():
-        raise SpecError("gpus", gpus, "give a whole number")
+    if gpus and not (gpus.replace(",", "").isdigit() and int(gpus.replace(",", ""))):
+        raise SpecError("gpus", gpus, "give a whole number from 1 up")
     cluster = f"{gpu}:{gpus.replace(',', '')}" if gpus else gpu
     slow = tuple(line.strip() for line in values.get("slow", "").splitlines() if line.strip())
     for line in slow:

@@ -37,7 +37,12 @@ def test_printed_sizes_add_up(parts: list[int]) -> None:
 
 
 def test_little_memory_is_not_a_column_of_zeros() -> None:
-    assert figures.memory_column([4 << 20, 8 << 20, 1 << 30]) == ["4.00 MiB", "8.00 MiB", "1,024.00 MiB", "1,036.00 MiB"]
+    assert figures.memory_column([4 << 20, 8 << 20, 1 << 30]) == [
+        "4.00 MiB",
+        "8.00 MiB",
+        "1,024.00 MiB",
+        "1,036.00 MiB",
+    ]
     assert figures.memory_column([4 << 30, 8 << 20])[0] == "4.00 GiB"
 
 

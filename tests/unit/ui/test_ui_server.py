@@ -49,7 +49,8 @@ def test_an_answer_is_the_report_and_a_mistake_is_beside_its_field(client: TestC
     wrong = client.get("/answer", params={**QUESTION, "tp": "3"})
     assert 'data-field="tp"' in wrong.text
     assert "does not divide" in wrong.text
-    for name, value in (("micro_batch", "x"), ("model", "no-such"), ("gpus", "many"), ("overlap_tp", "maybe")):
+    mistakes = ("micro_batch", "x"), ("model", "no-such"), ("gpus", "many"), ("gpus", "0"), ("overlap_tp", "maybe")
+    for name, value in mistakes:
         assert f'data-field="{name}"' in client.get("/answer", params={**QUESTION, name: value}).text
 
 
