@@ -21,6 +21,17 @@ from typing import Any
 class WindtunnelError(Exception):
     """Root of the tree. Never raised itself."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes: what `__init__` takes is not what `args` holds."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[WindtunnelError], args: tuple[Any, ...], state: dict[str, Any]) -> WindtunnelError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class UserError(WindtunnelError):
     """A mistake in what was asked. `str(error)` is a complete message for the user."""

@@ -21,6 +21,7 @@ ALIASES = {
     "meta-llama-3.1-8b": "llama-3.1-8b",
     "meta-llama-3.1-70b": "llama-3.1-70b",
     "meta-llama-3.1-405b": "llama-3.1-405b",
+    "llama-3.3-70b": "llama-3.1-70b",  # the same shape, trained further
     "llama-2-7b-hf": "llama-2-7b",
     "llama-2-13b-hf": "llama-2-13b",
     "llama-2-70b-hf": "llama-2-70b",
@@ -30,6 +31,8 @@ ALIASES = {
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
     "mixtral-8x22b-v0.1": "mixtral-8x22b",
     "deepseek-r1": "deepseek-v3",
+    "deepseek-r1-0528": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
     "gpt-3": "gpt3-175b",
     "gpt3": "gpt3-175b",
     "gpt-2": "gpt2",

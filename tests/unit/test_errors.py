@@ -1,0 +1,38 @@
+"""Errors reach another process as they were."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from windtunnel.capture.processes.scheduler import ScriptError
+from windtunnel.errors import (
+    InputFileError,
+    LayoutError,
+    ScheduleError,
+    SpecError,
+    UnknownNameError,
+    UserError,
+    WindtunnelError,
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("no"),
+        SpecError("plan.tp", 3, "give 1, 2 or 4", "plan.yaml"),
+        UnknownNameError("GPU", "h10", ("h100-sxm", "h200-sxm")),
+        InputFileError("a.csv", "is empty", "give rows"),
+        LayoutError("tp 3 does not divide 8", "use 2 or 4"),
+        ScheduleError("waits for ever"),
+        ScriptError("it failed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_survives_the_way_between_processes(error: WindtunnelError) -> None:
+    other = pickle.loads(pickle.dumps(error))
+    assert type(other) is type(error)
+    assert str(other) == str(error)
+    assert vars(other) == vars(error)
