@@ -61,6 +61,8 @@ class Profile:
     prefix_caching: bool = True
     preemption: Literal["recompute", "swap"] = "recompute"
     max_num_seqs: int = 256
+    seqs_per_stage: bool = False  # of a pipeline: the limit of sequences is that of one micro-batch, not of all
+    pipeline_hides_host: bool = True  # of a pipeline: what one micro-batch costs the host is spent while others run
     max_num_batched_tokens: int = 8192
     block_size: int = 16
     watermark: float = 0.0  # share of blocks that admission leaves free

@@ -45,8 +45,12 @@ def expected_share(start: float, steps: int) -> float:
 
 
 def rules_of(profile: Profile, deployment: Deployment, blocks: int, tokens_per_step: float = 1.0) -> Rules:
-    """The rules of a deployment; `blocks` in all. `tokens_per_step` of a sequence: above 1 where tokens are drafted."""
-    ranks = deployment.attn_dp
+    """The rules of a deployment; `blocks` in all. `tokens_per_step` of a sequence: above 1 where tokens are drafted.
+
+    A round of a pipeline is as many micro-batches as stages, each scheduled with a budget of tokens of its own.
+    """
+    ranks, stages = deployment.attn_dp, deployment.pp
+    seqs = (deployment.max_num_seqs or profile.max_num_seqs) * (stages if profile.seqs_per_stage else 1)
     chosen = deployment.chunked_prefill
     caching = deployment.prefix_caching
     budget = deployment.max_num_batched_tokens or profile.max_num_batched_tokens
@@ -55,8 +59,8 @@ def rules_of(profile: Profile, deployment: Deployment, blocks: int, tokens_per_s
         chunked=profile.chunked_prefill if chosen is None else chosen,
         reserve=profile.reserve,
         reserve_ratio=profile.reserve_ratio,
-        max_num_seqs=(deployment.max_num_seqs or profile.max_num_seqs) * ranks,
-        token_budget=budget * ranks,
+        max_num_seqs=seqs * ranks,
+        token_budget=budget * ranks * stages,
         longest_chunk=budget,
         block_size=deployment.block_size or profile.block_size,
         watermark_blocks=int(profile.watermark * blocks),

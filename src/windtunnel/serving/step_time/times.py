@@ -11,7 +11,8 @@ With speculation a step computes 1 + d tokens per sequence and gives 1 + a + ...
 simulated as that many steps of one token, each with its share of the time, so tokens, contexts and blocks stay exact.
 
 Attention ranks (`attn_dp`) step together: sequences spread evenly over them, prompts go to the least loaded, and the
-longest rank is waited for. A pipeline holds as many micro-batches as stages; each passes all stages.
+longest rank is waited for. A pipeline holds as many micro-batches as stages; each passes all stages, in the order in which
+they came, so that a round takes as many times the longest as there are stages.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ class StepTimes:
         `finishing`: chunks that end their prompt, so that their sequence gets its first token.
         """
         stages, ranks, profile = self.prices.stages, self.ranks, self.profile
+        batches = ranks * stages
         fresh = 0
         attention = 0.0
-        if ranks == 1:
+        if batches == 1:
             for n, past in chunks:
                 fresh += n
                 attention += self._prompt(n, past)
@@ -148,30 +150,32 @@ class StepTimes:
                 fixed = self._mixed[tokens] = self._kernels_of_mixed(float(tokens), tokens)
         else:
             fresh = sum(n for n, _ in chunks)
-            rank_tokens, attention = self._fullest_rank(decoding, chunks)
-            fixed = self._kernels_of_mixed(rank_tokens, decoding + fresh)
+            own, attention = self._fullest(decoding, chunks)
+            fixed = self._kernels_of_mixed(own, max(own, (decoding + fresh) / stages))
         if decoding:
             context = context_sum / decoding
-            alone = stages * self._surface(decoding / (ranks * stages), context)
-            attention += max(alone, decoding / ranks * self._tile(context)) if profile.mixed_decode_tile else alone
+            alone = self._surface(decoding / batches, context)
+            attention += max(alone, decoding / batches * self._tile(context)) if profile.mixed_decode_tile else alone
         sampled = decoding + finishing
         head = self._heads.get(sampled)
         if head is None:
-            head = self._heads[sampled] = self.over("head", max(1.0, sampled / ranks))
-        gpu = fixed + attention * profile.prefill_attention_factor + head
-        host = profile.step_s + profile.sequence_s * (decoding + len(chunks)) / ranks
+            head = self._heads[sampled] = self.over("head", max(1.0, sampled / batches))
+        gpu = fixed + stages * (attention * profile.prefill_attention_factor + head)
         launched = stages * self.layers * profile.eager_layer_s
         if gpu < launched:
             gpu = launched
-        return max(1, round(TICKS_PER_S * (gpu + profile.mixed_step_s + self._exposed(host, gpu))))
+        exposed = self._exposed((decoding + len(chunks)) / ranks, gpu)
+        return max(1, round(TICKS_PER_S * (gpu + profile.mixed_step_s + exposed)))
 
-    def _kernels_of_mixed(self, rank_tokens: float, all_tokens: int) -> float:
-        """What a mixed step's kernels take beside attention and head: of its tokens alone."""
+    def _kernels_of_mixed(self, tokens: float, group_tokens: float) -> float:
+        """What a mixed step's kernels take beside attention and head: of its tokens alone.
+
+        `tokens` of one micro-batch of one attention rank, `group_tokens` of one micro-batch of all ranks.
+        """
         profile, stages = self.profile, self.prices.stages
-        tokens = rank_tokens / stages
         seconds = self.over("dense", tokens) * profile.prefill_factor * self.dense_factor
         factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
-        seconds += self._group(all_tokens / stages) * factor
+        seconds += self._group(group_tokens) * factor
         seconds += self.prices.handover(tokens)
         gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
         return stages * (seconds + gaps)
@@ -207,10 +211,9 @@ class StepTimes:
         fixed = self.over("dense", padded) + self.prices.handover(padded)
         expert_factor = profile.expert_factor if ranks == 1 else profile.expert_factor_ranks
         fixed += self._group(padded * ranks) * expert_factor
-        fixed = stages * fixed + self.over("head", of_rank * (1 + drafted))
+        fixed = stages * (fixed + self.over("head", of_rank * (1 + drafted)))  # the last stage's; the others wait
         layers = stages * self.layers
         fixed += layers * profile.layer_gap_s + stages * self.sums * profile.collective_gap_s
-        host = profile.step_s + profile.sequence_s * -(-sequences // ranks)
         if not captured:
             fixed = max(fixed, layers * profile.eager_layer_s)
         fixed += drafted * (fixed / max(1.0, layers) + self.over("head", of_rank))  # one layer and the head per draft
@@ -221,7 +224,7 @@ class StepTimes:
         for context in contexts:
             attention = stages * self._checking(of_rank, context) * profile.attention_factor * (1.0 + drafted / layers)
             gpu = fixed + attention
-            times.append((gpu + self._exposed(host, gpu)) / gained)
+            times.append((gpu + self._exposed(-(-sequences // ranks), gpu)) / gained)
         ends, base, slope = [], [], []
         for place in range(len(contexts) - 1):
             low, high = contexts[place] * sequences, contexts[place + 1] * sequences
@@ -237,9 +240,16 @@ class StepTimes:
         base.append(max(1, round(TICKS_PER_S * times[-1] - ticks * contexts[-1] * sequences)))
         return DecodeLine(tuple(ends), tuple(base), tuple(slope))
 
-    def _exposed(self, host: float, gpu: float) -> float:
-        """What of the host's time is seen: all of it, or, planned while the GPU runs, what is longer."""
-        hidden = self.profile.asynchronous and (self.profile.drafting_overlaps or not self.speculative[0])
+    def _exposed(self, sequences: float, gpu: float) -> float:
+        """What of the host's time is seen: all of it, or, planned while the GPU runs, what is longer.
+
+        `sequences` of one attention rank. In a pipeline the host walks over all of them for each micro-batch.
+        """
+        profile, stages = self.profile, self.prices.stages
+        host = stages * (profile.step_s + profile.sequence_s * sequences)
+        hidden = profile.asynchronous and (profile.drafting_overlaps or not self.speculative[0])
+        if stages > 1:
+            hidden = profile.pipeline_hides_host
         return max(0.0, host - gpu) if hidden else host
 
     def _tile(self, context: float) -> float:
@@ -248,7 +258,7 @@ class StepTimes:
         return self._prompt(LONG_CHUNK, int(context)) * share * context / (context + LONG_CHUNK / 2)
 
     def _prompt(self, chunk: int, past: int) -> float:
-        """Prefill attention, from a table over (chunk, past) with two nodes per octave."""
+        """Prefill attention in one stage, from a table over (chunk, past) with two nodes per octave."""
         known = self._prefill.get((chunk, past))
         if known is not None:
             return known
@@ -267,18 +277,22 @@ class StepTimes:
     def _prompt_node(self, chunk: int, past: int) -> float:
         known = self._prefill.get((-chunk, past))
         if known is None:
-            known = self._prefill[-chunk, past] = self.prices.stages * self.prices.prefill(chunk, past)
+            known = self._prefill[-chunk, past] = self.prices.prefill(chunk, past)
         return known
 
-    def _fullest_rank(self, decoding: int, chunks: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """(tokens, prefill attention) of the attention rank with the most tokens: prompts to the least loaded."""
-        tokens = [0.0] * self.ranks
-        attention = [0.0] * self.ranks
+    def _fullest(self, decoding: int, chunks: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """(tokens, prefill attention) of the attention rank or micro-batch with the most: prompts to the least loaded.
+
+        Ranks step together, and micro-batches follow each other in a fixed order, so the fullest sets the pace.
+        """
+        batches = self.ranks * self.prices.stages
+        tokens = [0.0] * batches
+        attention = [0.0] * batches
         for n, past in sorted(chunks, reverse=True):
             place = tokens.index(min(tokens))
             tokens[place] += n
             attention[place] += self._prompt(n, past)
-        return max(tokens) + decoding / self.ranks, max(attention)
+        return max(tokens) + decoding / batches, max(attention)
 
 
 def _between(size: int) -> tuple[int, int, float]:
