@@ -155,11 +155,14 @@ def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: P
         chunked_prefill=None,
         max_model_len=None,
     )
-    return _layers(model, slim, cluster, profile.framework, profile.release, kv)
+    chosen = profile.nvfp4_experts if deployment.routed == "nvfp4" else ""
+    return _layers(model, slim, cluster, profile.framework, profile.release, kv, chosen)
 
 
 @lru_cache(maxsize=256)
-def _layers(model: Model, deployment: Deployment, cluster: Cluster, framework: str, release: str, kv: str) -> Layers:
+def _layers(
+    model: Model, deployment: Deployment, cluster: Cluster, framework: str, release: str, kv: str, expert_kernel: str
+) -> Layers:
     if framework not in ("vllm", "sglang", "trtllm"):
         raise SpecError("framework", framework, "use vllm, sglang or trtllm")
-    return Layers(model, deployment, inference_kernels(cluster, framework, release), kv)
+    return Layers(model, deployment, inference_kernels(cluster, framework, release, expert_kernel), kv)

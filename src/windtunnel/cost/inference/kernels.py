@@ -15,8 +15,10 @@ Where a shape was not timed, the nearest one is scaled by bytes moved. Tables: a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -68,6 +70,7 @@ class InferenceKernels:
     framework: str  # of measured.FRAMEWORKS
     release: str  # of the framework: sums over PCIe changed much between releases
     dense: KernelCosts
+    expert_kernel: str = ""  # whose times experts have where one table holds several: a word of the kernel's name
 
     @property
     def gpu(self) -> Gpu:
@@ -159,9 +162,9 @@ class InferenceKernels:
 
 
 @lru_cache(maxsize=64)
-def inference_kernels(cluster: Cluster, framework: str, release: str = "") -> InferenceKernels:
+def inference_kernels(cluster: Cluster, framework: str, release: str = "", expert_kernel: str = "") -> InferenceKernels:
     """Kernel times of an engine (`vllm`, `sglang`, `trtllm`) on a cluster's GPU; `release` "" = the newest."""
-    return InferenceKernels(cluster, framework, release, kernel_costs(cluster.gpu))
+    return InferenceKernels(cluster, framework, release, kernel_costs(cluster.gpu), expert_kernel)
 
 
 @lru_cache(maxsize=512)
@@ -281,9 +284,9 @@ def _timed_experts(kernels: InferenceKernels, layer: _Experts) -> Curve | None:
     name = MOE_NAMES.get(layer.dtype, "bfloat16")
     hidden, inter, topk, experts, tp, ep = layer[:6]
     shape = {"hidden_size": hidden, "inter_size": inter, "topk": topk, "num_experts": experts}
-    for _, path in _tables(kernels.gpu, "moe", "moe_perf", kernels.framework):
+    for path, source in _expert_tables(kernels, name):
         for wanted in (name, "fp8_block" if name == "fp8" else name):
-            where: tuple[tuple[str, object], ...] = (*shape.items(), ("moe_dtype", wanted))
+            where: tuple[tuple[str, object], ...] = (*shape.items(), ("moe_dtype", wanted), *source)
             kinds = measured.distinct(path, ("moe_tp_size", "moe_ep_size", "distribution"), where)
             if not kinds:
                 continue
@@ -299,6 +302,17 @@ def _timed_experts(kernels: InferenceKernels, layer: _Experts) -> Curve | None:
                 line.nodes, tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
             )
     return None
+
+
+def _expert_tables(kernels: InferenceKernels, dtype: str) -> Iterator[tuple[Path, tuple[tuple[str, object], ...]]]:
+    """Tables of experts and, where a kernel was asked for by name, which of their rows; that kernel's come first."""
+    system, word = kernels.gpu.kernel_tables, kernels.expert_kernel
+    for path in measured.every(system, "moe", "moe_perf", kernels.framework) if system and word else ():
+        for (source,) in measured.distinct(path, ("kernel_source",), (("moe_dtype", dtype),)):
+            if word in source:
+                yield path, (("kernel_source", source),)
+    for _, path in _tables(kernels.gpu, "moe", "moe_perf", kernels.framework):
+        yield path, ()
 
 
 def _touched(tokens: float, layer: _Experts) -> float:

@@ -46,6 +46,13 @@ def paths(system: str, operation: str, name: str, framework: str, release: str =
             yield one, chosen / f"{name}.parquet"
 
 
+def every(system: str, operation: str, name: str, framework: str) -> list[Path]:
+    """A framework's own table of each version, newest first."""
+    found = package_data()
+    folder = Path() if found is None else found[0] / system / operation / framework
+    return sorted(folder.glob(f"*/{name}.parquet"), key=lambda at: version_order(at.parent.name), reverse=True)
+
+
 @lru_cache(maxsize=256)
 def rows(path: Path, columns: tuple[str, ...], where: tuple[tuple[str, object], ...]) -> Columns:
     """`columns` of the rows whose other columns have the values in `where`."""

@@ -63,7 +63,7 @@ class Layers:
         sums = 1 if layer.parallel_block else 2
         seconds += sums * self.kernels.all_reduce_s(TWO_BYTES * tokens * hidden, tp)
         moved = TWO_BYTES * tokens * hidden * 3  # a norm with its residual: read two, write one, and the next reads it
-        # Norms see every feature on every rank; what else there is sees a rank's own heads and its part of the inner size.
+        # Norms see every feature on every rank; what else there is, a rank's own heads and its part of the inner size.
         return seconds + 2 * self.kernels.stream_s(moved) + (SMALL_KERNELS - 2) * self.kernels.stream_s(moved / 2 / tp)
 
     def _projections(self, attention: Attention, tokens: float, dtype: str) -> float:

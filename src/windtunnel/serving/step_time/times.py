@@ -11,8 +11,8 @@ With speculation a step computes 1 + d tokens per sequence and gives 1 + a + ...
 simulated as that many steps of one token, each with its share of the time, so tokens, contexts and blocks stay exact.
 
 Attention ranks (`attn_dp`) step together: sequences spread evenly over them, prompts go to the least loaded, and the
-longest rank is waited for. A pipeline holds as many micro-batches as stages; each passes all stages, in the order in which
-they came, so that a round takes as many times the longest as there are stages.
+longest rank is waited for. A pipeline holds as many micro-batches as stages; each passes all stages, in the order in
+which they came, so that a round takes as many times the longest as there are stages.
 """
 
 from __future__ import annotations
