@@ -68,7 +68,7 @@ class TrainingCosts:
     compute_by_scale_up: float
     compute_by_scale_out: float
     comm_by_compute: float
-    hidden_across: float  # of an expert all-to-all across domains that a framework overlaps with computation
+    hidden_partly: float  # of an expert all-to-all that a framework overlaps, across domains or without a CUDA graph
     jitter: float
     measured: bool  # whether training runs on such a GPU informed them
     # Whether `uncertainty` is what training runs on such a GPU missed by: it holds what its timed kernels leave open.

@@ -55,8 +55,8 @@ from windtunnel.training.workload.sequence_lengths import read_lengths
 
 SLOWED = "slowed by overlap"
 FULL = (
-    "memory is full: it fits only because PyTorch's allocator gives cached memory back to the driver; of 15 published"
-    " layouts like it 10 crashed, and 3 took 3 to 8 times as long, which the band says and the step time does not"
+    "memory is full: it fits only because PyTorch's allocator gives cached memory back to the driver; of 18 published"
+    " layouts like it 13 crashed; how much longer the others take is not published, which is why the band is wide"
 )
 EVENLY = "experts are taken as evenly loaded; --router-load tells otherwise"
 

@@ -240,8 +240,9 @@ def test_the_head_shows_in_the_published_size(case: Any) -> None:
 def test_nanotron_counts_the_head_as_layers() -> None:
     model = transformer(hidden=2048, layers=16, heads=32, vocab=131072, ffn=8192, tied_embeddings=True)
     assert layers_per_stage(model, 1) == (16,)
-    assert layers_per_stage(model, 2) == (11, 5)
-    assert layers_per_stage(model, 4) == (6, 5, 5, 0)
+    # The head costs four layers, so that both cuts are ties: a tie ends the stage.
+    assert layers_per_stage(model, 2) == (10, 6)
+    assert layers_per_stage(model, 4) == (5, 5, 5, 1)
 
 
 @given(st.integers(1, 40), st.integers(1, 48), st.sampled_from((1024, 32000, 131072)))

@@ -170,6 +170,13 @@ def test_experts_wait_for_their_tokens() -> None:
     assert hidden.duration_ns < segment.duration_ns
 
 
+def test_an_overlapped_exchange_hides_wholly_in_a_graph_and_partly_without() -> None:
+    def waiting(**plan: Any) -> int:
+        return exposed(pass_of(model=MOE, ep=8, etp=1, **plan), "ep")
+
+    assert waiting(cuda_graphs=True) > waiting(overlap_ep=True) > waiting(overlap_ep=True, cuda_graphs=True)
+
+
 def test_offloaded_activations_travel_to_the_host_and_back() -> None:
     forward, backward = (pass_of(phase, offload_activations=1) for phase in (Kind.FORWARD, Kind.BACKWARD))
     assert labels(forward, kind=2) == ["offload activations"]

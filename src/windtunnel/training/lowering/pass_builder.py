@@ -129,13 +129,14 @@ class PassBuilder:
         """How much of an expert all-to-all runs under another micro-batch's compute.
 
         DualPipe hides all of it, across nodes too: SMs are set aside for that (DeepSeek-V3, section 3.2). Others do
-        inside a scale-up domain; across domains `hidden_across` of it.
+        inside a scale-up domain and in a CUDA graph, where no kernel waits for the host; elsewhere `hidden_partly`
+        of it.
         """
         layout = self.pricer.layout
         if not layout.plan.overlap_ep or transfer.group != "ep":
             return 0.0
-        inside = self.pricer.transfer(transfer)[1] == "scale_up"
-        return 1.0 if inside or TRAITS[layout.schedule].hides_dispatch else self.pricer.training.hidden_across
+        captured = layout.plan.cuda_graphs and self.pricer.transfer(transfer)[1] == "scale_up"
+        return 1.0 if captured or TRAITS[layout.schedule].hides_dispatch else self.pricer.training.hidden_partly
 
     def copy(self, name: str, bytes_total: float) -> int:
         """A copy between host and device on its own stream."""
