@@ -75,6 +75,13 @@ def test_a_host_that_is_not_hidden_walks_over_all_sequences_for_each_micro_batch
     assert shown - free == pytest.approx(STAGES * (1e-3 + 64 * 1e-5) * TICKS_PER_S, rel=1e-3)
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_one_sequence_is_no_faster_through_more_stages(asynchronous: bool) -> None:
+    busy = replace(QUIET, asynchronous=asynchronous, step_s=1e-3)
+    one, more = (plain_times(busy, OfOneStage(stages=stages)).decode(1).at(500) for stages in (1, STAGES))
+    assert more >= one * (1 - 1e-6)
+
+
 def test_each_micro_batch_has_a_budget_and_some_engines_give_it_a_batch() -> None:
     deployment = Deployment(pp=STAGES, max_num_seqs=8, max_num_batched_tokens=512)
     counted = rules_of(QUIET, deployment, 1000)

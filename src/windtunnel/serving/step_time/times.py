@@ -243,14 +243,15 @@ class StepTimes:
     def _exposed(self, sequences: float, gpu: float) -> float:
         """What of the host's time is seen: all of it, or, planned while the GPU runs, what is longer.
 
-        `sequences` of one attention rank. In a pipeline the host walks over all of them for each micro-batch.
+        `sequences` of one attention rank. In a pipeline the host walks over all of them for each micro-batch, while
+        others run; what a micro-batch itself waits for it is its own.
         """
         profile, stages = self.profile, self.prices.stages
-        host = stages * (profile.step_s + profile.sequence_s * sequences)
+        host = profile.step_s + profile.sequence_s * sequences
         hidden = profile.asynchronous and (profile.drafting_overlaps or not self.speculative[0])
-        if stages > 1:
-            hidden = profile.pipeline_hides_host
-        return max(0.0, host - gpu) if hidden else host
+        if stages > 1 and not profile.pipeline_hides_host:
+            return stages * host
+        return max(0.0 if hidden else host, stages * host - gpu)
 
     def _tile(self, context: float) -> float:
         """Attention of a tile's rows against a whole context: its part of a long chunk's, which is causal in itself."""
