@@ -38,27 +38,6 @@ class Paths(NamedTuple):
     weight: Floats  # [flows]
 
 
-def share(
-    capacity: ArrayLike,
-    link_ptr: ArrayLike,
-    link_idx: ArrayLike,
-    weight: ArrayLike | None = None,
-    use: ArrayLike | None = None,
-) -> Floats:
-    """Rate of every flow when all are there at once; infinite for a flow without links.
-
-    Raises SpecError for a capacity, weight or use that is not positive and finite.
-    """
-    from windtunnel.engine.compiled import flow_kernels as kernels
-
-    paths = _paths(link_ptr, link_idx, weight, use)
-    network = network_of(_positive("capacity", capacity), paths)
-    lengths = np.diff(paths.link_ptr)
-    kernels.arrive_all(network, np.flatnonzero(lengths))
-    kernels.rerate(network)
-    return np.where(lengths == 0, np.inf, network.flows["level"] * network.flows["weight"])
-
-
 def replay_flows(
     arrival_ns: ArrayLike,
     bytes_total: ArrayLike,

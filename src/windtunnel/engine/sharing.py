@@ -16,12 +16,11 @@ use to the same part of their capacity, as the NICs of a ring are, one is follow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from windtunnel.engine.flows import Paths, check_paths, network_of
 from windtunnel.errors import SpecError
@@ -37,22 +36,6 @@ ROUNDED = 16  # ... but for rounding of what is summed: 1e-12 of the link
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-class OnLinks(Protocol):
-    """A demand as `cost.paths.demand` makes it."""
-
-    @property
-    def link(self) -> NDArray[np.int32]:
-        """Links it uses."""
-
-    @property
-    def use_bytes_per_s(self) -> Floats:
-        """Of each, at speed 1."""
-
-    @property
-    def weight(self) -> float:
-        """Its share of a full link is in proportion to weight x use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,27 +103,6 @@ class Contenders(NamedTuple):
         # What ends makes room for what starts at the same instant. A link's changes sum to nothing before the next's.
         after = np.cumsum(change[np.lexsort((change, when, np.tile(link, 2)))])
         return int(after.max(initial=0)) <= WHOLE + ROUNDED
-
-
-class SpeedLog(NamedTuple):
-    """Every change of a speed: from `time_ns` on, the flow of `op` (of a rendezvous: any member) goes at `speed`."""
-
-    time_ns: Ints
-    op: Ints
-    speed: Floats  # 1: as alone; 0: it has ended
-
-
-def sharing_of(demand_of: ArrayLike, demands: Sequence[OnLinks], capacity: ArrayLike) -> Sharing:
-    """Ops with `demands` of `cost.paths` on the links of a `Topology` (its `capacity_bytes_per_s`)."""
-    empty = np.zeros(0)
-    return Sharing(
-        demand_of=np.ascontiguousarray(demand_of, np.int32),
-        link_ptr=np.cumsum([0, *(len(one.link) for one in demands)], dtype=np.int64),
-        link_idx=np.concatenate([empty, *(one.link for one in demands)]).astype(np.int32),
-        use=np.concatenate([empty, *(one.use_bytes_per_s for one in demands)]),
-        weight=np.array([one.weight for one in demands], np.float64),
-        capacity=np.array(capacity, np.float64),
-    )
 
 
 def contenders(

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from link_flows import Demand, demand, flows_of
 from logged_flows import replay_flows_logged
+from rates_at_once import share
 
 from windtunnel.cost.communication.collectives import collective, group_of
-from windtunnel.cost.communication.paths import Demand, demand, flows_of
-from windtunnel.engine.flows import replay_flows, share
+from windtunnel.engine.flows import replay_flows
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.hardware.topology import Topology, topology_of

@@ -7,10 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from link_flows import Demand, demand, flows_of, sharing_of
+from logged_flows import replay_logged
 
 from windtunnel.cost.communication.collectives import collective, group_of
-from windtunnel.cost.communication.paths import Demand, demand, flows_of
-from windtunnel.engine import Sharing, Slowdown, replay, replay_logged, sharing_of
+from windtunnel.engine import Sharing, Slowdown, replay
 from windtunnel.engine.sharing import contenders
 from windtunnel.errors import ScheduleError, SpecError
 from windtunnel.graph import GraphBuilder, OpKind

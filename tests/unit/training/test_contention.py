@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from link_flows import flows_of
 
-from windtunnel.cost.communication.paths import flows_of
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.cluster import cluster_with
 from windtunnel.hardware.topology import slowed, topology_of

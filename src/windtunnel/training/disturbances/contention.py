@@ -7,7 +7,7 @@ as they run at once in a step, on the even fabric and on the real one:
     factor(group) = max over its links of load / capacity on the real fabric, over the same on the even one
 
 So a leaf at half its rate doubles what is bound by it and leaves the rest alone, and an ECMP collision of three flows
-on one uplink makes those take as long as three. Paths are those of `cost.paths` and `hardware.topology`.
+on one uplink makes those take as long as three. Paths are those of `hardware.topology`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which links the flows of a collective use: bytes from GPU to GPU by its algorithm, then the links between.
+"""What collectives take of single links, for tests and benchmarks of shared links.
+
+Which links the flows of a collective use: bytes from GPU to GPU by its algorithm, then the links between.
 
 n ranks in M scale-up domains of k, S bytes as `cost.communication` counts them; passes p = 2(n-1)/n for all-reduce,
 (n-1)/n for all-gather and reduce-scatter, 1 for broadcast and reduce.
@@ -27,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.engine import Sharing
 from windtunnel.errors import SpecError
 from windtunnel.hardware.topology import Topology, paths
 
@@ -126,6 +129,19 @@ def demand(flows: Flows, topology: Topology, seconds: float | None = None) -> De
         return Demand(np.zeros(0, np.int32), np.zeros(0), alone, 1.0)
     use = np.minimum(carried[link] / alone, capacity)
     return Demand(link.astype(np.int32), use, alone, max(1.0, alone / busiest))
+
+
+def sharing_of(demand_of: ArrayLike, demands: Sequence[Demand], capacity: ArrayLike) -> Sharing:
+    """Ops with these demands on the links of a `Topology` (its `capacity_bytes_per_s`)."""
+    empty = np.zeros(0)
+    return Sharing(
+        demand_of=np.ascontiguousarray(demand_of, np.int32),
+        link_ptr=np.cumsum([0, *(len(one.link) for one in demands)], dtype=np.int64),
+        link_idx=np.concatenate([empty, *(one.link for one in demands)]).astype(np.int32),
+        use=np.concatenate([empty, *(one.use_bytes_per_s for one in demands)]),
+        weight=np.array([one.weight for one in demands], np.float64),
+        capacity=np.array(capacity, np.float64),
+    )
 
 
 class _Moves(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from link_flows import ALGORITHMS_OF, _two_trees, demand, flows_of
 
-from windtunnel.cost.communication.paths import ALGORITHMS_OF, _two_trees, demand, flows_of
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.hardware.topology import link_name, topology_of
