@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from windtunnel.hardware.topology import DOWN, LINK_KINDS, PAIR, UP, Topology
+from windtunnel.hardware.topology import DOWN, PAIR, UP, Topology
+
+LINK_KINDS = ("nvlink-out", "nvlink-in", "nic-out", "nic-in", "pair", "up", "down")  # by number
 
 
 def link_name(topology: Topology, link: int) -> str:

@@ -27,8 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel.errors import SpecError
 from windtunnel.hardware.cluster import Cluster
 
-LINK_KINDS = ("nvlink-out", "nvlink-in", "nic-out", "nic-in", "pair", "up", "down")
-NVLINK_OUT, NVLINK_IN, NIC_OUT, NIC_IN, PAIR, UP, DOWN = range(7)
+NVLINK_OUT, NVLINK_IN, NIC_OUT, NIC_IN, PAIR, UP, DOWN = range(7)  # kinds of links
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # splitmix64
 
 Floats = NDArray[np.float64]
@@ -41,7 +40,7 @@ class Topology:
 
     cluster: Cluster
     capacity_bytes_per_s: NDArray[np.float64]  # [links]
-    first: tuple[int, ...]  # where each of LINK_KINDS begins, and the number of links
+    first: tuple[int, ...]  # where each of these kinds begins, and the number of links
     leaf_of: Ints  # [gpus]
     uplinks: int  # of each leaf
     ecmp_seed: int | None
