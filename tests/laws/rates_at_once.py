@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from link_flows import paths_of
 from numpy.typing import ArrayLike, NDArray
 
 from windtunnel.engine.coflows import Coflows, Queues, _check, _groups, _paths_of, _rule
 from windtunnel.engine.compiled import coflow_kernels as kernels
 from windtunnel.engine.compiled import flow_kernels
 from windtunnel.engine.compiled.coflow_kernels import Groups, Moment
-from windtunnel.engine.flows import _paths, _positive, network_of
+from windtunnel.engine.flows import network_of
 from windtunnel.errors import SpecError
 
 Floats = NDArray[np.float64]
@@ -22,12 +23,9 @@ def share(
     weight: ArrayLike | None = None,
     use: ArrayLike | None = None,
 ) -> Floats:
-    """Rate of every flow when all are there at once; infinite for a flow without links.
-
-    Raises SpecError for a capacity, weight or use that is not positive and finite.
-    """
-    paths = _paths(link_ptr, link_idx, weight, use)
-    network = network_of(_positive("capacity", capacity), paths)
+    """Rate of every flow when all are there at once; infinite for a flow without links."""
+    paths = paths_of(link_ptr, link_idx, weight, use)
+    network = network_of(np.ascontiguousarray(capacity, np.float64), paths)
     lengths = np.diff(paths.link_ptr)
     for flow in np.flatnonzero(lengths):
         flow_kernels.arrive(network, flow)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logged_flows import replay_flows_logged
+from link_flows import replay_flows, replay_flows_logged
 from plain_flows import plainly_replayed, plainly_shared
 from rates_at_once import share
 
@@ -18,7 +18,6 @@ from windtunnel.engine.compiled import flow_kernels as kernels
 from windtunnel.engine.flows import (
     Paths,
     network_of,
-    replay_flows,
 )
 
 quick = settings(max_examples=120, deadline=None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logged_flows import replay_logged
+from logged_replay import replay_logged
 from plain_flows import plainly_shared
 from test_replay_laws import Case, cases, check_causal, copies, predecessors
 
