@@ -14,12 +14,12 @@ from exact_fold import Folded, fold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_jobs import Taken, model_of, take
+from valid_graph import validate
 
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import LayoutError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.fold import refine
-from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
 from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.pricing import Pricer

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.flows import Paths, check_paths, network_of
 from windtunnel.graph.program import Graph
-from windtunnel.graph.validate import validate
 
 if TYPE_CHECKING:
     from windtunnel.engine.compiled.flow_kernels import Network
@@ -101,8 +100,7 @@ def contenders(
     graph: Graph, duration_ns: NDArray[np.int64], sharing: Sharing, *, all_links: bool = False
 ) -> Contenders | None:
     """The flows that may have to share; None if no link can be too narrow. `all_links`: leave none out."""
-    if graph.n_ops and not 0 <= int(graph.stream.min()) <= int(graph.stream.max()) < graph.n_streams:
-        validate(graph)
+    assert np.all((graph.stream >= 0) & (graph.stream < graph.n_streams)), "a stream that is not there"
     demand, lead = _by_rendezvous(graph, duration_ns, sharing.demand_of)
     lengths = np.diff(sharing.link_ptr)
     has = np.flatnonzero((demand >= 0) & (duration_ns[lead] > 0))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact_fold import fold
+from valid_graph import validate
 
 from windtunnel.engine import replay
 from windtunnel.errors import UserError
@@ -13,7 +14,6 @@ from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph import footprint as measures
 from windtunnel.graph.fold import refine
 from windtunnel.graph.footprint import available_bytes, graph_bytes, refuse_if_too_large, replay_bytes
-from windtunnel.graph.validate import validate
 
 
 def grid(stages: int, replicas: int, extra: dict[int, int] | None = None) -> tuple[Graph, np.ndarray]:
