@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from complete_schedule import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal_schedule import durations, in_flight, makespan
 
-from windtunnel.training.schedules import NAMES, Kind, Schedule, check, schedule, walk
+from windtunnel.training.schedules import NAMES, Kind, Schedule, schedule, walk
 
 law = settings(deadline=None)  # the machine may be busy
 times = st.floats(0.1, 3.0)
