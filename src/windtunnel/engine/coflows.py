@@ -1,8 +1,8 @@
 """Coflows on shared links: groups of flows that are done when the last is, and policies of who goes first.
 
 A collective, a shuffle, a checkpoint, the weights of a replica or the KV cache of a request is one coflow. Links are
-whatever has a capacity: the two directions of a port, a NIC, a rail, a disk. `replay_coflows` says when
-each flow ends, re-rated whenever a coflow arrives, a flow ends or a threshold is crossed.
+whatever has a capacity: the two directions of a port, a NIC, a rail, a disk. `replay_coflows` says when each flow
+ends, re-rated whenever a coflow arrives, a flow ends or a threshold is crossed.
 
 Policies: `sebf` (least time alone first, by what is left; Varys), `keyed` (by a key of yours, least first), `d-clas`
 (queues by bytes sent, first come first served in each; Aalo), `fai` (d-clas that slows flows to their coflow's
