@@ -20,11 +20,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from link_flows import demand, flows_of, replay_flows, sharing_of
 from plain_flows import plainly_replayed
 
-from windtunnel.cost.communication.paths import demand, flows_of
-from windtunnel.engine import Sharing, Slowdown, replay, sharing_of
-from windtunnel.engine.flows import replay_flows
+from windtunnel.engine import Sharing, Slowdown, replay
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.hardware.topology import Topology, paths, topology_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -78,6 +79,18 @@ def interrupts_later() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Python's collector off: it would walk millions of fresh containers, or stop a clockwork at random places."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def children_of(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.graph.fold import _dense, _Lists, _numbers, _once, _settle
+from windtunnel.graph.fold import numbered_by_first
 from windtunnel.graph.program import Graph
 
 SAME = ("kind", "category", "flops", "bytes")  # what a class is asked for besides times
@@ -128,7 +128,7 @@ def _dependencies(graph: Graph, ops: _Ordered) -> _Seen:
 def _rendezvous(graph: Graph, ops: _Ordered) -> _Seen:
     """Owners are groups, numbered from 0 without gaps."""
     member = np.flatnonzero(graph.rendezvous >= 0)
-    return _seen(ops, _dense(graph.rendezvous[member]), ops.at[member])
+    return _seen(ops, np.unique(graph.rendezvous[member], return_inverse=True)[1], ops.at[member])
 
 
 def _classes(ops: _Ordered, after: _Seen, met: _Seen, columns: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
@@ -182,7 +182,7 @@ def _classes(ops: _Ordered, after: _Seen, met: _Seen, columns: Sequence[NDArray[
     all_seen = _Lists.of(sees, np.empty(int(sees.sum()), np.int64))
     for alike, table in seen:
         all_seen.values[all_seen.ptr[alike][:, None] + np.arange(table.shape[1])] = table
-    return _settle(colour, _Lists.of(kept_lengths, member[kept]), position[kept], all_seen, counted=False)
+    return _settle(colour, _Lists.of(kept_lengths, member[kept]), position[kept], all_seen)
 
 
 def _first_colours(first: NDArray[np.int64], columns: Sequence[NDArray[Any]], after: _Lists) -> NDArray[np.int64]:
@@ -243,3 +243,108 @@ def _quotient(
     )
     shares = None if interference is None else interference[op_of]
     return Folded(folded, duration_ns[op_of], shares, class_of, op_of, fold_of.astype(np.int32))
+
+
+@dataclass(frozen=True, eq=False)
+class _Lists:
+    """Lists of integers in a row: list i is values[ptr[i]:ptr[i+1]]."""
+
+    ptr: NDArray[np.int64]
+    values: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lengths: NDArray[Any], values: NDArray[np.int64]) -> _Lists:
+        ptr = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=ptr[1:])
+        return cls(ptr, values)
+
+    def entries(self, which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places in `values` of all entries of some lists, and the lengths of these."""
+        lengths = self.ptr[which + 1] - self.ptr[which]
+        before = np.cumsum(lengths) - lengths
+        total = int(lengths.sum())
+        return np.repeat(self.ptr[which] - before, lengths) + np.arange(total), lengths
+
+    def inverse(self, n: int) -> _Lists:
+        """For each value below n, the lists that hold it."""
+        owner = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+        order = np.argsort(self.values, kind="stable")
+        return _Lists.of(np.bincount(self.values, minlength=n), owner[order])
+
+
+def _settle(colour: NDArray[np.int64], views: _Lists, position: NDArray[np.int64], seen: _Lists) -> NDArray[np.int64]:
+    """Split classes until members of one see equal views, first view with first view and so on.
+
+    A view is a list of members, each with a position class; it shows the set of (colour, position). Contents are
+    compared in full, as bytes, never by a hash alone. When a class splits, its largest part that was looked at keeps
+    the colour, so that only those that changed are looked at again, and who sees them.
+    """
+    colour = colour.copy()
+    n, n_views = len(colour), len(views.ptr) - 1
+    n_colours = int(colour.max(initial=-1)) + 1
+    kinds = int(position.max(initial=0)) + 1
+    span = (n + 1) * kinds
+    assert span * max(n_views, 1) < 2**63
+    shown_in, seen_by = views.inverse(n), seen.inverse(n_views)
+    known: dict[bytes, int] = {}  # what a view shows -> its number
+    shows = np.full(n_views, -1, np.int64)
+    stale = np.ones(n_views, np.bool_)
+    sizes = np.bincount(colour, minlength=n_colours)
+    look = np.flatnonzero(sizes[colour] > 1)
+    while len(look):
+        own, lengths = seen.entries(look)
+        needed = np.zeros(n_views, np.bool_)
+        needed[seen.values[own]] = True
+        again = np.flatnonzero(needed & stale)
+        at, counts = views.entries(again)
+        key = np.repeat(np.arange(len(again)), counts) * span + colour[views.values[at]] * kinds + position[at]
+        # A set: of equal entries of one view the first.
+        key = _once(key)
+        owner, content = np.divmod(key, span)
+        shows[again] = _numbers(content, np.bincount(owner, minlength=len(again)), known)
+        stale[again] = False
+        # Rows of one class have one length: how much a program sees is part of its first colour.
+        which = _numbers(
+            np.insert(shows[seen.values[own]], np.cumsum(lengths) - lengths, colour[look]), lengths + 1, {}
+        )
+        first = np.unique(which, return_index=True)[1]
+        part, size = colour[look[first]], np.bincount(which)
+        order = np.lexsort((np.arange(len(first)), -size, part))
+        largest = np.zeros(len(first), np.bool_)
+        largest[order[np.flatnonzero(np.diff(part[order], prepend=-1))]] = True
+        # Whom nobody looked at still sees what the class has always seen: those keep the colour then.
+        looked_at = np.bincount(colour[look], minlength=n_colours)
+        keeps = largest & (looked_at[part] == sizes[part])
+        name = np.where(keeps, part, n_colours + np.cumsum(~keeps) - 1)
+        colour[look] = name[which]
+        n_colours += int((~keeps).sum())
+        sizes = np.bincount(colour, minlength=n_colours)
+        changed = look[~keeps[which]]
+        stale[shown_in.values[shown_in.entries(changed)[0]]] = True
+        watch = np.zeros(n, np.bool_)
+        watch[seen_by.values[seen_by.entries(np.flatnonzero(stale))[0]]] = True
+        look = np.flatnonzero(watch & (sizes[colour] > 1))
+    return numbered_by_first(colour)
+
+
+def _numbers(values: NDArray[np.int64], lengths: NDArray[np.int64], known: dict[bytes, int]) -> NDArray[np.int64]:
+    """One number for each list of a row of lists, equal for equal lists; `known` remembers them."""
+    data = np.ascontiguousarray(values, dtype=np.int64).tobytes()
+    ends = (8 * np.cumsum(lengths)).tolist()
+    found = np.empty(len(ends), np.int64)
+    begin = 0
+    for row, end in enumerate(ends):
+        found[row] = known.setdefault(data[begin:end], len(known))
+        begin = end
+    return found
+
+
+def _once(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sorted, each once. (`np.unique` hashes first, which is four times as slow.)"""
+    ordered = np.sort(values)
+    first: NDArray[np.bool_] = np.diff(ordered, prepend=-1) != 0  # no value is negative
+    return ordered[first]
+
+
+def _dense(values: NDArray[Any]) -> NDArray[np.int64]:
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from windtunnel.training.schedules import Schedule, walk
-from windtunnel.training.schedules.verify import Seconds
+from windtunnel.training.schedules.ideal_times import Seconds
 
 
 def durations(schedule: Schedule, forward: ArrayLike, backward_input: ArrayLike, backward_weight: ArrayLike) -> Seconds:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rates_at_once import coflow_rates
+from switch_traffic import all_to_all, gather, paired, spread
 
-from windtunnel.engine.coflows import MIB, POLICIES, Coflows, Queues, coflow_rates, replay_coflows
+from windtunnel.engine.coflows import MIB, POLICIES, Coflows, Queues, replay_coflows
 from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.fleet.flows import all_to_all, gather, on_switch, paired, spread
+from windtunnel.fleet.flows import on_switch
 
 quick = settings(max_examples=60, deadline=None)
 PORTS = 5

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logged_flows import replay_flows_logged
+from link_flows import replay_flows, replay_flows_logged
 from plain_flows import plainly_replayed, plainly_shared
+from rates_at_once import share
 
 from windtunnel.engine.compiled import flow_kernels as kernels
 from windtunnel.engine.flows import (
     Paths,
     network_of,
-    replay_flows,
-    share,
 )
 
 quick = settings(max_examples=120, deadline=None)

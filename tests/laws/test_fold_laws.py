@@ -14,12 +14,12 @@ from exact_fold import Folded, fold
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_jobs import Taken, model_of, take
+from valid_graph import validate
 
 from windtunnel.engine import Slowdown, Timeline, replay
 from windtunnel.errors import LayoutError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph.fold import refine
-from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
 from windtunnel.training.disturbances.replicas import unfold
 from windtunnel.training.pricing import Pricer
@@ -259,15 +259,14 @@ def test_a_program_that_would_never_end_still_never_ends() -> None:
     assert folded.graph.dep_idx.tolist() == [0]
 
 
-def naive_refine(colour: Sequence[int], families: Sequence[np.ndarray], places: Sequence[Sequence[int]]) -> list[int]:
+def naive_refine(colour: Sequence[int], families: Sequence[np.ndarray]) -> list[int]:
     colour = numbered(list(colour))
     while True:
         keys: list[list[Hashable]] = [[c] for c in colour]
-        for groups, place in zip(families, places, strict=True):
+        for groups in families:
             shown: dict[int, Hashable] = {}
             for group in groups.tolist():
-                multiset = frozenset(Counter((colour[r], p) for r, p in zip(group, place, strict=True)).items())
-                shown |= {r: (multiset, p) for r, p in zip(group, place, strict=True)}
+                shown |= dict.fromkeys(group, frozenset(Counter(colour[r] for r in group).items()))
             for rank, key in enumerate(keys):
                 key.append(shown.get(rank))
         finer = numbered([tuple(key) for key in keys])
@@ -277,41 +276,37 @@ def naive_refine(colour: Sequence[int], families: Sequence[np.ndarray], places: 
 
 
 @st.composite
-def partitions(draw: st.DrawFn) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray | None]]:
+def partitions(draw: st.DrawFn) -> tuple[np.ndarray, list[np.ndarray]]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     ranks = draw(st.integers(1, 24))
-    families, places = [], []
+    families = []
     for _ in range(draw(st.integers(0, 3))):
         size = int(rng.integers(1, ranks + 1))
         # In order the symmetries are many, shuffled they are few.
         row = rng.permutation(ranks) if rng.random() < 0.3 else np.arange(ranks)
         groups = row[: ranks // size * size]
         families.append(groups.reshape(-1, size) if rng.random() < 0.5 else groups.reshape(size, -1).T)
-        places.append(None if rng.random() < 0.5 else rng.integers(0, 3, size))
     colour = (rng.random(ranks) < rng.choice([0.0, 0.1, 0.5])).astype(np.int64)
-    return colour, families, places
+    return colour, families
 
 
 @given(partitions())
 def test_ranks_refine_as_by_the_definition(case: tuple) -> None:
-    colour, families, places = case
-    mine = refine(colour, families, places)
-    columns = [
-        np.zeros(f.shape[1], int).tolist() if p is None else p.tolist() for f, p in zip(families, places, strict=True)
-    ]
-    assert mine.tolist() == naive_refine(colour.tolist(), families, columns)
-    assert np.array_equal(refine(mine, families, places), mine), "a fixed point"
+    colour, families = case
+    mine = refine(colour, families)
+    assert mine.tolist() == naive_refine(colour.tolist(), families)
+    assert np.array_equal(refine(mine, families), mine), "a fixed point"
 
 
 @given(partitions(), st.randoms(use_true_random=False))
 def test_relabelling_ranks_permutes_their_classes(case: tuple, random: object) -> None:
-    colour, families, places = case
+    colour, families = case
     new = list(range(len(colour)))
     random.shuffle(new)  # type: ignore[attr-defined]
     moved = np.empty_like(colour)
     moved[new] = colour
-    renamed = refine(moved, [np.array(new)[groups] for groups in families], places)
-    assert numbered(renamed[new].tolist()) == refine(colour, families, places).tolist()
+    renamed = refine(moved, [np.array(new)[groups] for groups in families])
+    assert numbered(renamed[new].tolist()) == refine(colour, families).tolist()
 
 
 @given(st.sampled_from([(2, 2, 2), (4, 3, 2), (2, 8, 4), (1, 6, 2)]), st.integers(0, 10**6), st.sampled_from([1, 2, 3]))
@@ -322,7 +317,8 @@ def test_ranks_of_one_class_run_alike(shape: tuple[int, int, int], seed: int, sl
     families = [ranks.reshape(-1, shape[2]), ranks.swapaxes(1, 2).reshape(-1, shape[1]), ranks.reshape(shape[0], -1).T]
     colour = np.zeros(ranks.size, np.int64)
     colour[rng.choice(ranks.size, slow, replace=False)] = 1
-    classes = refine(colour, families, [None, None, np.arange(shape[0])])
+    stage_of = ranks.ravel() // (shape[1] * shape[2])
+    classes = refine(2 * stage_of + colour, families)
     group_of = np.empty((3, ranks.size), np.int64)
     for family, groups in enumerate(families):
         group_of[family, groups.ravel()] = np.repeat(np.arange(len(groups)), groups.shape[1])

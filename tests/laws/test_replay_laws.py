@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from valid_graph import runnable, validate
 
 from windtunnel.engine import Slowdown, Timeline, critical_path, exposed, replay
 from windtunnel.engine.compiled import fixed_kernels, kernels
 from windtunnel.errors import ScheduleError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
-from windtunnel.graph.deadlock import runnable
-from windtunnel.graph.validate import validate
 
 law = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

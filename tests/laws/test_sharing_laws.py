@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from logged_replay import replay_logged
 from plain_flows import plainly_shared
 from test_replay_laws import Case, cases, check_causal, copies, predecessors
 
-from windtunnel.engine import Sharing, Slowdown, replay, replay_logged
+from windtunnel.engine import Sharing, Slowdown, replay
 from windtunnel.engine.compiled import shared_kernels
 from windtunnel.engine.sharing import contenders
 from windtunnel.graph import GraphBuilder, OpKind

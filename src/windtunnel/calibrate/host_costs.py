@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from windtunnel.calibrate.device import gpu_errors
-from windtunnel.calibrate.timing import HostTimer, no_garbage_collection, quantile, summary
+from windtunnel.calibrate.timing import HostTimer, quantile, summary
 from windtunnel.calibrate.torch_ops import torch_dtype
 from windtunnel.hardware.calibration import LARGER_PROCESSES
+from windtunnel.process import no_garbage_collection
 
 _MANY, _FEW = 33, 1
 _NEW_BYTES = 48 << 20

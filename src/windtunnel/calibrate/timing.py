@@ -14,12 +14,10 @@ The CUDA timer is written against the documentation of `torch.cuda.Event` and no
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from windtunnel.calibrate.device import gpu_errors
 from windtunnel.calibrate.device_wait import DeviceWait, longer
 from windtunnel.calibrate.torch_ops import Call
+from windtunnel.process import no_garbage_collection
 
 STABLE = 0.01  # standard error of the median, relative to it, at which more repetitions add nothing
 _NORMAL_WIDTH = 2.563  # p90 - p10 of a normal distribution, in standard deviations
@@ -206,18 +205,6 @@ def summary(samples: Sequence[Sample], taken_off_s: float = 0.0, least: int = 3)
     outliers = sum(value > _OUTLIER * median for value in seconds)
     disturbed = len(ordered) - len(seconds) if seconds is clean else len(ordered)
     return Timing(median - less, max(low - less, low / 2), high - less, len(ordered), outliers, disturbed)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Python's collector off; it would stop the clockwork at random places."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def measure(calls: Sequence[Call], timer: Timer, effort: Effort, taken_off_s: float = 0.0) -> Timing:

@@ -1,10 +1,8 @@
 """Coflows on shared links: groups of flows that are done when the last is, and policies of who goes first.
 
 A collective, a shuffle, a checkpoint, the weights of a replica or the KV cache of a request is one coflow. Links are
-whatever has a capacity: the two directions of a port, a NIC, a rail, a disk. Two questions:
-
-    coflow_rates    who goes how fast right now: a pure function of what is left
-    replay_coflows  when each flow ends, re-rated whenever a coflow arrives, a flow ends or a threshold is crossed
+whatever has a capacity: the two directions of a port, a NIC, a rail, a disk. `replay_coflows` says when each flow
+ends, re-rated whenever a coflow arrives, a flow ends or a threshold is crossed.
 
 Policies: `sebf` (least time alone first, by what is left; Varys), `keyed` (by a key of yours, least first), `d-clas`
 (queues by bytes sent, first come first served in each; Aalo), `fai` (d-clas that slows flows to their coflow's
@@ -17,9 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from windtunnel.engine.flows import replay_flows, share
+from windtunnel.engine.flows import replay_flows
 from windtunnel.errors import SpecError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -83,34 +81,6 @@ def replay_coflows(coflows: Coflows, policy: str, queues: Queues | None = None) 
     coflow_ns = coflows.arrival_ns.copy()
     np.maximum.at(coflow_ns, coflows.coflow, flow_ns)
     return Finish(flow_ns, coflow_ns)
-
-
-def coflow_rates(
-    coflows: Coflows, policy: str, bytes_left: ArrayLike | None = None, queues: Queues | None = None
-) -> Floats:
-    """Bytes per second of every flow when all coflows are there and `bytes_left` (default: all) of each flow is left.
-
-    A flow with nothing left has rate 0. Raises as `replay_coflows`.
-    """
-    from windtunnel.engine.compiled import coflow_kernels as kernels
-
-    _check(coflows, policy)
-    left = coflows.bytes_total if bytes_left is None else np.asarray(bytes_left, np.float64)
-    if np.any(left > coflows.bytes_total) or np.any(left < 0):
-        raise SpecError("bytes_left", "beyond the flow", "give from 0 to the bytes of each flow")
-    if policy == "fair":
-        rate = np.zeros(len(left))
-        rows = np.flatnonzero((left > 0) & (np.diff(coflows.link_ptr) > 0))
-        ptr, idx = _paths_of(coflows, rows)
-        rate[rows] = share(coflows.capacity_bytes_per_s, ptr, idx)
-        return rate
-    groups, place, _ = _groups(coflows, queues or Queues())
-    now = kernels.moment_of(groups)
-    kernels.set_left(groups, now, left[place])
-    kernels.rate_all(groups, now, np.flatnonzero(now.n_there), _rule(policy))
-    rate = np.empty(len(left))
-    rate[place] = now.rate
-    return rate
 
 
 def _rule(policy: str) -> int:

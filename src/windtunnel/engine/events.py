@@ -5,13 +5,13 @@ time have a decided order and the same input gives the same bytes. `run` drives 
 
     handle(now_ns, event) -> actions        At: this event, then.   Cancel: no longer.
 
-A machine does no I/O, reads no wall clock and draws no random number that it was not given a generator for. So the log
-of what it was handed (`Stimulus`) is the whole run: `replay` hands it to a fresh machine, which must ask for the same.
+A machine does no I/O, reads no wall clock and draws no random number that it was not given a generator for. So what it
+was handed is the whole run: a fresh machine that is handed the same asks for the same (a test).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -36,14 +36,6 @@ class Cancel:
     """Forget the pending event of this key; nothing happens where there is none."""
 
     key: Hashable
-
-
-@dataclass(frozen=True, slots=True)
-class Stimulus(Generic[Event]):
-    """One event as it was handed to the machine."""
-
-    time_ns: int
-    event: Event
 
 
 class EventQueue(Generic[Event]):
@@ -100,11 +92,10 @@ def run(
     start: Iterable[At[Event]],
     *,
     until_ns: int | None = None,
-    log: list[Stimulus[Event]] | None = None,
 ) -> int:
     """Hand events to a machine until none is left or the next lies after `until_ns`; returns the clock's last time.
 
-    `start`: the first events, e.g. all arrivals. `log`: takes every stimulus in order.
+    `start`: the first events, e.g. all arrivals.
     """
     queue: EventQueue[Event] = EventQueue()
     ticket_of: dict[Hashable, int] = {}
@@ -134,12 +125,5 @@ def run(
         key = key_of.pop(ticket, None)
         if key is not None:
             del ticket_of[key]
-        if log is not None:
-            log.append(Stimulus(now_ns, event))
         perform(handle(now_ns, event))
     return queue.now_ns
-
-
-def replay(handle: Handler[Event], log: Sequence[Stimulus[Event]]) -> list[tuple[At[Event] | Cancel, ...]]:
-    """Hand a log to a fresh machine, without a queue; returns what it asked for at each stimulus."""
-    return [tuple(handle(stimulus.time_ns, stimulus.event)) for stimulus in log]

@@ -16,17 +16,14 @@ use to the same part of their capacity, as the NICs of a ring are, one is follow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from windtunnel.engine.flows import Paths, check_paths, network_of
-from windtunnel.errors import SpecError
 from windtunnel.graph.program import Graph
-from windtunnel.graph.validate import validate
 
 if TYPE_CHECKING:
     from windtunnel.engine.compiled.flow_kernels import Network
@@ -37,22 +34,6 @@ ROUNDED = 16  # ... but for rounding of what is summed: 1e-12 of the link
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-
-
-class OnLinks(Protocol):
-    """A demand as `cost.paths.demand` makes it."""
-
-    @property
-    def link(self) -> NDArray[np.int32]:
-        """Links it uses."""
-
-    @property
-    def use_bytes_per_s(self) -> Floats:
-        """Of each, at speed 1."""
-
-    @property
-    def weight(self) -> float:
-        """Its share of a full link is in proportion to weight x use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,21 +52,14 @@ class Sharing:
     capacity: Floats  # [links]
 
     def __post_init__(self) -> None:
-        """Raises SpecError for a use, weight or capacity that is not positive and finite, and for an unknown link."""
-        for name, dtype in _DTYPES.items():
-            array = getattr(self, name)
-            assert array.dtype == dtype, f"Sharing.{name} must be {np.dtype(dtype)}, not {array.dtype}"
         assert self.link_ptr[0] == 0
         assert self.link_ptr[-1] == len(self.link_idx) == len(self.use), "CSR: the last pointer counts the entries"
         assert np.all(np.diff(self.link_ptr) >= 0)
         assert len(self.weight) == self.n_demands, "one weight per demand"
-        for name in ("use", "weight", "capacity"):
-            array = getattr(self, name)
-            _refuse(name, array, np.isfinite(array) & (array > 0.0), "must be above zero and finite")
-        n, link = len(self.capacity), self.link_idx
-        _refuse("link_idx", link, (link >= 0) & (link < n), f"links are numbered from 0 to {n - 1}")
-        n, demand = self.n_demands, self.demand_of
-        _refuse("demand_of", demand, (demand >= -1) & (demand < n), f"must be -1, or from 0 to {n - 1}")
+        for array in (self.use, self.weight, self.capacity):
+            assert np.all(np.isfinite(array) & (array > 0.0)), "use, weight and capacity are above zero and finite"
+        assert np.all((self.link_idx >= 0) & (self.link_idx < len(self.capacity))), "a link that is not there"
+        assert np.all((self.demand_of >= -1) & (self.demand_of < self.n_demands)), "a demand that is not there"
 
     @property
     def n_demands(self) -> int:
@@ -122,36 +96,11 @@ class Contenders(NamedTuple):
         return int(after.max(initial=0)) <= WHOLE + ROUNDED
 
 
-class SpeedLog(NamedTuple):
-    """Every change of a speed: from `time_ns` on, the flow of `op` (of a rendezvous: any member) goes at `speed`."""
-
-    time_ns: Ints
-    op: Ints
-    speed: Floats  # 1: as alone; 0: it has ended
-
-
-def sharing_of(demand_of: ArrayLike, demands: Sequence[OnLinks], capacity: ArrayLike) -> Sharing:
-    """Ops with `demands` of `cost.paths` on the links of a `Topology` (its `capacity_bytes_per_s`)."""
-    empty = np.zeros(0)
-    return Sharing(
-        demand_of=np.ascontiguousarray(demand_of, np.int32),
-        link_ptr=np.cumsum([0, *(len(one.link) for one in demands)], dtype=np.int64),
-        link_idx=np.concatenate([empty, *(one.link for one in demands)]).astype(np.int32),
-        use=np.concatenate([empty, *(one.use_bytes_per_s for one in demands)]),
-        weight=np.array([one.weight for one in demands], np.float64),
-        capacity=np.array(capacity, np.float64),
-    )
-
-
 def contenders(
     graph: Graph, duration_ns: NDArray[np.int64], sharing: Sharing, *, all_links: bool = False
 ) -> Contenders | None:
-    """The flows that may have to share; None if no link can be too narrow. `all_links`: leave none out.
-
-    Raises SpecError where two members of a rendezvous give different demands, or a demand names a link twice.
-    """
-    if graph.n_ops and not 0 <= int(graph.stream.min()) <= int(graph.stream.max()) < graph.n_streams:
-        validate(graph)
+    """The flows that may have to share; None if no link can be too narrow. `all_links`: leave none out."""
+    assert np.all((graph.stream >= 0) & (graph.stream < graph.n_streams)), "a stream that is not there"
     demand, lead = _by_rendezvous(graph, duration_ns, sharing.demand_of)
     lengths = np.diff(sharing.link_ptr)
     has = np.flatnonzero((demand >= 0) & (duration_ns[lead] > 0))
@@ -175,16 +124,6 @@ def contenders(
     return Contenders(flow, *_on_links(demands[kept], narrow, shared, n_shared, sharing))
 
 
-_DTYPES = {
-    "demand_of": np.int32,
-    "link_ptr": np.int64,
-    "link_idx": np.int32,
-    "use": np.float64,
-    "weight": np.float64,
-    "capacity": np.float64,
-}
-
-
 def _by_rendezvous(graph: Graph, duration_ns: Ints, demand_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], Ints]:
     """The demand of each op, be it a partner's, and its lead: the partner that takes longest, so ends last."""
     lead = np.arange(graph.n_ops)
@@ -198,11 +137,7 @@ def _by_rendezvous(graph: Graph, duration_ns: Ints, demand_of: NDArray[np.int32]
     place = np.cumsum(np.diff(group[order], prepend=-1) != 0) - 1
     sorted_ops = ops[order]
     given = demand_of[sorted_ops]
-    wrong = (given >= 0) & (given != common[place])
-    if wrong.any():
-        op = int(sorted_ops[wrong].min())
-        remedy = f"a partner in its rendezvous gives {int(common[place][sorted_ops == op][0])}; they are one flow"
-        raise SpecError(f"demand_of[{op}]", int(demand_of[op]), f"{remedy}, so give the same, or -1: {graph.name(op)}")
+    assert np.all((given < 0) | (given == common[place])), "members of a rendezvous are one flow: one demand"
     demand = demand_of.copy()
     demand[sorted_ops] = common[place]
     lead[sorted_ops] = sorted_ops[first][place]
@@ -287,10 +222,3 @@ def _on_links(
     paths = Paths(ptr, idx, use, sharing.weight[demands])
     check_paths(len(capacity), paths)
     return capacity, paths
-
-
-def _refuse(name: str, array: NDArray[Any], good: NDArray[np.bool_], remedy: str) -> None:
-    bad = ~good
-    if bad.any():
-        where = int(np.flatnonzero(bad)[0])
-        raise SpecError(f"Sharing.{name}[{where}]", array[where].item(), remedy)

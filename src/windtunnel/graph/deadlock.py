@@ -1,7 +1,4 @@
-"""Which ops of a graph can ever run, and a sentence that says why the others cannot.
-
-Plain Python, about a microsecond per op: for validation and for messages. The compiled replay finds the same set.
-"""
+"""A sentence that says why some ops of a graph can never run."""
 
 from __future__ import annotations
 
@@ -9,51 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.graph.program import Graph
-
-
-def runnable(graph: Graph) -> NDArray[np.bool_]:
-    """bool[n]: True for every op that ends if durations are finite; all True when the graph has no deadlock."""
-    n = graph.n_ops
-    queues: list[list[int]] = [[] for _ in range(graph.n_streams)]
-    for op, stream in enumerate(graph.stream.tolist()):
-        queues[stream].append(op)
-    after: list[int] = graph.dep_ptr.tolist()
-    deps: list[int] = graph.dep_idx.tolist()
-    rendezvous: list[int] = graph.rendezvous.tolist()
-    missing = [0] * n  # members of each rendezvous that have not arrived yet
-    for group in rendezvous:
-        if group >= 0:
-            missing[group] += 1
-    arrived: dict[int, list[int]] = {}
-    done = [False] * n
-    waiting: dict[int, list[int]] = {}  # op -> streams whose head waits for it
-    head = [0] * graph.n_streams
-    pending = list(range(graph.n_streams))
-    while pending:
-        stream = pending.pop()
-        while head[stream] < len(queues[stream]):
-            op = queues[stream][head[stream]]
-            blocker = next((d for d in deps[after[op] : after[op + 1]] if not done[d]), None)
-            if blocker is not None:
-                waiting.setdefault(blocker, []).append(stream)
-                break
-            group = rendezvous[op]
-            started = [op]
-            if group >= 0:
-                members = arrived.setdefault(group, [])
-                members.append(op)
-                missing[group] -= 1
-                if missing[group]:
-                    break
-                started = members
-            for member in started:
-                done[member] = True
-                owner = int(graph.stream[member])
-                head[owner] += 1
-                if owner != stream:
-                    pending.append(owner)
-                pending.extend(waiting.pop(member, ()))
-    return np.array(done, dtype=np.bool_)
 
 
 def explain_deadlock(graph: Graph, done: NDArray[np.bool_]) -> str:

@@ -48,7 +48,7 @@ DTYPES = {
 class Graph:
     """The programs of all rank classes, concatenated. n ops; ops of one stream run in array order.
 
-    Construction checks dtypes and contiguity only (microseconds); `graph.validate` checks the contents.
+    Construction checks dtypes and contiguity only (microseconds); kernels check indices before they follow them.
     """
 
     kind: NDArray[np.uint8]  # [n] OpKind

@@ -13,7 +13,7 @@ then are one wide link. With `ecmp_seed` each pair of GPUs is hashed to one of `
 (RFC 2992).
 
 Across rails NCCL goes first over NVLink to the GPU of its node that sits on the receiver's rail (PXN), and so do we,
-where both are in one scale-up domain; `pxn=False` sends through the sender's own NIC and the spine.
+where both are in one scale-up domain.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import SpecError
 from windtunnel.hardware.cluster import Cluster
 
-LINK_KINDS = ("nvlink-out", "nvlink-in", "nic-out", "nic-in", "pair", "up", "down")
-NVLINK_OUT, NVLINK_IN, NIC_OUT, NIC_IN, PAIR, UP, DOWN = range(7)
+NVLINK_OUT, NVLINK_IN, NIC_OUT, NIC_IN, PAIR, UP, DOWN = range(7)  # kinds of links
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # splitmix64
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -40,11 +40,10 @@ class Topology:
 
     cluster: Cluster
     capacity_bytes_per_s: NDArray[np.float64]  # [links]
-    first: tuple[int, ...]  # where each of LINK_KINDS begins, and the number of links
+    first: tuple[int, ...]  # where each of these kinds begins, and the number of links
     leaf_of: Ints  # [gpus]
     uplinks: int  # of each leaf
     ecmp_seed: int | None
-    pxn: bool
 
     @property
     def n_links(self) -> int:
@@ -57,32 +56,22 @@ class Topology:
         return (self.first[DOWN] - self.first[UP]) // self.uplinks
 
 
-def topology_of(
-    cluster: Cluster, *, ecmp_seed: int | None = None, uplinks: int | None = None, pxn: bool = True
-) -> Topology:
+def topology_of(cluster: Cluster, *, ecmp_seed: int | None = None) -> Topology:
     """The links of `cluster`.
 
     Args:
         cluster: The fields read: `n_gpus`, `gpus_per_node`, `scale_up_domain`, `scale_up`, `scale_out`,
             `oversubscription`, `rail_optimised`, `gpus_per_pod`.
-        ecmp_seed: Hash flows to single uplinks, by this seed; None = spread evenly.
-        uplinks: Links upwards from each leaf, which needs a seed; None = as many as give each the rate of a NIC.
-        pxn: Cross rails inside the node.
-
-    Raises:
-        SpecError: `uplinks` below 1, or given without a seed.
+        ecmp_seed: Hash flows to single uplinks, by this seed, as many as give each the rate of a NIC; None = spread
+            evenly.
     """
-    if uplinks is not None and (uplinks < 1 or ecmp_seed is None):
-        remedy = "must be at least 1" if uplinks < 1 else "only matters with ecmp_seed: give a seed, or leave it out"
-        raise SpecError("uplinks", uplinks, remedy)
     gpu = np.arange(cluster.n_gpus)
     pod = gpu // cluster.pod_size
     rails = cluster.gpus_per_node if cluster.rail_optimised else 1
     leaf_of = pod * rails + gpu % cluster.gpus_per_node % rails
     on_leaf = np.bincount(leaf_of)
     full = int(on_leaf.max())
-    if uplinks is None:
-        uplinks = 1 if ecmp_seed is None else max(1, round(full / cluster.oversubscription))
+    uplinks = 1 if ecmp_seed is None else max(1, round(full / cluster.oversubscription))
     up, out = cluster.scale_up.bandwidth_bytes_per_s, cluster.scale_out.bandwidth_bytes_per_s
     peer = cluster.scale_up.peer_bandwidth_bytes_per_s
     n_pairs = 0 if peer is None else cluster.n_gpus * cluster.scale_up_domain
@@ -95,7 +84,7 @@ def topology_of(
         leaf_link,
     ]
     first = (0, *np.cumsum([len(part) for part in parts]).tolist())
-    return Topology(cluster, np.concatenate(parts), first, leaf_of, uplinks, ecmp_seed, pxn)
+    return Topology(cluster, np.concatenate(parts), first, leaf_of, uplinks, ecmp_seed)
 
 
 def paths(topology: Topology, source: ArrayLike, target: ArrayLike) -> tuple[Ints, NDArray[np.int32]]:
@@ -114,7 +103,7 @@ def paths(topology: Topology, source: ArrayLike, target: ArrayLike) -> tuple[Int
     domain, node = cluster.scale_up_domain, cluster.gpus_per_node
     near = a // domain == b // domain
     sender = a
-    if topology.pxn and cluster.rail_optimised:
+    if cluster.rail_optimised:
         proxy = a // node * node + b % node
         can = (proxy < cluster.n_gpus) & (proxy // domain == a // domain)
         sender = np.where(can & ~near, proxy, a)
@@ -139,56 +128,13 @@ def paths(topology: Topology, source: ArrayLike, target: ArrayLike) -> tuple[Int
     return pointer, table[used].astype(np.int32)
 
 
-def link_name(topology: Topology, link: int) -> str:
-    """What a link is called: "nic-out 37", "pair 3-5", "up 12.0" (leaf.uplink). `link_of` reads it back."""
-    kind = int(np.searchsorted(topology.first, link, side="right")) - 1
-    assert 0 <= kind < len(LINK_KINDS), "no such link"
-    i = link - topology.first[kind]
-    if kind == PAIR:
-        domain = topology.cluster.scale_up_domain
-        return f"pair {i // domain}-{i // domain // domain * domain + i % domain}"
-    if kind in (UP, DOWN):
-        return f"{LINK_KINDS[kind]} {i // topology.uplinks}.{i % topology.uplinks}"
-    return f"{LINK_KINDS[kind]} {i}"
-
-
-def link_of(topology: Topology, name: str) -> int:
-    """The link of that name.
-
-    Raises:
-        UnknownNameError: no such kind of link, or none of that number.
-    """
-    kind, _, number = name.strip().partition(" ")
-    remedy = "Links are called like 'nic-out 37', 'nvlink-in 0', 'pair 3-5' (a mesh), 'up 12.0' (leaf.uplink)."
-    if kind not in LINK_KINDS:
-        raise UnknownNameError("kind of link", kind, LINK_KINDS, remedy)
-    k = LINK_KINDS.index(kind)
-    parts = number.replace("-", ".").split(".")
-    if all(part.isdecimal() for part in parts) and len(parts) == (1 if k < PAIR else 2):
-        i = int(parts[0])
-        if k == PAIR:
-            i = i * topology.cluster.scale_up_domain + int(parts[1]) % topology.cluster.scale_up_domain
-        elif k >= UP:
-            i = i * topology.uplinks + int(parts[1])
-        link = topology.first[k] + i
-        if link < topology.first[k + 1] and link_name(topology, link) == f"{kind} {number}":
-            return link
-    n = topology.first[k + 1] - topology.first[k]
-    raise UnknownNameError("link", name, (), f"This cluster has {n} links of kind {kind}. {remedy}")
-
-
-def slowed(topology: Topology, factor: Mapping[str, float]) -> Topology:
-    """`topology` with the capacity of some links, by name, multiplied.
-
-    Raises:
-        UnknownNameError: no such link.
-        SpecError: a factor that is not above zero and at most 1.
-    """
+def weakened(topology: Topology, left: Mapping[int, Floats]) -> Topology:
+    """`topology` with what is `left` of the rate of some leaves' uplinks, both ways: float64[uplinks] of each leaf."""
     capacity = topology.capacity_bytes_per_s.copy()
-    for name, share in factor.items():
-        if not 0.0 < share <= 1.0:
-            raise SpecError(f"link {name}", share, "must be above 0 and at most 1: the share of its rate that is left")
-        capacity[link_of(topology, name)] *= share
+    for leaf, shares in left.items():
+        for way in (UP, DOWN):
+            begin = topology.first[way] + leaf * topology.uplinks
+            capacity[begin : begin + topology.uplinks] *= shares
     return replace(topology, capacity_bytes_per_s=capacity)
 
 

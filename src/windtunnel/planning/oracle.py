@@ -30,7 +30,7 @@ from windtunnel.training.plan import PEAK_DTYPE, RECOMPUTE_PARTS
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.question import Question
 from windtunnel.training.schedules import NAMES as SCHEDULES
-from windtunnel.training.schedules import Kind, Schedule, check, legal, schedule, walk
+from windtunnel.training.schedules import Kind, legal, schedule, walk
 
 __all__ = [
     "PEAK_DTYPE",
@@ -55,13 +55,6 @@ def laid_out(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     layout = resolve(model, cluster, plan)
     legal(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
     return layout
-
-
-def table_of(layout: Layout) -> Schedule:
-    """The schedule's table of actions, checked."""
-    found = schedule(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
-    check(found)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +95,29 @@ def memory_bytes(layout: Layout, capacity: int | None = None) -> int:
     No plan is proposed that fits only because its allocator gives cached memory back, again and again: nobody can say
     how long its step takes.
     """
-    return peak_bytes(layout, pieces(layout), table_of(layout), capacity)
+    return peak_bytes(layout, pieces(layout), layout.schedule_table(), capacity)
 
 
 def least_memory_bytes(layout: Layout) -> int:
     """The same if no memory were lost between tensors: never more, and sooner known."""
-    return least_bytes(layout, pieces(layout), table_of(layout))
+    return least_bytes(layout, pieces(layout), layout.schedule_table())
 
 
 def ranks_bytes(layout: Layout) -> list[int]:
     """The same of every pipeline rank."""
-    return ranks_peak_bytes(layout, pieces(layout), table_of(layout))
+    return ranks_peak_bytes(layout, pieces(layout), layout.schedule_table())
 
 
 def step_ns(layout: Layout) -> int:
     """Step time of one plan, replayed."""
     pricer = Pricer(layout)
-    return _with_waiting(simulate(layout, pieces(layout), table_of(layout), pricer), pricer)
+    return _with_waiting(simulate(layout, pieces(layout), layout.schedule_table(), pricer), pricer)
 
 
 def staged_step_ns(layouts: Sequence[Layout], type_of: Sequence[int]) -> int:
     """The same where pipeline ranks lie on several types, one layout each, as if all GPUs were of it."""
     pricers, held = [Pricer(layout) for layout in layouts], [pieces(layout) for layout in layouts]
-    return _with_waiting(simulate_by_stage(pricers, held, table_of(layouts[0]), type_of), pricers[0])
+    return _with_waiting(simulate_by_stage(pricers, held, layouts[0].schedule_table(), type_of), pricers[0])
 
 
 def _with_waiting(simulated: Simulated, pricer: Pricer) -> int:

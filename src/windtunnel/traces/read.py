@@ -53,9 +53,9 @@ def _read(paths: Sequence[Path]) -> Trace:
         from windtunnel.traces.chakra.wire_form import read_wire
 
         return chakra_trace([read_wire(path) for path in paths])
-    from windtunnel.traces.kineto.file import no_collection
+    from windtunnel.process import no_garbage_collection
 
-    with no_collection():
+    with no_garbage_collection():  # none of a trace is garbage
         return _json(paths)
 
 

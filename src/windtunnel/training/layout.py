@@ -18,7 +18,7 @@ from windtunnel.model import Model
 from windtunnel.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.training.layout_checks import check_adapters, check_model, check_precision, check_schedule, check_size
 from windtunnel.training.plan import Plan
-from windtunnel.training.schedules import TRAITS, Schedule, check, schedule
+from windtunnel.training.schedules import TRAITS, Schedule, schedule
 
 # Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
 _OUTSIDE_PASSES: dict[str, object] = {
@@ -130,11 +130,9 @@ class Layout:
         beside = (TRAITS[self.schedule].hides_dispatch, self.late_members)
         return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded, placed, beside)
 
-    def checked_schedule(self) -> Schedule:
-        """Its pipeline schedule, known to be complete and to end."""
-        found = schedule(self.schedule, self.plan.pp, self.micro_batches, self.plan.virtual_stages)
-        check(found)
-        return found
+    def schedule_table(self) -> Schedule:
+        """The actions of its pipeline schedule."""
+        return schedule(self.schedule, self.plan.pp, self.micro_batches, self.plan.virtual_stages)
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""

@@ -67,7 +67,7 @@ def staged(model: Model, cluster: MixedCluster, plan: Plan) -> Staged:
     layouts = tuple(resolve(model, one, plan) for one in cluster.own())
     type_of = stages_of(layouts[0], cluster)
     layout = layouts[0]
-    chosen = layout.checked_schedule()
+    chosen = layout.schedule_table()
     pricers, pieces = tuple(map(Pricer, layouts)), tuple(map(pieces_of, layouts))
     return Staged(layouts, pricers, pieces, type_of, simulate_by_stage(pricers, pieces, chosen, type_of))
 

@@ -93,7 +93,7 @@ def op_rows(
     cluster = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     layout = resolve(model, cluster, read_plan(plan))
     pricer, pieces = Pricer(layout), pieces_of(layout)
-    chosen = layout.checked_schedule()
+    chosen = layout.schedule_table()
     step = lower(layout, pieces, chosen, pricer)
     return [*_pass_rows(layout, pricer, pieces, step), *_step_rows(layout, step)]
 

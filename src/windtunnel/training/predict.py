@@ -98,7 +98,7 @@ def predict(
     documents = None if lengths is None else read_lengths(lengths)
     if documents is not None:
         pricer = pricer.with_documents(mean_document(documents, layout, seed))
-    chosen = layout.checked_schedule()
+    chosen = layout.schedule_table()
     even = base = simulate(layout, pieces_of(layout), chosen, pricer)
     uneven = None
     if router is not None:

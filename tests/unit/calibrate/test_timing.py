@@ -15,10 +15,10 @@ from windtunnel.calibrate.timing import (
     HostTimer,
     Sample,
     measure,
-    no_garbage_collection,
     quantile,
     summary,
 )
+from windtunnel.process import no_garbage_collection
 
 
 class Scripted:

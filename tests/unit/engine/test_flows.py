@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from logged_flows import replay_flows_logged
+from link_flows import Demand, demand, flows_of, replay_flows, replay_flows_logged
+from rates_at_once import share
 
 from windtunnel.cost.communication.collectives import collective, group_of
-from windtunnel.cost.communication.paths import Demand, demand, flows_of
-from windtunnel.engine.flows import replay_flows, share
-from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.hardware.topology import Topology, topology_of
 
@@ -182,19 +180,8 @@ def test_an_own_limit_is_kept_and_what_is_left_goes_to_the_other():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (([0], [1], [0, 1], [0], [0.0]), "capacity_bytes_per_s[0] = 0.0"),
-        (([0], [1], [0, 1], [0], [float("inf")]), "above zero and finite"),
-        (([0], [-1], [0, 1], [0], [1.0]), "bytes_total = -1.0"),
-        (([-3], [1], [0, 1], [0], [1.0]), "arrival_ns = -3"),
-        (([0], [1], [0, 1], [2], [1.0]), "link_idx = 2"),
-        (([0], [1], [0, 2], [0, 0], [1.0]), "flow 0 uses it twice"),
-        (([0], [1], [0, 1], [0], [1.0], [0.0]), "weight[0] = 0.0"),
-        (([0], [1], [0, 1], [0], [1.0], None, [-1.0]), "use[0] = -1.0"),
-    ],
+    ("paths", "words"), [(([0, 1], [2]), "numbered from 0 to 0"), (([0, 2], [0, 0]), "uses a link twice")]
 )
-def test_what_makes_no_sense_is_refused(arguments, words):
-    with pytest.raises(SpecError) as error:
-        replay_flows(*arguments)
-    assert words in str(error.value)
+def test_paths_that_cannot_be_are_a_mistake(paths, words):
+    with pytest.raises(AssertionError, match=words):
+        replay_flows([0], [1], *paths, [1.0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windtunnel.engine import Slowdown, Timeline, replay
-from windtunnel.errors import ScheduleError, SpecError
+from windtunnel.errors import ScheduleError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
 
 
@@ -155,11 +155,11 @@ def test_indices_outside_the_arrays_are_refused_before_compiled_code_follows_the
     g = b.build()
     g.stream[1] = 7
     for slowdown in (None, slow([1, 2], FACTORS)):
-        with pytest.raises(SpecError, match=r"graph\.stream\[1\] = 7"):
+        with pytest.raises(AssertionError, match="outside its array"):
             replay(g, b.duration_ns(), slowdown)
     g.stream[1] = 1
     g.stream_rank[1] = 5
-    with pytest.raises(SpecError, match=r"graph\.stream_rank\[1\] = 5"):
+    with pytest.raises(AssertionError, match="outside its array"):
         replay(g, b.duration_ns(), slow([1, 2], FACTORS))
 
 

@@ -7,12 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+from link_flows import Demand, demand, flows_of, sharing_of
+from logged_replay import replay_logged
 
 from windtunnel.cost.communication.collectives import collective, group_of
-from windtunnel.cost.communication.paths import Demand, demand, flows_of
-from windtunnel.engine import Sharing, Slowdown, replay, replay_logged, sharing_of
+from windtunnel.engine import Sharing, Slowdown, replay
 from windtunnel.engine.sharing import contenders
-from windtunnel.errors import ScheduleError, SpecError
+from windtunnel.errors import ScheduleError
 from windtunnel.graph import GraphBuilder, OpKind
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.hardware.topology import topology_of
@@ -219,31 +220,30 @@ def test_two_rings_of_different_size_get_what_fair_queueing_gives_each_of_their_
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        ({"capacity": [0.0]}, "Sharing.capacity[0] = 0.0: must be above zero"),
-        ({"paths": [{0: -1.0}]}, "Sharing.use[0] = -1.0"),
-        ({"weight": [float("nan")]}, "Sharing.weight[0] = nan"),
-        ({"paths": [{1: 1.0}]}, "Sharing.link_idx[0] = 1: links are numbered from 0 to 0"),
-        ({"demand_of": [0, 1]}, "Sharing.demand_of[1] = 1: must be -1, or from 0 to 0"),
+        {"capacity": [0.0]},
+        {"paths": [{0: -1.0}]},
+        {"weight": [float("nan")]},
+        {"paths": [{1: 1.0}]},
+        {"demand_of": [0, 1]},
     ],
 )
-def test_what_makes_no_sense_is_refused(change, words):
-    with pytest.raises(SpecError) as error:
+def test_what_makes_no_sense_is_a_mistake(change):
+    with pytest.raises(AssertionError):
         sharing(**({"demand_of": [0, 0], "paths": [{0: 1.0}], "capacity": [1.0]} | change))
-    assert words in str(error.value)
 
 
-def test_partners_with_different_demands_are_refused():
+def test_partners_with_different_demands_are_a_mistake():
     graph, durations = side_by_side([10, 10, 10], together=True)
-    with pytest.raises(SpecError, match=r"demand_of\[0\] = 0.*partner.*gives 1"):
+    with pytest.raises(AssertionError, match="one flow"):
         replay(graph, durations, None, sharing([0, 1, -1], [{0: 1.0}] * 2, [1.0]))
 
 
-def test_a_link_twice_in_one_demand_is_refused():
+def test_a_link_twice_in_one_demand_is_a_mistake():
     graph, durations = side_by_side([10, 10])
     twice = Demand(np.array([0, 0], np.int32), np.ones(2), 1e-8, 1.0)
-    with pytest.raises(SpecError, match="uses it twice"):
+    with pytest.raises(AssertionError, match="a link twice"):
         replay(graph, durations, None, sharing_of([0, 0], [twice], [1.0]))
 
 

@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
+from switch_traffic import all_to_all, paired
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
-from windtunnel.fleet.flows import all_to_all, on_switch, paired, read_trace, run_flows
+from windtunnel.fleet.flows import on_switch, read_trace, run_flows
 from windtunnel.fleet.flows.study import static_key
 from windtunnel.fleet.flows.traffic import of_trace
 

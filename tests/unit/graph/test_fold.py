@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exact_fold import fold
+from valid_graph import validate
 
 from windtunnel.engine import replay
 from windtunnel.errors import UserError
@@ -13,7 +14,6 @@ from windtunnel.graph import Graph, GraphBuilder, OpKind
 from windtunnel.graph import footprint as measures
 from windtunnel.graph.fold import refine
 from windtunnel.graph.footprint import available_bytes, graph_bytes, refuse_if_too_large, replay_bytes
-from windtunnel.graph.validate import validate
 
 
 def grid(stages: int, replicas: int, extra: dict[int, int] | None = None) -> tuple[Graph, np.ndarray]:
@@ -153,12 +153,12 @@ def test_ranks_by_what_their_communicators_show() -> None:
     tensor, data, pipeline = ranks.reshape(-1, 2), ranks.swapaxes(1, 2).reshape(-1, 4), ranks.reshape(3, -1).T
     slow = np.zeros(24, np.int64)
     assert refine(slow, [tensor, data, pipeline]).tolist() == [0] * 24
-    places = [None, None, np.arange(3)]
-    assert refine(slow, [tensor, data, pipeline], places).tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    stage = np.repeat(np.arange(3), 8)
+    assert refine(stage, [tensor, data, pipeline]).tolist() == [0] * 8 + [1] * 8 + [2] * 8
     slow[0] = 1
     assert refine(slow, [tensor]).tolist() == [0, 1] + [2] * 22
     assert refine(slow, [data]).tolist() == [0, 1] + [2, 1] * 3 + [1] * 16
-    assert int(refine(slow, [tensor, data, pipeline], places).max()) + 1 == 12
+    assert int(refine(2 * stage + slow, [tensor, data, pipeline]).max()) + 1 == 12
     # Counted: a pair and a triple of the same colour are not the same to a rank.
     counted = refine(np.zeros(5, np.int64), [np.array([[0, 1]]), np.array([[2, 3, 4]])])
     assert counted.tolist() == [0, 0, 1, 1, 1]

@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from valid_graph import runnable, validate
 
 from windtunnel.errors import ScheduleError, SpecError
 from windtunnel.graph import Graph, GraphBuilder, OpKind
-from windtunnel.graph.deadlock import runnable
-from windtunnel.graph.validate import validate
 
 
 def small() -> GraphBuilder:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from link_names import link_name, link_of
 
-from windtunnel.errors import SpecError, UnknownNameError
+from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
-from windtunnel.hardware.topology import Topology, link_name, link_of, paths, slowed, topology_of
+from windtunnel.hardware.topology import DOWN, UP, Topology, paths, topology_of, weakened
 
 RAILS = parse_cluster("h100-sxm:128")
 GB = 1e9
@@ -41,8 +42,6 @@ def test_another_pod_is_above_the_leaves():
 
 def test_another_rail_is_reached_inside_the_node():
     assert way(pods(RAILS), 1, 18) == ["nvlink-out 1", "nvlink-in 2", "nic-out 2", "nic-in 18"]
-    without = topology_of(cluster_with(RAILS, gpus_per_pod=32), pxn=False)
-    assert way(without, 1, 18) == ["nic-out 1", "up 1.0", "down 2.0", "nic-in 18"]
     assert way(pods(RAILS, rail_optimised=False), 1, 18) == ["nic-out 1", "nic-in 18"]
 
 
@@ -104,31 +103,19 @@ def test_many_paths_at_once_are_the_single_ones():
         assert links[pointer[i] : pointer[i + 1]].tolist() == paths(topology, [source[i]], [target[i]])[1].tolist()
 
 
-@pytest.mark.parametrize("name", ["h100-sxm:128", "gb200:144", "mi300x:16"])
-def test_names_are_read_back(name):
-    topology = topology_of(parse_cluster(name), ecmp_seed=1)
-    for link in range(topology.n_links):
-        assert link_of(topology, link_name(topology, link)) == link
+@pytest.mark.parametrize("seed", [None, 1])
+def test_uplinks_can_be_weakened_both_ways(seed):
+    topology = topology_of(cluster_with(RAILS, gpus_per_pod=32), ecmp_seed=seed)
+    left = np.linspace(0.5, 0.9, topology.uplinks)
+    weak = weakened(topology, {3: left})
+    changed = np.flatnonzero(weak.capacity_bytes_per_s != topology.capacity_bytes_per_s)
+    assert changed.tolist() == [
+        topology.first[way] + 3 * topology.uplinks + i for way in (UP, DOWN) for i in range(topology.uplinks)
+    ]
+    share = weak.capacity_bytes_per_s[changed] / topology.capacity_bytes_per_s[changed]
+    assert share == pytest.approx(np.tile(left, 2))
 
 
-def test_a_link_can_be_slowed():
-    topology = topology_of(RAILS)
-    slow = slowed(topology, {"nic-out 37": 0.5})
-    changed = np.flatnonzero(slow.capacity_bytes_per_s != topology.capacity_bytes_per_s)
-    assert changed.tolist() == [link_of(topology, "nic-out 37")]
-    assert slow.capacity_bytes_per_s[changed[0]] == 25 * GB
-
-
-def test_mistakes_are_named():
-    topology = topology_of(RAILS)
-    with pytest.raises(UnknownNameError, match="unknown kind of link 'nik-out'"):
-        link_of(topology, "nik-out 3")
-    for name in ("nic-out 128", "nic-out 1.0", "nic-out x", "nic-out", "up 3", "pair 0-1", "nic-out -1"):
-        with pytest.raises(UnknownNameError, match="Links are called like"):
-            link_of(topology, name)
-    with pytest.raises(SpecError, match=r"link nic-out 3 = 0\.0"):
-        slowed(topology, {"nic-out 3": 0.0})
+def test_a_gpu_that_the_cluster_lacks_is_named():
     with pytest.raises(SpecError, match="target = 128"):
-        paths(topology, [0], [128])
-    with pytest.raises(SpecError, match="uplinks = 4: only matters with ecmp_seed"):
-        topology_of(RAILS, uplinks=4)
+        paths(topology_of(RAILS), [0], [128])

@@ -11,9 +11,9 @@ import kineto_jobs
 import numpy as np
 import pytest
 from tables import Row, job, write
+from valid_graph import validate
 
 from windtunnel.errors import InputFileError
-from windtunnel.graph.validate import validate
 from windtunnel.traces.read import read_trace
 from windtunnel.traces.stragglers.counterfactuals import explain
 from windtunnel.traces.stragglers.explanation import Explanation

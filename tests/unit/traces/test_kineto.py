@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from valid_graph import validate
 
 from windtunnel.engine.replay import replay
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.graph.validate import validate
 from windtunnel.traces.read import read_trace
 from windtunnel.traces.stragglers.counterfactuals import explain
 from windtunnel.traces.stragglers.explanation import Explanation

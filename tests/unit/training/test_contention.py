@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from link_flows import flows_of
 
-from windtunnel.cost.communication.paths import flows_of
 from windtunnel.hardware import parse_cluster
 from windtunnel.hardware.cluster import cluster_with
-from windtunnel.hardware.topology import slowed, topology_of
+from windtunnel.hardware.topology import topology_of, weakened
 from windtunnel.model import transformer
 from windtunnel.training import read_plan
-from windtunnel.training.disturbances.contention import uplink_factors, uplink_names
+from windtunnel.training.disturbances.contention import uplink_factors
 from windtunnel.training.layout import resolve
 
 MODEL = transformer(hidden=512, layers=8, heads=8, vocab=4096, ffn=2048, name="small")
@@ -83,7 +83,7 @@ def factors_of(layout, name, groups, weak, seed):
     """How much longer each group's busiest link is, against an even fabric."""
     even, domain = topology_of(layout.cluster), layout.cluster.scale_up_domain
     times = []
-    for topology in (even, slowed(topology_of(layout.cluster, ecmp_seed=seed), weak)):
+    for topology in (even, weakened(topology_of(layout.cluster, ecmp_seed=seed), weak)):
         carried = []
         for ranks in groups:
             mine = np.zeros(topology.n_links)
@@ -107,7 +107,7 @@ def test_factors_are_those_of_every_group_laid_on_the_links_by_hand(plan, fabric
     leaf, share = number * 7 % topology.n_leaves, (0.1, 0.5, 0.9)[number % 3]
     zero = 1 if layout.shares_once else layout.plan.zero_stage or 0
     of_stage = layout.cluster.n_gpus // layout.plan.pp
-    for seed, weak in ((None, dict.fromkeys(uplink_names(topology, leaf), share)), (number, {})):
+    for seed, weak in ((None, {leaf: np.full(1, share)}), (number, {})):
         inside = np.ones((layout.dp, layout.plan.pp))
         hops, reduced = inside.copy(), np.ones(layout.plan.pp)
         for name, groups in groups_of(layout).items():
@@ -132,11 +132,10 @@ def test_factors_are_those_of_every_group_laid_on_the_links_by_hand(plan, fabric
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_the_less_is_left_of_an_uplink_the_longer_it_takes(plan):
     layout = layout_of(plan, FABRICS[3])
-    names = uplink_names(topology_of(layout.cluster), 1)
     before = uplink_factors(layout, {})
     assert max(before.inside.max(), before.reduced.max(), before.hops.max()) == 1.0
     for share in (1.0, 0.7, 0.3, 0.05):
-        found = uplink_factors(layout, dict.fromkeys(names, share))
+        found = uplink_factors(layout, {1: np.full(1, share)})
         assert (found.inside >= before.inside).all()
         assert (found.reduced >= before.reduced).all()
         assert (found.hops >= before.hops).all()

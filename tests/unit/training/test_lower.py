@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from valid_graph import validate
 
 from windtunnel.engine import Slowdown, Timeline, replay
-from windtunnel.graph.validate import validate
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.training import read_plan

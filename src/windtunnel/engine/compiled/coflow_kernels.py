@@ -266,24 +266,6 @@ def rate_all(net: Groups, now: Moment, here: Array, policy: int) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def set_left(net: Groups, now: Moment, left: Array) -> None:
-    """Another moment: so much is left of every flow, and thresholds are where that puts them."""
-    for g in range(len(net.group_ptr) - 1):
-        kept = 0
-        furthest = 0.0
-        now.sent[g] = 0.0
-        for f in range(net.group_ptr[g], net.group_ptr[g + 1]):
-            now.left[f] = left[f]
-            now.sent[g] += net.amount[f] - left[f]
-            furthest = max(furthest, net.amount[f] - left[f])
-            if left[f] > 0.0 and net.path_ptr[f] < net.path_ptr[f + 1]:
-                now.there[net.group_ptr[g] + kept] = f
-                kept += 1
-        now.n_there[g] = kept
-        _cross(net, now, g, furthest)
-
-
-@njit(cache=True, error_model="numpy")
 def _cross(net: Groups, now: Moment, g: int, furthest: float) -> None:
     """Thresholds that a group has crossed; `furthest`: bytes sent by its flow that has sent most."""
     while now.sent[g] >= net.first_limit * net.limit_growth ** now.queue[g] * (1.0 - REACHED):

@@ -139,13 +139,6 @@ def arrive(net: Network, flow: int) -> None:
     _choose(net, flow)
 
 
-@njit(cache=True, error_model="numpy")
-def arrive_all(net: Network, flows: Array) -> None:
-    """`arrive` for each of `flows`."""
-    for flow in flows:
-        arrive(net, flow)
-
-
 @njit(types.void(NETWORK, int64), cache=True, error_model="numpy")
 def depart(net: Network, flow: int) -> None:
     """Take a flow that has been rated off its links."""

@@ -2,7 +2,7 @@
 
 from windtunnel.fleet.flows.study import CLOCKS, POLICIES, FlowsAnswer, policy_named, run_flows
 from windtunnel.fleet.flows.trace import Shuffle, Trace, read_trace
-from windtunnel.fleet.flows.traffic import Transfer, all_to_all, gather, of_trace, on_switch, paired, spread
+from windtunnel.fleet.flows.traffic import Transfer, on_switch
 
 __all__ = [
     "CLOCKS",
@@ -11,13 +11,8 @@ __all__ = [
     "Shuffle",
     "Trace",
     "Transfer",
-    "all_to_all",
-    "gather",
-    "of_trace",
     "on_switch",
-    "paired",
     "policy_named",
     "read_trace",
     "run_flows",
-    "spread",
 ]

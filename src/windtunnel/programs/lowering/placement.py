@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.cost.communication.collectives import Group, tier
 from windtunnel.errors import LayoutError
-from windtunnel.graph.fold import numbered_by_first, refine
+from windtunnel.graph.fold import paired, refine
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.programs.job import CapturedJob
 from windtunnel.programs.lowering.template import Template
@@ -115,7 +115,7 @@ def rank_classes(places: Places, templates: Sequence[Template], pace: Pace) -> I
     job = places.job
     colour = _dense(job.runs.astype(np.int64))
     for factor in (pace.compute, pace.links):
-        colour = _paired(colour, _dense(factor))
+        colour = paired(colour, _dense(factor))
     meets = sorted({slot.family for one in templates for slot in one.slots if not slot.direction})
     slowest = slowest_links(places, pace)
     matrices: list[NDArray[np.int64]] = []
@@ -124,7 +124,7 @@ def rank_classes(places: Places, templates: Sequence[Template], pace: Pace) -> I
         shapes = zip(places.groups[family], slowest[family].tolist(), strict=True)
         kind = np.array([kinds.setdefault(one, len(kinds)) for one in shapes], np.int64)
         row = places.group_of[family]
-        colour = _paired(colour, np.where(row >= 0, kind[row], -1))
+        colour = paired(colour, np.where(row >= 0, kind[row], -1))
         by_size: dict[int, list[tuple[int, ...]]] = {}
         for members in job.families[family].groups:
             by_size.setdefault(len(members), []).append(members)
@@ -133,12 +133,12 @@ def rank_classes(places: Places, templates: Sequence[Template], pace: Pace) -> I
     for toward in peers:
         far = np.where(toward >= 0, _distance(places, toward), -1)
         worst = np.where(toward >= 0, np.maximum(pace.links, pace.links[toward]), 1.0)
-        colour = _paired(_paired(colour, _dense(far)), _dense(worst))
+        colour = paired(paired(colour, _dense(far)), _dense(worst))
     while True:
         colour = refine(colour, matrices)
         before = int(colour.max(initial=-1))
         for toward in peers:
-            colour = _paired(colour, np.where(toward >= 0, colour[toward], -1))
+            colour = paired(colour, np.where(toward >= 0, colour[toward], -1))
         if int(colour.max(initial=-1)) == before:
             return colour
 
@@ -163,12 +163,6 @@ def _distance(places: Places, toward: Ints) -> Ints:
     if places.cluster.oversubscription > 1.0:
         far += 2 * np.abs(own - toward)
     return far
-
-
-def _paired(one: Ints, other: Ints) -> Ints:
-    """The partition that both refine, numbered by first members."""
-    span = int(other.max(initial=-1)) + 2
-    return numbered_by_first(one * span + other + 1)
 
 
 def _dense(values: NDArray[np.generic]) -> Ints:

@@ -6,12 +6,9 @@ they are read one by one until the first that is incomplete.
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +28,6 @@ _EXCERPT = (
     "is the timeline of a prediction that windtunnel drew (`predict --trace`), an excerpt of one GPU per stage in "
     "which nothing waits for anything"
 )
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Millions of fresh containers, none of them garbage: the collector would walk them all, again and again."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def read_json_trace(path: Path) -> JsonTrace:

@@ -7,7 +7,7 @@ as they run at once in a step, on the even fabric and on the real one:
     factor(group) = max over its links of load / capacity on the real fabric, over the same on the even one
 
 So a leaf at half its rate doubles what is bound by it and leaves the rest alone, and an ECMP collision of three flows
-on one uplink makes those take as long as three. Paths are those of `cost.paths` and `hardware.topology`.
+on one uplink makes those take as long as three. Paths are those of `hardware.topology`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.hardware.topology import Topology, paths, slowed, topology_of
+from windtunnel.hardware.topology import Topology, paths, topology_of, weakened
 from windtunnel.training.layout import Layout
 
 Ints = NDArray[np.int64]
@@ -41,16 +41,12 @@ class LinkFactors:
         return cls(np.ones(shape), np.ones(layout.plan.pp), np.ones(shape))
 
 
-def uplink_factors(layout: Layout, weak: Mapping[str, float], ecmp_seed: int | None = None) -> LinkFactors:
-    """Factors of a fabric whose uplinks are `weak` (link name as in `hardware.topology` -> share of its rate that is
-    left), and whose flows, with an `ecmp_seed`, are hashed to single uplinks.
-
-    Raises:
-        UnknownNameError: no such link.
-        SpecError: a share that is not above 0 and at most 1.
+def uplink_factors(layout: Layout, left: Mapping[int, Floats], ecmp_seed: int | None = None) -> LinkFactors:
+    """Factors of a fabric that has `left` so much of its leaves' uplinks (as `topology.weakened` takes it), and whose
+    flows, with an `ecmp_seed`, are hashed to single ones.
     """
     even = topology_of(layout.cluster)
-    real = slowed(topology_of(layout.cluster, ecmp_seed=ecmp_seed), weak)
+    real = weakened(topology_of(layout.cluster, ecmp_seed=ecmp_seed), left)
     found = LinkFactors.none(layout)
     data_parallel = _data_parallel(layout)
     for name, groups in _families(layout).items():
@@ -163,9 +159,3 @@ def _slowest(topology: Topology, source: Ints, target: Ints, share: Floats, of: 
     slowest = np.zeros(groups)
     np.maximum.at(slowest, np.repeat(of, length), busy[link])
     return slowest
-
-
-def uplink_names(topology: Topology, leaf: int, uplink: int | None = None) -> tuple[str, ...]:
-    """What `hardware.topology` calls the uplinks of a leaf, both ways; all of them without a number."""
-    numbers = range(topology.uplinks) if uplink is None else (uplink,)
-    return tuple(f"{way} {leaf}.{number}" for number in numbers for way in ("up", "down"))

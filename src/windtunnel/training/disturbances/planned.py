@@ -20,7 +20,7 @@ from windtunnel.step.disturbances.effect import effect_of
 from windtunnel.step.disturbances.parse import Slow
 from windtunnel.training.disturbances.attribution import who_waits
 from windtunnel.training.disturbances.cells import cell_factors, cells_of, in_step, placed, tied_replicas
-from windtunnel.training.disturbances.contention import LinkFactors, uplink_factors, uplink_names
+from windtunnel.training.disturbances.contention import LinkFactors, uplink_factors
 from windtunnel.training.disturbances.noise import passes_of, random_source, warming
 from windtunnel.training.disturbances.replicas import Unfolded, meets_across, unfold
 from windtunnel.training.layout import Layout
@@ -143,14 +143,5 @@ def uneven_fabric(layout: Layout, slow: tuple[Slow, ...]) -> LinkFactors:
         shares = kept.setdefault(one.leaf, np.ones(single))
         shares[which] = np.minimum(shares[which], one.share)
     if hashed is None:  # a leaf's traffic is spread over all of its uplinks
-        even = topology_of(layout.cluster)
-        weak = {name: float(shares.mean()) for leaf, shares in kept.items() for name in uplink_names(even, leaf)}
-        return uplink_factors(layout, weak)
-    real = topology_of(layout.cluster, ecmp_seed=hashed.seed)
-    each = {
-        name: float(share)
-        for leaf, shares in kept.items()
-        for number, share in enumerate(shares)
-        for name in uplink_names(real, leaf, number)
-    }
-    return uplink_factors(layout, each, hashed.seed)
+        return uplink_factors(layout, {leaf: shares.mean() for leaf, shares in kept.items()})
+    return uplink_factors(layout, kept, hashed.seed)

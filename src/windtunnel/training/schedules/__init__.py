@@ -1,4 +1,4 @@
-"""Pipeline schedules as tables of actions, checked for deadlock and for memory before anything is timed."""
+"""Pipeline schedules as tables of actions; tests/laws/test_schedule_laws.py holds each to be complete and to end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from windtunnel.errors import LayoutError, UnknownNameError
 from windtunnel.training.schedules.dual_pipe import can_pair, dual_pipe
 from windtunnel.training.schedules.dual_pipe_v import can_fill_v, dual_pipe_v
 from windtunnel.training.schedules.gpipe import gpipe
+from windtunnel.training.schedules.ideal_times import walk
 from windtunnel.training.schedules.interleaved import can_interleave, interleaved
 from windtunnel.training.schedules.one_f_one_b import one_f_one_b
 from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
 from windtunnel.training.schedules.traits import TRAITS, Traits
-from windtunnel.training.schedules.verify import check, walk
 from windtunnel.training.schedules.zb_v import zb_v
 from windtunnel.training.schedules.zero_bubble import zero_bubble
 
@@ -24,7 +24,6 @@ __all__ = [
     "Kind",
     "Schedule",
     "Traits",
-    "check",
     "legal",
     "schedule",
     "walk",
@@ -41,7 +40,7 @@ _MADE_BY = {
 NAMES = tuple(TRAITS)
 
 
-def legal(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None) -> None:
+def legal(name: str, stages: int, micro_batches: int, chunks: int = 1) -> None:
     """Whether `schedule` would take these arguments, without making the table.
 
     Raises `UnknownNameError` and `LayoutError` as it does.
@@ -57,13 +56,9 @@ def legal(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group:
             f"the {name} schedule has {most} model chunk{'s' * (most - 1)} per rank, got {chunks}",
             "leave out the number of chunks, or choose interleaved",
         )
-    if name != "interleaved" and group is not None:
-        raise LayoutError(
-            f"the {name} schedule has no groups, got group {group}", "leave it out, or choose interleaved"
-        )
     if stages > 1:
         if name == "interleaved":
-            can_interleave(stages, micro_batches, chunks, group)
+            can_interleave(stages, micro_batches, chunks)
         elif name == "dualpipe":
             can_pair(stages, micro_batches)
         elif name == "dualpipe-v":
@@ -71,19 +66,19 @@ def legal(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group:
 
 
 @lru_cache(maxsize=256)
-def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, *, group: int | None = None) -> Schedule:
+def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """The table of one schedule. The same arguments give the same object.
 
     `chunks`: model pieces per rank. The interleaved schedule needs it; zb-v, dualpipe and dualpipe-v always have two
-    (1 then means "not said"), the others one. `group` (interleaved only): micro-batches per visit of a chunk.
+    (1 then means "not said"), the others one.
     With one stage there is no pipeline: every schedule is then plain gradient accumulation.
     Raises `UnknownNameError` and `LayoutError`.
     """
-    legal(name, stages, micro_batches, chunks, group=group)
+    legal(name, stages, micro_batches, chunks)
     if stages == 1:
         return _accumulation(name, micro_batches, 2 if TRAITS[name].turns else chunks)
     if name == "interleaved":
-        return interleaved(stages, micro_batches, chunks, group)
+        return interleaved(stages, micro_batches, chunks)
     return _MADE_BY[name](stages, micro_batches)
 
 

@@ -1,6 +1,6 @@
 """What would each technique bring to a job, and what lies behind it?
 
-    python examples/06_techniques.py
+    python examples/05_techniques.py
 
 Mixtral 8x7B on 64 A100 with tensor and expert parallelism, as in `windtunnel predict ... --technique lina`. What each
 does and how it runs for real: docs/techniques/README.md.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from link_flows import ALGORITHMS_OF, _two_trees, demand, flows_of
+from link_names import link_name
 
-from windtunnel.cost.communication.paths import ALGORITHMS_OF, _two_trees, demand, flows_of
 from windtunnel.errors import SpecError
 from windtunnel.hardware import cluster_with, parse_cluster
-from windtunnel.hardware.topology import link_name, topology_of
+from windtunnel.hardware.topology import topology_of
 
 CLUSTER = parse_cluster("h100-sxm:128")
 TOPOLOGY = topology_of(CLUSTER)

@@ -1,4 +1,6 @@
-"""Which links the flows of a collective use: bytes from GPU to GPU by its algorithm, then the links between.
+"""What collectives take of single links, for tests and benchmarks of shared links.
+
+Which links the flows of a collective use: bytes from GPU to GPU by its algorithm, then the links between.
 
 n ranks in M scale-up domains of k, S bytes as `cost.communication` counts them; passes p = 2(n-1)/n for all-reduce,
 (n-1)/n for all-gather and reduce-scatter, 1 for broadcast and reduce.
@@ -27,6 +29,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from windtunnel.engine import Sharing
+from windtunnel.engine.flows import Paths, _replayed
 from windtunnel.errors import SpecError
 from windtunnel.hardware.topology import Topology, paths
 
@@ -61,6 +65,14 @@ class Flows:
         """[links] what each link carries."""
         carried = np.repeat(self.bytes_total, np.diff(self.link_ptr))
         return np.bincount(self.link_idx, carried, minlength=n_links).astype(np.float64)
+
+
+class RateLog(NamedTuple):
+    """Every change of a rate: from `time_ns` on, `flow` goes at `rate` (0: it has ended)."""
+
+    time_ns: Ints
+    flow: Ints
+    rate: Floats
 
 
 class Demand(NamedTuple):
@@ -126,6 +138,19 @@ def demand(flows: Flows, topology: Topology, seconds: float | None = None) -> De
         return Demand(np.zeros(0, np.int32), np.zeros(0), alone, 1.0)
     use = np.minimum(carried[link] / alone, capacity)
     return Demand(link.astype(np.int32), use, alone, max(1.0, alone / busiest))
+
+
+def sharing_of(demand_of: ArrayLike, demands: Sequence[Demand], capacity: ArrayLike) -> Sharing:
+    """Ops with these demands on the links of a `Topology` (its `capacity_bytes_per_s`)."""
+    empty = np.zeros(0)
+    return Sharing(
+        demand_of=np.ascontiguousarray(demand_of, np.int32),
+        link_ptr=np.cumsum([0, *(len(one.link) for one in demands)], dtype=np.int64),
+        link_idx=np.concatenate([empty, *(one.link for one in demands)]).astype(np.int32),
+        use=np.concatenate([empty, *(one.use_bytes_per_s for one in demands)]),
+        weight=np.array([one.weight for one in demands], np.float64),
+        capacity=np.array(capacity, np.float64),
+    )
 
 
 class _Moves(NamedTuple):
@@ -252,3 +277,46 @@ def _direct(kind: str, size: Floats, members: Ints) -> _Moves:
         raise SpecError("ranks", f"{n:,} ranks", remedy)
     each = np.full((n, n), float(size) / n) if size.ndim == 0 else size
     return _Moves(np.repeat(members, n), np.tile(members, n), each.ravel())
+
+
+def replay_flows(
+    arrival_ns: ArrayLike,
+    bytes_total: ArrayLike,
+    link_ptr: ArrayLike,
+    link_idx: ArrayLike,
+    capacity_bytes_per_s: ArrayLike,
+    weight: ArrayLike | None = None,
+    use: ArrayLike | None = None,
+) -> Ints:
+    """`engine.flows.replay_flows` of flows with weights and uses, given as lists or arrays."""
+    return replay_flows_logged(
+        arrival_ns, bytes_total, link_ptr, link_idx, capacity_bytes_per_s, weight, use, logs=False
+    )[0]
+
+
+def replay_flows_logged(
+    arrival_ns: ArrayLike,
+    bytes_total: ArrayLike,
+    link_ptr: ArrayLike,
+    link_idx: ArrayLike,
+    capacity_bytes_per_s: ArrayLike,
+    weight: ArrayLike | None = None,
+    use: ArrayLike | None = None,
+    logs: bool = True,
+) -> tuple[Ints, RateLog]:
+    """`replay_flows`, and every change of a rate in the order of time: what a link carried when."""
+    arrival, size = np.ascontiguousarray(arrival_ns, np.int64), np.ascontiguousarray(bytes_total, np.float64)
+    capacity = np.ascontiguousarray(capacity_bytes_per_s, np.float64)
+    finish, log = _replayed(arrival, size, capacity, paths_of(link_ptr, link_idx, weight, use), logs=logs)
+    return finish, RateLog(log[:, 0].astype(np.int64), log[:, 1].astype(np.int64), log[:, 2])
+
+
+def paths_of(link_ptr: ArrayLike, link_idx: ArrayLike, weight: ArrayLike | None, use: ArrayLike | None) -> Paths:
+    """Paths as the engine takes them; weights and uses of 1 where none are given."""
+    ptr, idx = np.ascontiguousarray(link_ptr, np.int64), np.ascontiguousarray(link_idx, np.int32)
+    return Paths(
+        ptr,
+        idx,
+        np.ones(len(idx)) if use is None else np.ascontiguousarray(use, np.float64),
+        np.ones(len(ptr) - 1) if weight is None else np.ascontiguousarray(weight, np.float64),
+    )

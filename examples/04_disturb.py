@@ -1,6 +1,6 @@
 """What does one slow GPU cost a job of 8,192, who is to blame, and what if it were mended?
 
-    python examples/05_disturb.py
+    python examples/04_disturb.py
 
 Llama 3.1 405B with a GPU that computes 15 % slower and a NIC at half its bandwidth, as in
 `windtunnel predict ... --slow gpu=1037:1.15 --slow link=node12.nic3:0.5`. What other disturbances there are:

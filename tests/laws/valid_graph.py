@@ -1,4 +1,4 @@
-"""Whether a graph is one: lengths and indices fit together, and every op can run."""
+"""Whether a graph is one: lengths and indices fit together, and every op can run. The oracle of replays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import ScheduleError, SpecError
-from windtunnel.graph.deadlock import explain_deadlock, runnable
+from windtunnel.graph.deadlock import explain_deadlock
 from windtunnel.graph.program import Graph, OpKind
 
 _PER_OP = ("kind", "stream", "rendezvous", "label", "category", "flops", "bytes")
@@ -39,6 +39,51 @@ def validate(graph: Graph) -> None:
     done = runnable(graph)
     if not done.all():
         raise ScheduleError(explain_deadlock(graph, done))
+
+
+def runnable(graph: Graph) -> NDArray[np.bool_]:
+    """bool[n]: True for every op that ends if durations are finite; all True when the graph has no deadlock."""
+    n = graph.n_ops
+    queues: list[list[int]] = [[] for _ in range(graph.n_streams)]
+    for op, stream in enumerate(graph.stream.tolist()):
+        queues[stream].append(op)
+    after: list[int] = graph.dep_ptr.tolist()
+    deps: list[int] = graph.dep_idx.tolist()
+    rendezvous: list[int] = graph.rendezvous.tolist()
+    missing = [0] * n  # members of each rendezvous that have not arrived yet
+    for group in rendezvous:
+        if group >= 0:
+            missing[group] += 1
+    arrived: dict[int, list[int]] = {}
+    done = [False] * n
+    waiting: dict[int, list[int]] = {}  # op -> streams whose head waits for it
+    head = [0] * graph.n_streams
+    pending = list(range(graph.n_streams))
+    while pending:
+        stream = pending.pop()
+        while head[stream] < len(queues[stream]):
+            op = queues[stream][head[stream]]
+            blocker = next((d for d in deps[after[op] : after[op + 1]] if not done[d]), None)
+            if blocker is not None:
+                waiting.setdefault(blocker, []).append(stream)
+                break
+            group = rendezvous[op]
+            started = [op]
+            if group >= 0:
+                members = arrived.setdefault(group, [])
+                members.append(op)
+                missing[group] -= 1
+                if missing[group]:
+                    break
+                started = members
+            for member in started:
+                done[member] = True
+                owner = int(graph.stream[member])
+                head[owner] += 1
+                if owner != stream:
+                    pending.append(owner)
+                pending.extend(waiting.pop(member, ()))
+    return np.array(done, dtype=np.bool_)
 
 
 def _length(name: str, values: Any, expected: int) -> None:
