@@ -34,6 +34,8 @@ def let_go(replica: Replica, one: Sequence) -> None:
 def adopt(replica: Replica, one: Sequence, now_ns: int) -> None:
     """Take in a sequence whose prompt was computed elsewhere; `hold` has taken its blocks here."""
     one.queued_ns = now_ns if one.queued_ns < 0 else one.queued_ns
+    if one.generated == 1:  # its client has the first token since the copy ended
+        one.token_ticks = one.first_ns << SHIFT
     replica._adopted.append(one)
     if replica._mode == IDLE:
         replica._wake(now_ns)
