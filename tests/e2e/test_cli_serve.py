@@ -135,6 +135,11 @@ def test_measured_kernels_can_be_given(capsys: pytest.CaptureFixture[str], tmp_p
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "-3"],
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--prefill", "1xtp1"],
         [*SMALL, "--workload", "missing.csv"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--requests", "-5"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--requests", "1e3"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--requests", ""],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--ep", "2"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--prefill", "1xtp1tp1", "--decode", "1xtp1"],
     ],
 )
 def test_mistakes_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +147,15 @@ def test_mistakes_are_one_line(words: list[str], capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().err.strip()
     assert told.startswith("windtunnel: error:")
     assert "\n" not in told
+
+
+def test_requests_that_a_cache_can_never_hold_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--prompt", "300", "--output", "9", "--rate", "3", "--requests", "4", "--num-gpu-blocks", "10"]
+    found = _json(capsys, *SMALL, *words)
+    assert (found["refused"], found["finished"]) == (4, 0)
+    assert found["warnings"] == ["4 of 4 requests are refused: 300 + 9 tokens exceed the 160 that fit in the KV cache"]
+    assert main([*SMALL, *words]) == 0
+    assert found["warnings"][0] in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:

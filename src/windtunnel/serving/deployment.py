@@ -110,8 +110,16 @@ def check(deployment: Deployment, model: Model, cluster: Cluster) -> None:
         raise LayoutError(f"tp {deployment.tp} does not divide the {heads} heads", f"use one of {able}")
     if deployment.pp > model.n_layers:
         raise LayoutError(f"pp {deployment.pp} is more than the {model.n_layers} layers", "use fewer pipeline stages")
-    if any(layer.feed_forward.kind == "moe" for layer in model.layers):
+    routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
+    if not routed and (deployment.moe_ep or 1) > 1:
+        raise LayoutError(f"ep {deployment.moe_ep}: {model.name} has no experts to spread", "leave ep out")
+    if routed:
         slices, groups = deployment.expert_sizes
-        if slices * groups != deployment.tp * deployment.attn_dp:
+        ranks = deployment.tp * deployment.attn_dp
+        if deployment.moe_tp is None and ranks % groups:
+            able = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+            problem = f"ep {groups} does not divide the {ranks} GPUs of tp {deployment.tp} x dp {deployment.attn_dp}"
+            raise LayoutError(problem, f"use one of {able}")
+        if slices * groups != ranks:
             problem = f"moe_tp {slices} x moe_ep {groups} is not tp {deployment.tp} x attn_dp {deployment.attn_dp}"
             raise LayoutError(problem, "experts are spread over all GPUs of a stage: make both products equal")

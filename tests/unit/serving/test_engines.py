@@ -27,6 +27,7 @@ def test_a_release_that_is_not_listed_is_read_as_the_nearest_older_one() -> None
     assert load_engine("vllm-0.13.2").delay_steps == load_engine("vllm-0.12").delay_steps == 0
     assert load_engine("vllm-0.19.1").delay_steps == 1
     assert load_engine("vllm").delay_steps == load_engine("vllm-99").delay_steps
+    assert load_engine("vllm:0.19") == load_engine("vllm-v0.19") == load_engine("vllm-0.19")
     assert load_engine("tensorrt-llm-1.0.0rc3").engine == "trtllm"
     assert load_engine("trtllm-1.2.0rc6.post2").speculative_tokens == 0
     assert load_engine("trtllm-1.2.0rc6.post3").speculative_tokens > 0
@@ -35,6 +36,9 @@ def test_a_release_that_is_not_listed_is_read_as_the_nearest_older_one() -> None
 def test_unknown_engines_and_faulty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="engine"):
         load_engine("llama-server")
+    for name in ("vllm-main", "vllm:", "vllm--0.19", "sglang=x0.5"):
+        with pytest.raises(UnknownNameError, match="engine"):
+            load_engine(name)
     file = tmp_path / "mine.yaml"
     file.write_text("releases: {}\n")
     with pytest.raises(InputFileError, match="releases"):
@@ -242,3 +246,12 @@ def test_a_window_is_no_more_work_than_a_context_of_its_length(gpu: str, engine:
     for window in (128, 1000, 4096):
         cut = kernels.decode_attention(32, 8, 128, "bf16", window)
         assert cut.at(8, 100_000) < 0.5 * whole.at(8, 100_000)
+
+
+def test_experts_are_spread_where_there_are_some_and_evenly() -> None:
+    cluster = parse_cluster("h100-sxm:8")
+    with pytest.raises(LayoutError, match="has no experts to spread"):
+        engine_of(load_model("llama-3.1-8b"), cluster, Deployment(moe_ep=4))
+    with pytest.raises(LayoutError, match="ep 16 does not divide the 8 GPUs of tp 1 x dp 8; use one of 1, 2, 4, 8"):
+        engine_of(load_model("mixtral-8x7b"), cluster, Deployment(attn_dp=8, moe_ep=16))
+    assert engine_of(load_model("mixtral-8x7b"), cluster, Deployment(tp=4, moe_ep=2)).deployment.expert_sizes == (2, 2)

@@ -123,7 +123,8 @@ def gpu_of(name: str, count: int) -> Cluster:
 def engine_named(row: ServingRow) -> str:
     """Engine and release: a serving image with a release of its own means the engine inside; else that of the date."""
     engine, release = row.text("engine").lower(), row.text("engine_version")
-    release = release or release_on(engine, row.text("measured"))
+    if not any(letter.isdigit() for letter in release):  # "", "main", "latest"
+        release = release_on(engine, row.text("measured"))
     if "trt" in engine or "tensorrt" in engine:
         release = next((inside for image, inside in DYNAMO.items() if release.startswith(image + ".")), release)
         engine = "trtllm"
