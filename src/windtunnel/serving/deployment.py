@@ -47,16 +47,28 @@ class Deployment:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise SpecError(name, value, "must be a whole number of at least 1")
+        if not isinstance(self.engine, str):
+            raise SpecError("engine", self.engine, "name an engine, such as vllm-0.12, or a file")
         for name in ("weights", "expert_weights"):
             value = getattr(self, name)
-            if value is not None and value not in WEIGHT_BYTES:
+            if value is not None and not (isinstance(value, str) and value in WEIGHT_BYTES):
                 raise SpecError(name, value, f"use one of {', '.join(WEIGHT_BYTES)}")
         if self.kv not in (None, "bf16", "fp8"):
             raise SpecError("kv", self.kv, "use bf16 or fp8")
+        for name in ("prefix_caching", "chunked_prefill"):
+            value = getattr(self, name)
+            if value not in (None, True, False):
+                raise SpecError(name, value, "must be true or false")
+        for name in ("gpu_memory_utilization", "speculative_tokens", "acceptance"):
+            value = getattr(self, name)
+            if value is None and name == "gpu_memory_utilization":
+                continue
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise SpecError(name, value, "must be a number")
         if self.gpu_memory_utilization is not None and not 0.05 <= self.gpu_memory_utilization <= 1.0:
             raise SpecError("gpu_memory_utilization", self.gpu_memory_utilization, "must be 0.05 to 1")
-        if not 0 <= self.speculative_tokens <= 16:
-            raise SpecError("speculative_tokens", self.speculative_tokens, "must be 0 to 16")
+        if not 0 <= self.speculative_tokens <= 16 or self.speculative_tokens % 1:
+            raise SpecError("speculative_tokens", self.speculative_tokens, "must be a whole number of 0 to 16")
         if not 0.0 <= self.acceptance <= 1.0:
             raise SpecError("acceptance", self.acceptance, "must be 0 to 1")
 

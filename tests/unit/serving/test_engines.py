@@ -248,6 +248,18 @@ def test_a_window_is_no_more_work_than_a_context_of_its_length(gpu: str, engine:
         assert cut.at(8, 100_000) < 0.5 * whole.at(8, 100_000)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acceptance", "x"), ("acceptance", None), ("speculative_tokens", 1.5), ("gpu_memory_utilization", "0.9"), ("prefix_caching", "no"),
+        ("chunked_prefill", "off"), ("weights", ["fp8"]), ("engine", 1), ("tp", True), ("max_num_seqs", "1e3"),
+    ],
+)  # fmt: skip
+def test_fields_of_a_wrong_kind_are_named(name: str, value: object) -> None:
+    with pytest.raises(SpecError, match=name):
+        Deployment(**{name: value})  # type: ignore[arg-type]
+
+
 def test_experts_are_spread_where_there_are_some_and_evenly() -> None:
     cluster = parse_cluster("h100-sxm:8")
     with pytest.raises(LayoutError, match="has no experts to spread"):

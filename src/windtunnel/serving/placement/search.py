@@ -22,7 +22,7 @@ from windtunnel.serving.disaggregated.pools import pools_of
 from windtunnel.serving.goodput import at_rate, misses_nowhere, rate_of
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.placement.distserve import Layout, Placement, high_affinity, layouts, low_affinity
-from windtunnel.serving.run import regime_of
+from windtunnel.serving.run import hand_on, regime_of
 from windtunnel.serving.simulate import Server, simulate
 from windtunnel.serving.workload.requests import Workload
 
@@ -109,6 +109,7 @@ def _highest(
         one = server()
         load = at_rate(workload, rate)
         sent, _ = simulate(load, [one], None, block_size=engine.rules.block_size, longest=longest)
+        hand_on(sent, engine.profile)
         stamps = stamps_of(sent)
         attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(load))
         return attained >= asked.attain and regime_of(stamps, load) != "over"

@@ -10,6 +10,7 @@ from typing import Any
 from windtunnel.serving.disaggregated.pools import Pools, sides_of
 from windtunnel.serving.disaggregated.units import replicas_of
 from windtunnel.serving.measures import stamps_of
+from windtunnel.serving.question import refusals
 from windtunnel.serving.replica.replica import NEVER
 from windtunnel.serving.result import ServingResult
 from windtunnel.serving.run import summarise
@@ -25,6 +26,11 @@ class PoolResult:
     more: Mapping[str, Mapping[str, Any]]  # by model: replicas over time, what was lost, moved, paid
     total: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Requests that no replica can hold, by model."""
+        return [f"{name}: {told}" for name, one in self.models.items() for told in refusals(one)]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
