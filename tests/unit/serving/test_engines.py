@@ -251,8 +251,9 @@ def test_a_window_is_no_more_work_than_a_context_of_its_length(gpu: str, engine:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("acceptance", "x"), ("acceptance", None), ("speculative_tokens", 1.5), ("gpu_memory_utilization", "0.9"), ("prefix_caching", "no"),
-        ("chunked_prefill", "off"), ("weights", ["fp8"]), ("engine", 1), ("tp", True), ("max_num_seqs", "1e3"),
+        ("acceptance", "x"), ("acceptance", None), ("speculative_tokens", 1.5), ("gpu_memory_utilization", "0.9"),
+        ("prefix_caching", "no"), ("chunked_prefill", "off"), ("weights", ["fp8"]), ("engine", 1), ("tp", True),
+        ("max_num_seqs", "1e3"),
     ],
 )  # fmt: skip
 def test_fields_of_a_wrong_kind_are_named(name: str, value: object) -> None:
