@@ -25,10 +25,12 @@ def hold(replica: Replica, one: Sequence) -> None:
     replica._held += 1
 
 
-def let_go(replica: Replica, one: Sequence) -> None:
-    """Free the blocks of a cache that was to come here."""
+def let_go(replica: Replica, one: Sequence, now_ns: int) -> None:
+    """Free the blocks of a cache that was to come here: the queue may go on."""
     replica.pool.release(_blocks(replica, one), ())
     replica._held -= 1
+    if replica._mode == IDLE and replica.waiting:
+        replica._wake(now_ns)
 
 
 def adopt(replica: Replica, one: Sequence, now_ns: int) -> None:
@@ -48,10 +50,10 @@ def handed(replica: Replica) -> list[Sequence]:
     return replica._adopted
 
 
-def hand_back(replica: Replica, one: Sequence) -> None:
+def hand_back(replica: Replica, one: Sequence, now_ns: int) -> None:
     """One of those leaves before that."""
     replica._adopted.remove(one)
-    let_go(replica, one)
+    let_go(replica, one, now_ns)
 
 
 def give_up(replica: Replica, one: Sequence, now_ns: int) -> None:

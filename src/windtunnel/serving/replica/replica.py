@@ -65,7 +65,7 @@ class Replica:
         self._ratio_from = 0  # step since which the expected share of output falls
         self._stall = 0  # ticks since the decoding sequences' last token ...
         self._apart = rules.batching != "mixed"
-        self._late: list[tuple[Sequence, int]] = []  # ... but for these, with their epoch: theirs came later
+        self._late: dict[int, int] = {}  # ... but for so many, whose last token came at these ticks
         gated = rules.ranks > 1 and rules.gather_steps > 0
         self._gate = RankGate(rules.ranks, rules.gather_steps) if gated else None
         self._gather_until = -1  # decode step at which waiting prompts are admitted in any case; -1 = none wait
@@ -164,8 +164,11 @@ class Replica:
         elif batch:
             self._begin_run()
         else:
-            self._mode = IDLE
-            self.next_ns = NEVER
+            self._idle()
+
+    def _idle(self) -> None:
+        self._mode = IDLE
+        self.next_ns = NEVER
 
     def _unseen(self) -> bool:
         """Whether the engine does not know of those that wait, since it has not looked for requests yet."""
@@ -318,9 +321,10 @@ class Replica:
 
     def _begin_run(self) -> None:
         rules = self.rules
-        room = self._make_room(self._due[-self._steps % rules.block_size])
-        if room and not self.decoding:  # cannot be: the last one is never preempted
-            raise AssertionError("nothing left to decode")
+        self._make_room(self._due[-self._steps % rules.block_size])
+        if not self.decoding:  # caches that are on their way have taken the blocks of the last one
+            self._idle()
+            return
         batch = len(self.decoding)
         ends = self._ends
         while ends[0][2] != ends[0][3].epoch:
@@ -453,10 +457,9 @@ class Replica:
             return
         ended = self._clock - ticks_of(steps, first, growth) + first
         others = batch
-        for one, epoch in self._late:
-            if one.epoch == epoch:  # it has not left meanwhile
-                gaps(ended - one.token_ticks, 0, 1, 1)
-                others -= 1
+        for at, count in self._late.items():
+            gaps(ended - at, 0, 1, count)
+            others -= count
         self._late.clear()
         gaps(first + self._stall, 0, 1, others)
         self._stall = 0
@@ -495,7 +498,7 @@ class Replica:
         self._end_sum += one.end_step
         self._due[(one.context - self._steps) % self.rules.block_size] += 1
         if self._apart or one.token_ticks < self._clock:
-            self._late.append((one, one.epoch))
+            self._late[one.token_ticks] = self._late.get(one.token_ticks, 0) + 1
 
     def _leave(self, one: Sequence) -> None:
         """Out of the decoding, blocks back."""
@@ -503,6 +506,8 @@ class Replica:
         del self.decoding[one.index]
         if self._gate is not None:
             self._gate.decoding[one.rank] -= 1
+        if one.joined == self._steps and one.token_ticks in self._late:
+            self._late[one.token_ticks] -= 1
         one.epoch += 1
         context = one.context + self._steps - one.joined
         self._context_sum -= context
@@ -523,9 +528,13 @@ class Replica:
             self._promised -= -(-(one.prompt + one.output) // self.rules.block_size)
 
     def _make_room(self, needed: int) -> bool:
-        """Preempt from the tail until the decoding sequences can have the blocks of their next step."""
+        """Preempt from the tail until the decoding sequences can have the blocks of their next step.
+
+        The last one stays, but where blocks are held for caches that are on their way: it comes back after them.
+        """
         preempted = False
-        while needed > self.pool.free and len(self.decoding) + len(self.partial) > 1:
+        least = 0 if self._held else 1
+        while needed > self.pool.free and len(self.decoding) + len(self.partial) > least:
             if self.partial:
                 one = self.partial.pop()
                 self.outstanding_tokens += one.computed
