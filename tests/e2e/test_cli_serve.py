@@ -191,6 +191,22 @@ def test_validate_answers_every_row_of_a_table_of_deployments(
     assert "unheard-of" in lines[2]["reason"]
 
 
+def test_cells_that_say_nan_are_empty_and_infinite_ones_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, rows = tmp_path / "table.csv", tmp_path / "rows.csv"
+    names = "id,model,gpu,engine,engine_version,isl,osl,concurrency,tp,ttft_ms,tpot_ms"
+    lines = ["a,llama-3.1-8b,h100-sxm,vllm,main,100,20,2,nan,nan,9", "b,llama-3.1-8b,h100-sxm,vllm,,nan,20,2,,,NaN"]
+    table.write_text("\n".join([names, *lines, ""]))
+    found = _json(capsys, "validate", str(table), "--rows", str(rows), "--workers", "1")
+    with open(rows, newline="") as file:
+        assert [line["status"] for line in csv.DictReader(file)] == ["predicted", "refused"]
+    assert found["overall"]["rows"] == 2
+    table.write_text(f"{names}\na,llama-3.1-8b,h100-sxm,vllm,,inf,20,2,,,9\n")
+    assert main(["validate", str(table), "--rows", str(rows), "--workers", "1"]) == 2
+    assert "isl" in capsys.readouterr().err
+
+
 def test_a_row_of_deployments_without_lengths_is_refused_and_a_cell_of_letters_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
