@@ -197,11 +197,12 @@ def test_cells_that_say_nan_are_empty_and_infinite_ones_an_error(
     table, rows = tmp_path / "table.csv", tmp_path / "rows.csv"
     names = "id,model,gpu,engine,engine_version,isl,osl,concurrency,tp,ttft_ms,tpot_ms"
     lines = ["a,llama-3.1-8b,h100-sxm,vllm,main,100,20,2,nan,nan,9", "b,llama-3.1-8b,h100-sxm,vllm,,nan,20,2,,,NaN"]
+    lines.append("c,llama-3.1-8b,h100-sxm,vllm,,100,20,-2,,,9")
     table.write_text("\n".join([names, *lines, ""]))
     found = _json(capsys, "validate", str(table), "--rows", str(rows), "--workers", "1")
     with open(rows, newline="") as file:
-        assert [line["status"] for line in csv.DictReader(file)] == ["predicted", "refused"]
-    assert found["overall"]["rows"] == 2
+        assert [line["status"] for line in csv.DictReader(file)] == ["predicted", "refused", "assumed"]
+    assert found["overall"]["rows"] == 3
     table.write_text(f"{names}\na,llama-3.1-8b,h100-sxm,vllm,,inf,20,2,,,9\n")
     assert main(["validate", str(table), "--rows", str(rows), "--workers", "1"]) == 2
     assert "isl" in capsys.readouterr().err
