@@ -88,6 +88,24 @@ def test_what_the_front_end_takes_counts_in_the_search(tmp_path: Path) -> None:
         search_distserve(question)
 
 
+@pytest.mark.parametrize(
+    ("model", "cluster", "blocks", "told"),
+    [
+        ("llama-3.1-8b", "h100-sxm:1", None, "two GPUs at least"),
+        ("llama-3.1-405b", "h100-sxm:2", None, "no layout has room for llama-3.1-405b"),
+        ("llama-3.1-405b", "h100-sxm:16", 10, "no layout has room for llama-3.1-405b and a request of 820 tokens"),
+    ],
+)
+def test_where_no_layout_has_room_looser_limits_are_no_remedy(
+    model: str, cluster: str, blocks: int | None, told: str
+) -> None:
+    slo = {"ttft_s": 1.0, "tpot_s": 0.05}
+    layout = Deployment(num_gpu_blocks=blocks)
+    with pytest.raises(SpecError, match=told) as found:
+        search_distserve(Question(load_model(model), parse_cluster(cluster), layout, _load(9, 0.5), slo, 0.9, 1.0))
+    assert "--slo" not in str(found.value)
+
+
 def _load(requests: int, gap_s: float) -> Workload:
     arrivals = np.arange(requests) * round(gap_s * 1e9)
     return Workload(np.full(requests, 800), np.full(requests, 20), arrivals)
