@@ -56,6 +56,13 @@ def test_requests_that_no_replica_can_hold_are_said_with_the_reason(tmp_path: Pa
     ]
 
 
+def test_replicas_that_never_find_room_are_said(tmp_path: Path) -> None:
+    one = {"model": "llama-3.1-8b", "replicas": 3, "workload": {**LOAD, "requests": 3}}
+    for gpus, told in ((3, []), (2, ["one: 3 replicas are asked for, and its groups never have room for more than 2"])):
+        groups = {"all": {"cluster": f"h100-sxm:{gpus}"}}
+        assert run_pool(_pool(tmp_path, {"groups": groups, "models": {"one": one}})).warnings == told
+
+
 def test_one_model_on_one_group_is_what_serve_says(tmp_path: Path) -> None:
     document = {
         "groups": {"all": {"cluster": "h100-sxm:2"}},
