@@ -135,6 +135,11 @@ def test_measured_kernels_can_be_given(capsys: pytest.CaptureFixture[str], tmp_p
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "-3"],
         [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--prefill", "1xtp1"],
         [*SMALL, "--workload", "missing.csv"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--requests", "-5"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--requests", "1e3"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--requests", ""],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--ep", "2"],
+        [*SMALL, "--prompt", "10", "--output", "5", "--rate", "3", "--prefill", "1xtp1tp1", "--decode", "1xtp1"],
     ],
 )
 def test_mistakes_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +147,15 @@ def test_mistakes_are_one_line(words: list[str], capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().err.strip()
     assert told.startswith("windtunnel: error:")
     assert "\n" not in told
+
+
+def test_requests_that_a_cache_can_never_hold_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--prompt", "300", "--output", "9", "--rate", "3", "--requests", "4", "--num-gpu-blocks", "10"]
+    found = _json(capsys, *SMALL, *words)
+    assert (found["refused"], found["finished"]) == (4, 0)
+    assert found["warnings"] == ["4 of 4 requests are refused: 300 + 9 tokens exceed the 160 that fit in the KV cache"]
+    assert main([*SMALL, *words]) == 0
+    assert found["warnings"][0] in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +189,23 @@ def test_validate_answers_every_row_of_a_table_of_deployments(
     assert [line["status"] for line in lines] == ["predicted", "predicted", "refused", "assumed"]
     assert float(lines[0]["tpot_p5_s"]) < float(lines[0]["tpot_s"]) < float(lines[0]["tpot_p95_s"])
     assert "unheard-of" in lines[2]["reason"]
+
+
+def test_cells_that_say_nan_are_empty_and_infinite_ones_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, rows = tmp_path / "table.csv", tmp_path / "rows.csv"
+    names = "id,model,gpu,engine,engine_version,isl,osl,concurrency,tp,ttft_ms,tpot_ms"
+    lines = ["a,llama-3.1-8b,h100-sxm,vllm,main,100,20,2,nan,nan,9", "b,llama-3.1-8b,h100-sxm,vllm,,nan,20,2,,,NaN"]
+    lines.append("c,llama-3.1-8b,h100-sxm,vllm,,100,20,-2,,,9")
+    table.write_text("\n".join([names, *lines, ""]))
+    found = _json(capsys, "validate", str(table), "--rows", str(rows), "--workers", "1")
+    with open(rows, newline="") as file:
+        assert [line["status"] for line in csv.DictReader(file)] == ["predicted", "refused", "assumed"]
+    assert found["overall"]["rows"] == 3
+    table.write_text(f"{names}\na,llama-3.1-8b,h100-sxm,vllm,,inf,20,2,,,9\n")
+    assert main(["validate", str(table), "--rows", str(rows), "--workers", "1"]) == 2
+    assert "isl" in capsys.readouterr().err
 
 
 def test_a_row_of_deployments_without_lengths_is_refused_and_a_cell_of_letters_an_error(

@@ -14,8 +14,10 @@ from windtunnel.serving.batching import ContinuousBatching
 from windtunnel.serving.engines.profile import Profile
 from windtunnel.serving.replica import Replica, Rules, Sequence, StepwiseReplica
 from windtunnel.serving.replica.runs import steps_until
+from windtunnel.serving.replica.tally import GAP_SHIFT
 from windtunnel.serving.routing import LeastLoaded, RoundRobin
 from windtunnel.serving.simulate import simulate
+from windtunnel.serving.step_time.times import TICKS_PER_NS
 from windtunnel.serving.workload.lengths import arrivals
 from windtunnel.serving.workload.requests import Workload
 
@@ -89,8 +91,29 @@ def test_every_request_ends_once_and_all_blocks_come_back(case: tuple[Workload, 
     assert replica.load == 0
     assert replica.pool.held == 0
     assert replica.outstanding_tokens == 0
-    if not any(one.preemptions for one in sent):
-        assert sum(replica.tally.gap_counts.values()) == sum(o.output - 1 for o in sent)
+    _check_gaps(replica, sent)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_cases())
+def test_gaps_between_tokens_fill_the_time_from_first_to_last_token(case: tuple[Workload, Rules, int]) -> None:
+    load, rules, blocks = case
+    for replica in (
+        Replica(plain_times(), rules, blocks),
+        StepwiseReplica(plain_times(), rules, blocks, ContinuousBatching()),
+    ):
+        sent, _ = simulate(load, [replica], None, block_size=BLOCK, longest=blocks * BLOCK)
+        _check_gaps(replica, sent)
+
+
+def _check_gaps(replica: Replica | StepwiseReplica, sent: list[Sequence]) -> None:
+    """A gap before each token but the first; together they are what passes between first and last token."""
+    counts = replica.tally.gap_counts
+    tokens = sum(one.output - 1 for one in sent)
+    assert sum(counts.values()) == tokens
+    unit_ns = (1 << GAP_SHIFT) / TICKS_PER_NS
+    counted = sum((key + 0.5) * count for key, count in counts.items()) * unit_ns
+    assert counted == pytest.approx(sum(one.last_ns - one.first_ns for one in sent), abs=unit_ns * tokens)
 
 
 def _fields(rules: Rules) -> dict[str, Any]:

@@ -114,11 +114,12 @@ def serve(
     from windtunnel.model.catalogue import load_model
     from windtunnel.output_file import check_writable, write_atomically
     from windtunnel.serving import Deployment
-    from windtunnel.serving.question import ask, made_or_read, parsed_slo, past_context
+    from windtunnel.serving.question import ask, counted, made_or_read, parsed_slo, past_context, refusals
 
     is_pool = model is not None and model.endswith((".yaml", ".yml"))
     given = {name: value for name, value in asked_for.items() if name != "model" and value != DEFAULTS[name]}
-    if requests is not None and not requests.isdigit():
+    count = counted(requests)
+    if requests is not None and count is None:
         given["workload"] = workload = Path(requests)
     if spot is not None and (is_pool or listen is not None or real is not None):
         raise UserError("--spot is for one model and made or read requests: leave out the pool, --listen and --real")
@@ -126,7 +127,6 @@ def serve(
     for place in (requests_out, report, trace):
         if place is not None:
             check_writable(place)
-    count = int(requests) if requests is not None and requests.isdigit() else None
     layout = Deployment(
         engine=engine,
         tp=tp,
@@ -217,6 +217,7 @@ def serve(
         write_trace(result.timeline, trace)
         note(f"wrote {trace}")
     warned = past_context(load_model(model), asked) if result.feasible else []
+    warned += refusals(result)
     warned += [str(result.search["warning"])] if result.search is not None and result.search.get("warning") else []
     if json:
         low_high = result.tpot_band_s

@@ -17,15 +17,18 @@ def answer_pool(path: Path, page: Path | None, json: bool) -> None:
         _answer_weights(path, page, json)
         return
     with working("serving"):
-        found = serve_pool(path).to_dict()
+        answer = serve_pool(path)
+    found = answer.to_dict()
     if page is not None:
         from windtunnel.report.serving.pool_page import write_pool_page
 
         write_pool_page(found, path.name, page)
         note(f"wrote {page}")
     if json:
-        print_answer("serve pool", found)
+        print_answer("serve pool", found, warnings=answer.warnings)
     else:
+        for warning in answer.warnings:
+            note(warning)
         from windtunnel.report.serving.pool_console import print_pool
 
         print_pool(found, stdout())

@@ -71,12 +71,20 @@ class Fields:
         """Whether the config names `key` at all, be it with null."""
         return key in self._config
 
-    def count(self, key: str, default: int | None = None, *, most: int = SIZE_MAX, least: int = 1) -> int:
-        """A whole number; without a default the field is required."""
+    def count(
+        self,
+        key: str,
+        default: int | None = None,
+        *,
+        most: int = SIZE_MAX,
+        least: int = 1,
+        what: str = "a whole number",
+    ) -> int:
+        """A whole number; without a default the field is required, and an error says to give `what`."""
         value = self._get(key)
         if value is _MISSING:
             if default is None:
-                raise self.refuse(key, None, "the model needs this field: give a whole number")
+                raise self.refuse(key, None, f"the model needs this field: give {what}")
             value = default
         return counted(self._prefix + key, value, most, least=least, where=self.where)
 

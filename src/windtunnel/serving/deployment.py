@@ -47,16 +47,28 @@ class Deployment:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise SpecError(name, value, "must be a whole number of at least 1")
+        if not isinstance(self.engine, str):
+            raise SpecError("engine", self.engine, "name an engine, such as vllm-0.12, or a file")
         for name in ("weights", "expert_weights"):
             value = getattr(self, name)
-            if value is not None and value not in WEIGHT_BYTES:
+            if value is not None and not (isinstance(value, str) and value in WEIGHT_BYTES):
                 raise SpecError(name, value, f"use one of {', '.join(WEIGHT_BYTES)}")
         if self.kv not in (None, "bf16", "fp8"):
             raise SpecError("kv", self.kv, "use bf16 or fp8")
+        for name in ("prefix_caching", "chunked_prefill"):
+            value = getattr(self, name)
+            if value not in (None, True, False):
+                raise SpecError(name, value, "must be true or false")
+        for name in ("gpu_memory_utilization", "speculative_tokens", "acceptance"):
+            value = getattr(self, name)
+            if value is None and name == "gpu_memory_utilization":
+                continue
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise SpecError(name, value, "must be a number")
         if self.gpu_memory_utilization is not None and not 0.05 <= self.gpu_memory_utilization <= 1.0:
             raise SpecError("gpu_memory_utilization", self.gpu_memory_utilization, "must be 0.05 to 1")
-        if not 0 <= self.speculative_tokens <= 16:
-            raise SpecError("speculative_tokens", self.speculative_tokens, "must be 0 to 16")
+        if not 0 <= self.speculative_tokens <= 16 or self.speculative_tokens % 1:
+            raise SpecError("speculative_tokens", self.speculative_tokens, "must be a whole number of 0 to 16")
         if not 0.0 <= self.acceptance <= 1.0:
             raise SpecError("acceptance", self.acceptance, "must be 0 to 1")
 
@@ -110,8 +122,16 @@ def check(deployment: Deployment, model: Model, cluster: Cluster) -> None:
         raise LayoutError(f"tp {deployment.tp} does not divide the {heads} heads", f"use one of {able}")
     if deployment.pp > model.n_layers:
         raise LayoutError(f"pp {deployment.pp} is more than the {model.n_layers} layers", "use fewer pipeline stages")
-    if any(layer.feed_forward.kind == "moe" for layer in model.layers):
+    routed = any(layer.feed_forward.kind == "moe" for layer in model.layers)
+    if not routed and (deployment.moe_ep or 1) > 1:
+        raise LayoutError(f"ep {deployment.moe_ep}: {model.name} has no experts to spread", "leave ep out")
+    if routed:
         slices, groups = deployment.expert_sizes
-        if slices * groups != deployment.tp * deployment.attn_dp:
+        ranks = deployment.tp * deployment.attn_dp
+        if deployment.moe_tp is None and ranks % groups:
+            able = ", ".join(str(size) for size in range(1, ranks + 1) if ranks % size == 0)
+            problem = f"ep {groups} does not divide the {ranks} GPUs of tp {deployment.tp} x dp {deployment.attn_dp}"
+            raise LayoutError(problem, f"use one of {able}")
+        if slices * groups != ranks:
             problem = f"moe_tp {slices} x moe_ep {groups} is not tp {deployment.tp} x attn_dp {deployment.attn_dp}"
             raise LayoutError(problem, "experts are spread over all GPUs of a stage: make both products equal")

@@ -20,7 +20,7 @@ import numpy as np
 
 from windtunnel.errors import UserError
 from windtunnel.serving.result import ServingResult
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.serving.workload.requests import LONGEST_S, Workload
 
 PRECISION = 0.01  # of the rate
 DOUBLINGS = 24
@@ -85,6 +85,8 @@ def goodput_of(run: Run, workload: Workload, attain: float) -> ServingResult:
             if low > 0.0:
                 break
             rate /= 2.0
+            if len(workload) > rate * LONGEST_S:
+                break  # not in ten years
         result = attempt(rate)
     if best is None:
         return replace(result, goodput_requests_per_s=0.0, search=_told(tried, attain, 0.0, high))

@@ -88,6 +88,17 @@ def parsed_slo(text: str | None) -> dict[str, float]:
     return found
 
 
+def counted(requests: str | None) -> int | None:
+    """`--requests` as how many; None where it names a file, or is not given. Raises SpecError."""
+    if requests is None or requests.isdigit():
+        return None if requests is None else int(requests)
+    try:
+        float(requests or "0")
+    except ValueError:
+        return None
+    raise SpecError("--requests", requests, "give a whole number of 1 to 10000000, or a file of requests")
+
+
 def ask(
     model: str,
     cluster: str,
@@ -146,6 +157,13 @@ def past_context(model: Model, workload: Workload) -> list[str]:
     many = int(((workload.input_tokens + workload.output_tokens) > longest).sum())
     told = f"{many:,} of {len(workload):,} requests pass the {longest:,} tokens that {model.name} is made for: a server"
     return [f"{told} refuses them unless its configuration says otherwise"] if many else []
+
+
+def refusals(result: ServingResult) -> list[str]:
+    """A warning where requests are more than a replica can ever hold."""
+    if not (result.feasible and result.refused):
+        return []
+    return [f"{result.refused:,} of {result.requests:,} requests are refused: {result.refusal} in the KV cache"]
 
 
 def priced(model: str, cluster: str, deployment: Deployment, replicas: int, kernels: Path | None = None) -> Engine:

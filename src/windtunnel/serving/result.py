@@ -20,7 +20,16 @@ from windtunnel.serving.measures import Distribution, Stamps
 
 Regime = Literal["stable", "near saturation", "over"]
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
-LEFT_OUT = ("band", "sources", "memory", "stamps", "timeline", "search", "cost_per_gpu_hour")  # of JSON, or said below
+LEFT_OUT = (
+    "band",
+    "sources",
+    "memory",
+    "stamps",
+    "timeline",
+    "search",
+    "cost_per_gpu_hour",
+    "refusal",
+)  # of JSON, or said below
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +71,7 @@ class ServingResult:
     timeline: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
     search: Mapping[str, Any] | None = None  # what a goodput or placement search tried
     cost_per_gpu_hour: float | None = None
+    refusal: str = ""  # why the first of the refused is
 
     @property
     def tpot_band_s(self) -> tuple[float, float] | None:

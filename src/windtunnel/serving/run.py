@@ -150,7 +150,7 @@ def summarise(
         regime=regime,
         gpus=all_gpus,
         gpu_seconds=all_gpus * window,
-        utilisation=share,
+        utilisation=min(1.0, share),  # the window is in whole nanoseconds
         batch_mean=batch,
         kv_use_mean=sum(one.tally.block_ticks / max(1, one.pool.total) for one in servers) / total_ticks,
         kv_use_peak=max(one.pool.peak / max(1, one.pool.total) for one in servers),
@@ -163,6 +163,7 @@ def summarise(
         stamps=stamps if workload.rows is None else replace(stamps, index=workload.rows[stamps.index]),
         timeline=tuple(servers[0].tally.timeline or ()),
         cost_per_gpu_hour=cost_per_gpu_hour,
+        refusal=refused[0].reason if refused else "",
     )
 
 

@@ -61,6 +61,12 @@ def test_every_required_field_is_asked_for_by_name(name: str) -> None:
                 read_config(without(name, key))
 
 
+def test_a_context_that_is_not_given_is_said_in_words() -> None:
+    told = "max_position_embeddings is not given: .* the longest context that it is made for, such as 8192"
+    with pytest.raises(SpecError, match=told):
+        read_config(without("llama-3-8b", "max_position_embeddings"))
+
+
 @pytest.mark.parametrize("bad", ["4096", 4096.0, True, 0, -1, 10**12, 10**4000, float("nan"), float("inf"), [1], {}])
 @pytest.mark.parametrize(("name", "key"), [("llama-3-8b", "hidden_size"), ("gpt2", "n_embd"), ("mpt-7b", "d_model")])
 def test_numbers_of_the_wrong_kind_are_refused(name: str, key: str, bad: object) -> None:

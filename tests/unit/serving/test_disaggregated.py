@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prices import plain_times
 
@@ -12,6 +13,7 @@ from windtunnel.model import load_model
 from windtunnel.serving import Deployment, load_engine
 from windtunnel.serving.disaggregated.pools import Pools, pools_of, run_pools
 from windtunnel.serving.disaggregated.server import Disaggregated
+from windtunnel.serving.measures import gap_distribution
 from windtunnel.serving.replica import Replica, Rules
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.workload.lengths import arrivals
@@ -19,12 +21,18 @@ from windtunnel.serving.workload.requests import Workload
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 999), st.integers(1, 3), st.integers(1, 3), st.integers(60, 300), st.floats(1.0, 60.0))
-def test_prompts_move_once_and_nothing_is_lost(seed: int, senders: int, takers: int, blocks: int, rate: float) -> None:
+@given(
+    st.integers(0, 999), st.integers(1, 3), st.integers(1, 3), st.integers(60, 300), st.floats(1.0, 60.0),
+    st.sampled_from(["mixed", "prefill_first"]),
+)  # fmt: skip
+@example(529, 1, 1, 60, 3.0, "mixed")  # the last that decodes needs a block while caches on their way hold the others
+def test_prompts_move_once_and_nothing_is_lost(
+    seed: int, senders: int, takers: int, blocks: int, rate: float, batching: Literal["mixed", "prefill_first"]
+) -> None:
     draw = np.random.default_rng(seed)
     prompts, outputs = draw.integers(1, 600, 40), draw.integers(1, 200, 40)
     load = Workload(prompts, outputs, arrivals(40, rate, 1.0, seed))
-    rules = Rules(max_num_seqs=8)
+    rules = Rules(max_num_seqs=8, batching=batching)
     copied: list[int] = []
 
     def copy_ns(tokens: int) -> int:
@@ -45,6 +53,11 @@ def test_prompts_move_once_and_nothing_is_lost(seed: int, senders: int, takers: 
     for replica in (*server.prefill, *server.decode):
         assert replica.pool.held == 0
         assert replica.load == 0
+    gaps = gap_distribution(one.tally.gap_counts for one in (*server.prefill, *server.decode))
+    tokens = sum(one.output - 1 for one in sent)
+    if gaps is not None:  # from the first token, which comes with the cache, to the last
+        between = sum(one.last_ns - one.first_ns for one in sent) * 1e-9
+        assert abs(gaps.mean * tokens - between) < 1e-5 * tokens
 
 
 def test_decodes_are_not_held_up_by_prompts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +74,36 @@ def test_the_command_line_finds_a_pair_that_beats_its_runner_up() -> None:
     assert answer["candidates"] == len(answer["tried"]) > 5
     assert answer["goodput_per_gpu_per_s"] == max(one["goodput_per_gpu_per_s"] for one in answer["tried"])
     assert answer["gpus"] <= 4 * answer["prefill"]["instances"]
+
+
+def test_what_the_front_end_takes_counts_in_the_search(tmp_path: Path) -> None:
+    file = tmp_path / "slow.yaml"
+    file.write_text("releases: {'1': {first_token_s: 0.3}}\n")
+    slo = {"ttft_s": 0.2, "tpot_s": 0.05}
+    load = _load(60, 0.5)
+    question = Question(
+        load_model("llama-3.1-8b"), parse_cluster("h100-sxm:2"), Deployment(engine=str(file)), load, slo, 0.9, 1.0
+    )
+    with pytest.raises(SpecError, match="no pair on 2 GPUs holds the limits"):
+        search_distserve(question)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "blocks", "told"),
+    [
+        ("llama-3.1-8b", "h100-sxm:1", None, "two GPUs at least"),
+        ("llama-3.1-405b", "h100-sxm:2", None, "no layout has room for llama-3.1-405b"),
+        ("llama-3.1-405b", "h100-sxm:16", 10, "no layout has room for llama-3.1-405b and a request of 820 tokens"),
+    ],
+)
+def test_where_no_layout_has_room_looser_limits_are_no_remedy(
+    model: str, cluster: str, blocks: int | None, told: str
+) -> None:
+    slo = {"ttft_s": 1.0, "tpot_s": 0.05}
+    layout = Deployment(num_gpu_blocks=blocks)
+    with pytest.raises(SpecError, match=told) as found:
+        search_distserve(Question(load_model(model), parse_cluster(cluster), layout, _load(9, 0.5), slo, 0.9, 1.0))
+    assert "--slo" not in str(found.value)
 
 
 def _load(requests: int, gap_s: float) -> Workload:

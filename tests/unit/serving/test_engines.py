@@ -27,6 +27,7 @@ def test_a_release_that_is_not_listed_is_read_as_the_nearest_older_one() -> None
     assert load_engine("vllm-0.13.2").delay_steps == load_engine("vllm-0.12").delay_steps == 0
     assert load_engine("vllm-0.19.1").delay_steps == 1
     assert load_engine("vllm").delay_steps == load_engine("vllm-99").delay_steps
+    assert load_engine("vllm:0.19") == load_engine("vllm-v0.19") == load_engine("vllm-0.19")
     assert load_engine("tensorrt-llm-1.0.0rc3").engine == "trtllm"
     assert load_engine("trtllm-1.2.0rc6.post2").speculative_tokens == 0
     assert load_engine("trtllm-1.2.0rc6.post3").speculative_tokens > 0
@@ -35,6 +36,9 @@ def test_a_release_that_is_not_listed_is_read_as_the_nearest_older_one() -> None
 def test_unknown_engines_and_faulty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="engine"):
         load_engine("llama-server")
+    for name in ("vllm-main", "vllm:", "vllm--0.19", "sglang=x0.5"):
+        with pytest.raises(UnknownNameError, match="engine"):
+            load_engine(name)
     file = tmp_path / "mine.yaml"
     file.write_text("releases: {}\n")
     with pytest.raises(InputFileError, match="releases"):
@@ -210,3 +214,57 @@ def test_experts_of_a_format_that_was_not_timed_follow_those_with_the_same_kerne
     mxfp4, int4 = (kernels.experts(2880, 2880, 4, 128, 1, 1, dtype) for dtype in ("mxfp4", "int4"))
     for tokens in (1.0, 64.0, 1024.0):
         assert mxfp4.at(tokens) == pytest.approx(int4.at(tokens), rel=0.02)
+
+
+TIMED = ("a100-80gb", "h100-sxm", "b200", "l40s", "rtx-pro-6000")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", TIMED)
+def test_no_kernel_that_was_timed_reads_faster_than_the_gpus_memory(gpu: str, engine: str) -> None:
+    """Caches of the GPU hold what one kernel reads over and over, not what the layers between read."""
+    kernels = inference_kernels(parse_cluster(f"{gpu}:8"), engine)
+    bandwidth = kernels.gpu.memory_bandwidth_bytes_per_s * 1.0001
+    for kv, size in (("bf16", 2.0), ("fp8", 1.0)):
+        for heads, groups, width in ((32, 8, 128), (64, 8, 64), (64, 64, 128)):
+            table = kernels.decode_attention(heads, groups, width, kv, None)
+            for batch in (1, 6, 100, 2000, 9000):
+                for context in (1000, 30_000, 700_000, 4_000_000):
+                    assert table.at(batch, context) >= batch * context * 2.0 * groups * width * size / bandwidth
+        latent = kernels.latent_attention(16, 576, kv)
+        assert latent.at(300, 500_000) >= 300 * 500_000 * 576 * size / bandwidth
+    for hidden, inter, topk, experts in ((4096, 14336, 2, 8), (2048, 768, 8, 128)):
+        line = kernels.experts(hidden, inter, topk, experts, 1, 1, "bf16")
+        assert line.at(1) >= topk * 3 * hidden * inter * 2.0 / bandwidth
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", [*TIMED, "mi300x"])
+def test_a_window_is_no_more_work_than_a_context_of_its_length(gpu: str, engine: str) -> None:
+    kernels = inference_kernels(parse_cluster(f"{gpu}:8"), engine)
+    whole = kernels.decode_attention(32, 8, 128, "bf16", None)
+    for window in (128, 1000, 4096):
+        cut = kernels.decode_attention(32, 8, 128, "bf16", window)
+        assert cut.at(8, 100_000) < 0.5 * whole.at(8, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acceptance", "x"), ("acceptance", None), ("speculative_tokens", 1.5), ("gpu_memory_utilization", "0.9"),
+        ("prefix_caching", "no"), ("chunked_prefill", "off"), ("weights", ["fp8"]), ("engine", 1), ("tp", True),
+        ("max_num_seqs", "1e3"),
+    ],
+)  # fmt: skip
+def test_fields_of_a_wrong_kind_are_named(name: str, value: object) -> None:
+    with pytest.raises(SpecError, match=name):
+        Deployment(**{name: value})  # type: ignore[arg-type]
+
+
+def test_experts_are_spread_where_there_are_some_and_evenly() -> None:
+    cluster = parse_cluster("h100-sxm:8")
+    with pytest.raises(LayoutError, match="has no experts to spread"):
+        engine_of(load_model("llama-3.1-8b"), cluster, Deployment(moe_ep=4))
+    with pytest.raises(LayoutError, match="ep 16 does not divide the 8 GPUs of tp 1 x dp 8; use one of 1, 2, 4, 8"):
+        engine_of(load_model("mixtral-8x7b"), cluster, Deployment(attn_dp=8, moe_ep=16))
+    assert engine_of(load_model("mixtral-8x7b"), cluster, Deployment(tp=4, moe_ep=2)).deployment.expert_sizes == (2, 2)

@@ -47,6 +47,22 @@ def _pool(folder: Path, document: dict[str, Any]) -> Pool:
     return read_pool(path)
 
 
+def test_requests_that_no_replica_can_hold_are_said_with_the_reason(tmp_path: Path) -> None:
+    one = {"model": "llama-3.1-8b", "num_gpu_blocks": 5, "workload": {**LOAD, "requests": 3}}
+    found = run_pool(_pool(tmp_path, {"groups": {"all": {"cluster": "h100-sxm:1"}}, "models": {"one": one}}))
+    assert found.total["refused"] == 3
+    assert found.warnings == [
+        "one: 3 of 3 requests are refused: 400 + 60 tokens exceed the 80 that fit in the KV cache"
+    ]
+
+
+def test_replicas_that_never_find_room_are_said(tmp_path: Path) -> None:
+    one = {"model": "llama-3.1-8b", "replicas": 3, "workload": {**LOAD, "requests": 3}}
+    for gpus, told in ((3, []), (2, ["one: 3 replicas are asked for, and its groups never have room for more than 2"])):
+        groups = {"all": {"cluster": f"h100-sxm:{gpus}"}}
+        assert run_pool(_pool(tmp_path, {"groups": groups, "models": {"one": one}})).warnings == told
+
+
 def test_one_model_on_one_group_is_what_serve_says(tmp_path: Path) -> None:
     document = {
         "groups": {"all": {"cluster": "h100-sxm:2"}},

@@ -12,10 +12,11 @@ from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.serving.goodput import at_rate, goodput_of, rate_of
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.replica import Replica, Rules
+from windtunnel.serving.result import ServingResult
 from windtunnel.serving.simulate import simulate
 from windtunnel.serving.workload.files import read_workload
 from windtunnel.serving.workload.lengths import arrivals, lengths
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.serving.workload.requests import LONGEST_S, Workload
 
 
 @pytest.mark.parametrize(("cv", "least", "most"), [(0.0, 0.0, 1e-6), (1.0, 0.9, 1.1), (4.0, 3.0, 5.0)])
@@ -70,6 +71,51 @@ def test_files_are_read_by_their_columns(tmp_path: Path) -> None:
         plain.write_text(text)
         with pytest.raises(InputFileError):
             read_workload(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.csv", "input_tokens,output_tokens,arrival_s\n5,5,0\n\n5.5,5,1\n", "line 4: input_tokens = '5.5'"),
+        ("a.csv", "input_tokens,output_tokens,arrival_s\n1e30,5,0\n", "line 2: input_tokens = 1e\\+30"),
+        ("a.csv", "input_tokens,output_tokens,arrival_s\ninf,5,0\n", "line 2: input_tokens = 'inf'"),
+        ("a.csv", "input_tokens,output_tokens,arrival_s\n5,5,0\n5,5,nan\n", "line 3: arrival_s = 'nan'"),
+        ("a.csv", "input_tokens,output_tokens,arrival_s\n5,5,0\n5,5,1e12\n", "ten years"),
+        ("a.csv", "input_tokens,output_tokens,arrival_s\n5,5,2023-11-16\n5,5,1\n", "line 3: .*dates and numbers"),
+        ("a.jsonl", '{"input_tokens": 5, "output_tokens": 0, "arrival_s": 0}\n', "line 1: output_tokens = 0"),
+    ],
+)
+def test_odd_values_of_a_file_are_named_with_their_line(tmp_path: Path, name: str, text: str, told: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputFileError, match=told):
+        read_workload(tmp_path / name)
+
+
+def test_blanks_after_commas_and_marks_of_other_systems_are_read_past(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(b"\xef\xbb\xbfarrival_s, input_tokens, output_tokens\r\n0, 7, 5.0\r\n")
+    load = read_workload(file)
+    assert (load.input_tokens.tolist(), load.output_tokens.tolist()) == ([7], [5])
+
+
+def test_arrivals_that_no_clock_holds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="rate = 1e-12"):
+        arrivals(1000, 1e-12, 1.0, 0)
+    file = tmp_path / "a.csv"
+    file.write_text("input_tokens,output_tokens,arrival_s\n5,5,0\n5,5,1\n")
+    with pytest.raises(SpecError, match="rate = 1e-12"):
+        read_workload(file, rate_per_s=1e-12)
+
+
+def test_the_search_for_a_slow_enough_rate_ends_in_ten_years() -> None:
+    def run(load: Workload) -> ServingResult:
+        assert load.arrival_ns is not None
+        assert load.arrival_ns.min() >= 0
+        assert load.arrival_ns.max() < 1e9 * LONGEST_S
+        return serve("gpt2", "h100-sxm:1", Deployment(), load, slo={"ttft_s": 1e-9})
+
+    load = Workload(np.full(20, 50), np.full(20, 5), arrivals(20, 1e-4, 1.0, 0))
+    assert goodput_of(run, load, 0.9).goodput_requests_per_s == 0.0
 
 
 def test_empty_and_contradictory_workloads_are_refused() -> None:

@@ -27,7 +27,7 @@ BANDWIDTH, FLOPS, LAYER_S = 0.75, 0.70, 80e-6
 
 def naive_times(row: ServingRow) -> tuple[float, float] | None:
     """(TTFT, TPOT) in seconds of a row where prompts and answers share GPUs; None of others and of what is refused."""
-    if row.disaggregated or any(row.number(name) is None for name in ("isl", "osl", "concurrency")):
+    if row.disaggregated or any((row.number(name) or 0.0) < 1.0 for name in ("isl", "osl", "concurrency")):
         return None
     try:
         model = model_named(row.text("model"), row.text("model_family"))

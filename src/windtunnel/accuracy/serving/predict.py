@@ -124,7 +124,7 @@ def workload_of(row: ServingRow, assumed: list[str]) -> Workload:
     for name in ("isl", "osl"):
         if not (row.number(name) or 0.0) >= 1.0:
             raise UserError(f"{name} = {row.text(name)!r}: a deployment without lengths is no question")
-    if row.number("concurrency") is None:
+    if not (row.number("concurrency") or 0.0) >= 1.0:
         assumed.append(f"concurrency {ASSUMED_CONCURRENCY}")
     concurrency = row.whole("concurrency", ASSUMED_CONCURRENCY)
     if concurrency > 100_000 or row.whole("isl", 1) > 10**7 or row.whole("osl", 1) > 10**6:

@@ -8,6 +8,7 @@ What a row leaves open is assumed, and said: numbers of workers (that match in r
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,15 +56,17 @@ class ServingRow:
         return self.fields["id"]
 
     def text(self, name: str) -> str:
-        """A column, empty where it is missing."""
-        return (self.fields.get(name) or "").strip()
+        """A column, empty where it is missing, or `nan`, as numpy writes what is missing."""
+        found = (self.fields.get(name) or "").strip()
+        return "" if found.lower() == "nan" else found
 
     def number(self, name: str) -> float | None:
-        """A column as a number; None where it is empty or none."""
+        """A column as a finite number; None where it is empty or none."""
         try:
-            return float(self.text(name))
+            found = float(self.text(name))
         except ValueError:
             return None
+        return found if math.isfinite(found) else None
 
     def whole(self, name: str, default: int) -> int:
         """A column as a whole number of at least one."""
@@ -123,7 +126,8 @@ def gpu_of(name: str, count: int) -> Cluster:
 def engine_named(row: ServingRow) -> str:
     """Engine and release: a serving image with a release of its own means the engine inside; else that of the date."""
     engine, release = row.text("engine").lower(), row.text("engine_version")
-    release = release or release_on(engine, row.text("measured"))
+    if not any(letter.isdigit() for letter in release):  # "", "main", "latest"
+        release = release_on(engine, row.text("measured"))
     if "trt" in engine or "tensorrt" in engine:
         release = next((inside for image, inside in DYNAMO.items() if release.startswith(image + ".")), release)
         engine = "trtllm"

@@ -9,7 +9,9 @@
     all-reduce         the engines' own one-shot and two-shot kernels inside a CUDA graph; NCCL's above 8 GPUs
     dense products     `cost.kernels`, as in training
 
-Where a shape was not timed, the nearest one is scaled by bytes moved. Tables: aiconfigurator-core 0.12 (Apache-2.0).
+Where a shape was not timed, the nearest one is scaled by bytes moved. Nothing timed is taken to read a cache or
+weights of experts faster than the memory of the GPU gives them: a kernel that is timed over and over finds them on the
+chip, where in a real step other layers have been meanwhile. Tables: aiconfigurator-core 0.12 (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from windtunnel.cost import roofline
 from windtunnel.cost.communication.collectives import collective, group_of
 from windtunnel.cost.inference import measured
 from windtunnel.cost.inference.dense import DTYPES, gemm_s, quantised_grids
-from windtunnel.cost.inference.surface import Curve, Surface, curve, surface
+from windtunnel.cost.inference.surface import Curve, Surface, at_least, curve, surface
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.measured.interpolation import LogGrid
 from windtunnel.hardware.cluster import Cluster
@@ -171,7 +173,7 @@ def inference_kernels(cluster: Cluster, framework: str, release: str = "", exper
 def _decode_attention(
     gpu: Gpu, framework: str, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, window: int | None
 ) -> Surface:
-    width = 1.0 if kv_dtype == "fp8" else 2.0
+    per_token = 2.0 * kv_heads * head_dim * (1.0 if kv_dtype == "fp8" else 2.0)
     for _, path in _tables(gpu, "attention", "generation_attention_perf", framework):
         kinds = measured.distinct(path, ("num_heads", "num_key_value_heads", "head_dim"), ())
         # Multi-head attention is listed with as many KV heads as heads, or with 0 for "the same".
@@ -196,10 +198,10 @@ def _decode_attention(
         more = kv_heads * head_dim / (chosen[1] * chosen[2])
         batches, contexts = found["batch_size"].astype(float) / more, found["step"].astype(float) + 1.0
         table = surface(batches, contexts, found["latency"] * 1e-3)
-        if window is not None and by_window and where[-1][1] == 0:
-            table = _windowed(table, window)
-        return table
-    per_token = 2.0 * kv_heads * head_dim * width
+        if window is not None and by_window and where[-1][1] == window:
+            return table
+        table = at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
+        return table if window is None else _windowed(table, window)
     table = _streamed(gpu, per_token)
     return table if window is None else _windowed(table, window)
 
@@ -207,6 +209,7 @@ def _decode_attention(
 @lru_cache(maxsize=128)
 def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtype: str) -> Surface:
     kv = "fp8" if kv_dtype == "fp8" else "bfloat16"
+    per_token = latent * (1.0 if kv_dtype == "fp8" else 2.0)
     for _, path in _tables(gpu, "mla", "generation_mla_perf", framework):
         timed = [kind[0] for kind in measured.distinct(path, ("num_heads",), (("kv_cache_dtype", kv),))]
         if not timed:
@@ -215,9 +218,9 @@ def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtyp
         found = measured.rows(path, ("batch_size", "step", "latency"), (("num_heads", nearest), ("kv_cache_dtype", kv)))
         # Beyond the most heads that were timed products take the time, not the cache: it grows with the heads.
         seconds = found["latency"] * 1e-3 * max(1.0, heads / max(timed))
-        return surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, seconds)
-    width = 1.0 if kv_dtype == "fp8" else 2.0
-    return _streamed(gpu, latent * width, flops_per_token=4.0 * heads * latent)
+        table = surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, seconds)
+        return at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
+    return _streamed(gpu, per_token, flops_per_token=4.0 * heads * latent)
 
 
 class _Experts(NamedTuple):
@@ -235,6 +238,13 @@ class _Experts(NamedTuple):
 
 @lru_cache(maxsize=512)
 def _experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
+    line = _priced_experts(kernels, layer)
+    weights = layer.topk / layer.ep * _weights_of_one(layer) * WEIGHT_BYTES[layer.dtype]  # what one token takes
+    least = weights / kernels.gpu.memory_bandwidth_bytes_per_s
+    return Curve(line.nodes, tuple(max(least, s) for s in line.seconds))
+
+
+def _priced_experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
     timed = _timed_experts(kernels, layer)
     if timed is not None:
         return timed

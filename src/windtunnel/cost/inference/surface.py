@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.cost.measured.interpolation import monotone
 
 Array = NDArray[np.float64]
+FAR_BATCH, FAR_CONTEXT = 16384.0, float(1 << 24)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,19 @@ class Surface:
         low, high = curves[place - 1].at(context), curves[place].at(context)
         share = (batch - batches[place - 1]) / (batches[place] - batches[place - 1])
         return max(low, low + share * (high - low))
+
+
+def at_least(table: Surface, seconds_per_token: float) -> Surface:
+    """The same, but nowhere faster than batch x context x `seconds_per_token`: both are straight between nodes.
+
+    Beyond the last nodes, too, where a short last stretch would be drawn out: one more batch and one more context.
+    """
+    batches = (*table.batches, max(FAR_BATCH, 2.0 * table.batches[-1]))
+    floored = []
+    for batch, own in zip(batches, (*table.curves, table.curves[-1]), strict=True):
+        nodes = tuple(sorted({*own.nodes, FAR_CONTEXT}))
+        floored.append(Curve(nodes, tuple(max(table.at(batch, n), batch * n * seconds_per_token) for n in nodes)))
+    return Surface(batches, tuple(floored))
 
 
 def curve(sizes: Array, seconds: Array) -> Curve:

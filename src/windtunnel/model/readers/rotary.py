@@ -179,7 +179,9 @@ def whole_of(f: Fields, *, tied: bool = False) -> dict[str, Any]:
         "name": "",
         "hidden_size": f.count("hidden_size"),
         "vocab_size": f.count("vocab_size"),
-        "max_sequence_length": f.count("max_position_embeddings", most=TOKENS_MAX),
+        "max_sequence_length": f.count(
+            "max_position_embeddings", most=TOKENS_MAX, what="the longest context that it is made for, such as 8192"
+        ),
         "tied_embeddings": f.flag("tie_word_embeddings", tied),
     }
 

@@ -42,7 +42,8 @@ def print_serving(result: Mapping[str, Any], console: Console) -> None:
     for key, label in ROWS:
         if result[key] is not None:
             table.add_row(label, *(duration(result[key][name]) for name in COLUMNS))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     band = result["tpot_band_s"]
     if band is not None:
         console.print(f"TPOT p5 to p95 {duration(band['p5'])} to {duration(band['p95'])}")

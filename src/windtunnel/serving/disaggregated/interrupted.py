@@ -35,7 +35,7 @@ def cancel(server: Disaggregated, index: int, now_ns: int) -> bool:
     for place, replica in enumerate(server.decode):
         for one in handed(replica):
             if one.index == index:
-                hand_back(replica, one)
+                hand_back(replica, one, now_ns)
                 server.look_again(len(server.prefill) + place, now_ns)
                 return True
     return False

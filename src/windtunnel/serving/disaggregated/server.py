@@ -99,7 +99,7 @@ class Disaggregated:
             self._watch(source)
             if one.index in self.unwanted:
                 self.unwanted.discard(one.index)
-                let_go(self.decode[target], one)
+                let_go(self.decode[target], one, now_ns)
             else:
                 adopt(self.decode[target], one, now_ns)
             self._watch(len(self.prefill) + target)

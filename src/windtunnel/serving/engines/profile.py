@@ -140,10 +140,10 @@ def engine_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def load_engine(spec: str) -> Profile:
-    """The profile of `vllm`, `vllm-0.12.0` or a YAML file: the newest release where none is named.
+    """The profile of `vllm`, `vllm-0.12.0`, `vllm:0.12` or a YAML file: the newest release where none is named.
 
     Raises:
-        UnknownNameError: no such engine.
+        UnknownNameError: no such engine, or a release that does not begin with a number.
         InputFileError, SpecError: a file with a fault.
     """
     if spec.endswith((".yaml", ".yml")):
@@ -151,8 +151,8 @@ def load_engine(spec: str) -> Profile:
         name = path.stem
     else:
         text = spec.lower().replace(" ", "-")
-        match = re.match(r"(tensorrt[-_]llm|trt-llm|dynamo-trtllm|[a-z_]+)[-=@]?v?(.*)$", text)
-        name, wanted = (ALIASES.get(match[1], match[1]), match[2]) if match else (text, "")
+        match = re.fullmatch(r"(tensorrt[-_]llm|trt-llm|dynamo-trtllm|[a-z_]+)(?:[-=@:]?v?(\d.*))?", text)
+        name, wanted = (ALIASES.get(match[1], match[1]), match[2] or "") if match else (text, "")
         path = FOLDER / f"{name}.yaml"
         if not path.exists():
             raise UnknownNameError("engine", spec, [*engine_names(), *(p.stem for p in FOLDER.glob("*.yaml"))])

@@ -7,7 +7,7 @@ same requests, only closer together or farther apart; goodput is the highest rat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from windtunnel.serving.disaggregated.pools import pools_of
 from windtunnel.serving.goodput import at_rate, misses_nowhere, rate_of
 from windtunnel.serving.measures import stamps_of
 from windtunnel.serving.placement.distserve import Layout, Placement, high_affinity, layouts, low_affinity
-from windtunnel.serving.run import regime_of
+from windtunnel.serving.run import hand_on, regime_of
 from windtunnel.serving.simulate import Server, simulate
 from windtunnel.serving.workload.requests import Workload
 
@@ -51,10 +51,24 @@ def search_distserve(asked: Question) -> Placement:
         raise SpecError("--concurrency", asked.workload.concurrency, "goodput is a rate: use an open loop")
     cluster = asked.cluster
     domain = min(cluster.gpus_in_domain, cluster.n_gpus)
+    if cluster.n_gpus < 2:
+        raise SpecError("--cluster", cluster.name, "prompts and answers apart take two GPUs at least")
     if cluster.n_gpus <= cluster.gpus_in_domain:
-        return low_affinity(lambda p, d: _pair(asked, p, d), list(layouts(domain - 1)), domain, asked.rate_per_s)
+        choices = list(layouts(domain - 1))
+        _check_room(asked, choices)
+        return low_affinity(lambda p, d: _pair(asked, p, d), choices, domain, asked.rate_per_s)
     choices = list(layouts(cluster.n_gpus, -(-cluster.n_gpus // domain), domain))
+    _check_room(asked, choices)
     return high_affinity(lambda p: _prefill(asked, p), lambda d: _decode(asked, d), choices, asked.rate_per_s)
+
+
+def _check_room(asked: Question, choices: Sequence[Layout]) -> None:
+    """Raises SpecError where no layout holds the model and its shortest request: no limit would help."""
+    shortest = int((asked.workload.input_tokens + asked.workload.output_tokens).min())
+    engines = (_engine(asked, layout) for layout in choices)
+    if not any(engine is not None and engine.longest >= shortest for engine in engines):
+        told = f"no layout has room for {asked.model.name} and a request of {shortest} tokens"
+        raise SpecError("--cluster", asked.cluster.name, f"{told}: use more GPUs, or fewer bits")
 
 
 def _pair(asked: Question, prefill: Layout, decode: Layout) -> float:
@@ -109,6 +123,7 @@ def _highest(
         one = server()
         load = at_rate(workload, rate)
         sent, _ = simulate(load, [one], None, block_size=engine.rules.block_size, longest=longest)
+        hand_on(sent, engine.profile)
         stamps = stamps_of(sent)
         attained = stamps.attainment(slo.get("ttft_s"), slo.get("tpot_s"), len(load))
         return attained >= asked.attain and regime_of(stamps, load) != "over"

@@ -25,15 +25,19 @@ def hold(replica: Replica, one: Sequence) -> None:
     replica._held += 1
 
 
-def let_go(replica: Replica, one: Sequence) -> None:
-    """Free the blocks of a cache that was to come here."""
+def let_go(replica: Replica, one: Sequence, now_ns: int) -> None:
+    """Free the blocks of a cache that was to come here: the queue may go on."""
     replica.pool.release(_blocks(replica, one), ())
     replica._held -= 1
+    if replica._mode == IDLE and replica.waiting:
+        replica._wake(now_ns)
 
 
 def adopt(replica: Replica, one: Sequence, now_ns: int) -> None:
     """Take in a sequence whose prompt was computed elsewhere; `hold` has taken its blocks here."""
     one.queued_ns = now_ns if one.queued_ns < 0 else one.queued_ns
+    if one.generated == 1:  # its client has the first token since the copy ended
+        one.token_ticks = one.first_ns << SHIFT
     replica._adopted.append(one)
     if replica._mode == IDLE:
         replica._wake(now_ns)
@@ -46,10 +50,10 @@ def handed(replica: Replica) -> list[Sequence]:
     return replica._adopted
 
 
-def hand_back(replica: Replica, one: Sequence) -> None:
+def hand_back(replica: Replica, one: Sequence, now_ns: int) -> None:
     """One of those leaves before that."""
     replica._adopted.remove(one)
-    let_go(replica, one)
+    let_go(replica, one, now_ns)
 
 
 def give_up(replica: Replica, one: Sequence, now_ns: int) -> None:

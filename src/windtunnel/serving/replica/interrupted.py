@@ -88,6 +88,8 @@ def unfinished(replica: Replica, now_ns: int) -> list[Sequence]:
     again elsewhere. The replica is of no further use.
     """
     done = steps_done(replica, now_ns)
+    for one in replica.decoding.values():
+        one.token_ticks = replica.last_token_ticks(one, done)
     here = [*replica.decoding.values(), *replica.partial, *replica.waiting]
     for one in here:
         one.generated = tokens_given(replica, one, done)

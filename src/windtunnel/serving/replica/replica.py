@@ -63,7 +63,9 @@ class Replica:
         self._end_sum = 0  # of end_step over the decoding
         self._promised = 0  # blocks that running sequences will hold at their end, where admission reserves them
         self._ratio_from = 0  # step since which the expected share of output falls
-        self._stall = 0  # ticks since the decoding sequences' last token
+        self._stall = 0  # ticks since the decoding sequences' last token ...
+        self._apart = rules.batching != "mixed"
+        self._late: dict[int, int] = {}  # ... but for so many, whose last token came at these ticks
         gated = rules.ranks > 1 and rules.gather_steps > 0
         self._gate = RankGate(rules.ranks, rules.gather_steps) if gated else None
         self._gather_until = -1  # decode step at which waiting prompts are admitted in any case; -1 = none wait
@@ -162,8 +164,11 @@ class Replica:
         elif batch:
             self._begin_run()
         else:
-            self._mode = IDLE
-            self.next_ns = NEVER
+            self._idle()
+
+    def _idle(self) -> None:
+        self._mode = IDLE
+        self.next_ns = NEVER
 
     def _unseen(self) -> bool:
         """Whether the engine does not know of those that wait, since it has not looked for requests yet."""
@@ -316,9 +321,10 @@ class Replica:
 
     def _begin_run(self) -> None:
         rules = self.rules
-        room = self._make_room(self._due[-self._steps % rules.block_size])
-        if room and not self.decoding:  # cannot be: the last one is never preempted
-            raise AssertionError("nothing left to decode")
+        self._make_room(self._due[-self._steps % rules.block_size])
+        if not self.decoding:  # caches that are on their way have taken the blocks of the last one
+            self._idle()
+            return
         batch = len(self.decoding)
         ends = self._ends
         while ends[0][2] != ends[0][3].epoch:
@@ -387,8 +393,7 @@ class Replica:
         if batch:
             self._steps += 1
             self._context_sum += batch
-            self.tally.gaps(length + self._stall, 0, 1, batch)
-            self._stall = 0
+            self._count_gaps(1, length, 0, batch)
             self._pop_finished(now_ns, finished)
         elif self.decoding:
             self._stall += length
@@ -407,6 +412,9 @@ class Replica:
             one.generated += 1
             if one.first_ns < 0:
                 one.first_ns = now_ns
+            elif one.token_ticks >= 0:  # its cache was lost, or swapped out, after that token
+                self.tally.gaps(self._clock - one.token_ticks, 0, 1, 1)
+            one.token_ticks = self._clock
             if self.on_first is not None:
                 self._gone(one)
                 if self.on_first(one):
@@ -435,16 +443,33 @@ class Replica:
         tally = self.tally
         tally.step(self._length, batch, self.pool.held, steps)
         tally.tokens += steps * batch
-        if self._stall:
-            tally.gaps(first + self._stall, 0, 1, batch)
-            self._stall = 0
-            tally.gaps(first + growth, growth, steps - 1, batch)
-        else:
-            tally.gaps(first, growth, steps, batch)
+        self._count_gaps(steps, first, growth, batch)
         finished: list[Sequence] = []
         self._pop_finished(self._clock >> SHIFT, finished)
         self._just_finished = len(finished)
         return finished
+
+    def _count_gaps(self, steps: int, first: int, growth: int, batch: int) -> None:
+        """Gaps before tokens of decode steps that end now; the first of a sequence is since its last token."""
+        gaps = self.tally.gaps
+        if not (self._stall or self._late):
+            gaps(first, growth, steps, batch)
+            return
+        ended = self._clock - ticks_of(steps, first, growth) + first
+        others = batch
+        for at, count in self._late.items():
+            gaps(ended - at, 0, 1, count)
+            others -= count
+        self._late.clear()
+        gaps(first + self._stall, 0, 1, others)
+        self._stall = 0
+        gaps(first + growth, growth, steps - 1, batch)
+
+    def last_token_ticks(self, one: Sequence, done: int = 0) -> int:
+        """When a decoding sequence got its last token, `done` steps into the run."""
+        if done:
+            return self._clock + ticks_of(done, *self._run[1:])
+        return self._clock - self._stall if self._steps > one.joined else one.token_ticks
 
     def _pop_finished(self, now_ns: int, finished: list[Sequence]) -> None:
         ends, steps = self._ends, self._steps
@@ -472,6 +497,8 @@ class Replica:
         self._context_sum += one.context
         self._end_sum += one.end_step
         self._due[(one.context - self._steps) % self.rules.block_size] += 1
+        if self._apart or one.token_ticks < self._clock:
+            self._late[one.token_ticks] = self._late.get(one.token_ticks, 0) + 1
 
     def _leave(self, one: Sequence) -> None:
         """Out of the decoding, blocks back."""
@@ -479,6 +506,8 @@ class Replica:
         del self.decoding[one.index]
         if self._gate is not None:
             self._gate.decoding[one.rank] -= 1
+        if one.joined == self._steps and one.token_ticks in self._late:
+            self._late[one.token_ticks] -= 1
         one.epoch += 1
         context = one.context + self._steps - one.joined
         self._context_sum -= context
@@ -499,9 +528,13 @@ class Replica:
             self._promised -= -(-(one.prompt + one.output) // self.rules.block_size)
 
     def _make_room(self, needed: int) -> bool:
-        """Preempt from the tail until the decoding sequences can have the blocks of their next step."""
+        """Preempt from the tail until the decoding sequences can have the blocks of their next step.
+
+        The last one stays, but where blocks are held for caches that are on their way: it comes back after them.
+        """
         preempted = False
-        while needed > self.pool.free and len(self.decoding) + len(self.partial) > 1:
+        least = 0 if self._held else 1
+        while needed > self.pool.free and len(self.decoding) + len(self.partial) > least:
             if self.partial:
                 one = self.partial.pop()
                 self.outstanding_tokens += one.computed
@@ -509,6 +542,7 @@ class Replica:
             else:
                 one = next(reversed(self.decoding.values()))
                 one.generated = one.output - (one.end_step - self._steps)
+                one.token_ticks = self.last_token_ticks(one)
                 self._leave(one)
                 one.known = one.prompt + one.generated
                 self.outstanding_tokens += one.known

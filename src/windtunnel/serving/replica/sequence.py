@@ -31,6 +31,7 @@ class Sequence:
         "rank",
         "scheduled_ns",
         "shared",
+        "token_ticks",
         "used_ns",
         "waited_ns",
     )
@@ -53,6 +54,7 @@ class Sequence:
         self.epoch = 0  # rises when it leaves the decoding before its end
         self.preemptions = 0
         self.rank = -1  # the attention rank it belongs to, where ranks admit prompts together
+        self.token_ticks = -1  # when it got its last token, while it does not decode; -1 = none yet
         self.used_ns = 0  # service so far, for policies that count it
         self.waited_ns = 0  # for a place to decode in, its prompt computed elsewhere
         self.queued_ns = self.scheduled_ns = self.first_ns = self.last_ns = -1

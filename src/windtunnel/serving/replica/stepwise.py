@@ -54,7 +54,6 @@ class StepwiseReplica:
         self._clock = 0
         self._plan: Plan | None = None
         self._length = 0
-        self._stall = 0
 
     @property
     def now_ns(self) -> int:
@@ -154,14 +153,10 @@ class StepwiseReplica:
         self.tally.tokens += batch + sum(n for _, n in plan.chunks)
         if batch:
             self.steps += 1
-            self.tally.gaps(self._length + self._stall, 0, 1, batch)
-            self._stall = 0
-        elif self.running:
-            self._stall += self._length
         finished: list[Sequence] = []
         for one in plan.decode:
             one.context += 1
-            one.generated += 1
+            self._token(one)
             one.used_ns += self._length >> SHIFT
             if one.generated >= one.output:
                 self._finish(one, now_ns, finished)
@@ -173,12 +168,18 @@ class StepwiseReplica:
             self.running.remove(one)  # in the order in which they began to decode, as the replica in runs has it
             self.running.append(one)
             one.context = one.known
-            one.generated += 1
+            self._token(one)
             if one.first_ns < 0:
                 one.first_ns = now_ns
             if one.generated >= one.output:
                 self._finish(one, now_ns, finished)
         return finished
+
+    def _token(self, one: Sequence) -> None:
+        one.generated += 1
+        if one.token_ticks >= 0:
+            self.tally.gaps(self._clock - one.token_ticks, 0, 1, 1)
+        one.token_ticks = self._clock
 
     def _finish(self, one: Sequence, now_ns: int, finished: list[Sequence]) -> None:
         one.last_ns = now_ns

@@ -46,7 +46,7 @@ class Tally:
 
     def gaps(self, first: int, growth: int, steps: int, sequences: int) -> None:
         """`steps` gaps of each of `sequences`; the mean of a run stands for all of it."""
-        if steps <= 0:
+        if steps <= 0 or sequences <= 0:
             return
         key = (first + growth * (steps - 1) // 2) >> GAP_SHIFT
         counts = self.gap_counts

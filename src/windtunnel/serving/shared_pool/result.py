@@ -10,6 +10,7 @@ from typing import Any
 from windtunnel.serving.disaggregated.pools import Pools, sides_of
 from windtunnel.serving.disaggregated.units import replicas_of
 from windtunnel.serving.measures import stamps_of
+from windtunnel.serving.question import refusals
 from windtunnel.serving.replica.replica import NEVER
 from windtunnel.serving.result import ServingResult
 from windtunnel.serving.run import summarise
@@ -25,6 +26,12 @@ class PoolResult:
     more: Mapping[str, Mapping[str, Any]]  # by model: replicas over time, what was lost, moved, paid
     total: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]]
+    homeless: tuple[str, ...] = ()  # models with fewer replicas than asked for at all times, in words
+
+    @property
+    def warnings(self) -> list[str]:
+        """Replicas that never found room, and requests that no replica can hold, by model."""
+        return [*self.homeless, *(f"{name}: {told}" for name, one in self.models.items() for told in refusals(one))]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -61,7 +68,12 @@ def run_pool(pool: Pool) -> PoolResult:
             hour = pool.groups[instance.group].gpu_hour
             if hour is not None:
                 found["cost"] = (found["cost"] or 0.0) + seconds / 3600.0 * hour
-    return PoolResult(models, more, _total(models, more, end_ns * 1e-9), groups)
+    homeless = tuple(
+        f"{one.name}: {one.replicas} replicas are asked for, and its groups never have room for more than {most}"
+        for one in pool.models
+        if one.scaling is None and (most := models[one.name].spec["replicas"]) < one.replicas
+    )
+    return PoolResult(models, more, _total(models, more, end_ns * 1e-9), groups, homeless)
 
 
 def _of_model(pool: Pool, served: Served, run: Run, end_ns: int) -> tuple[ServingResult, dict[str, Any]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.serving.workload.lengths import arrivals, check_rate
-from windtunnel.serving.workload.requests import Workload
+from windtunnel.serving.workload.lengths import arrivals, check_rate, check_span
+from windtunnel.serving.workload.requests import LONGEST_S, Workload
 
 INPUTS = ("input_tokens", "ContextTokens", "input_length", "Request tokens", "prompt_tokens")
 OUTPUTS = ("output_tokens", "GeneratedTokens", "output_length", "Response tokens", "completion_tokens")
@@ -34,6 +35,7 @@ ARRIVALS = (
     ("Timestamp", 1e9),
     ("TIMESTAMP", 1e9),
 )
+MOST_TOKENS = 10**9
 CALENDAR_S = 1e8  # three years: whoever counts more seconds than that reads a calendar
 PREFIXES = (("prefix_block_ids", 16), ("block512_ids", 512), ("hash_ids", 512))
 
@@ -56,16 +58,16 @@ def read_workload(
         rows = rows[:requests]
     if not rows:
         raise InputFileError(path, "holds no request", "give a table with one request a line")
-    first = rows[0]
+    first = rows[0][1]
     prompt = next((name for name in INPUTS if name in first), None)
     output = next((name for name in OUTPUTS if name in first), None)
     if prompt is None or output is None:
         problem = f"has no column of prompt or output lengths among {', '.join(first)}"
         raise InputFileError(path, problem, "name them input_tokens and output_tokens")
-    prompts = np.array([_whole(path, n, row, prompt) for n, row in enumerate(rows, 2)], dtype=np.int64)
-    outputs = np.array([_whole(path, n, row, output) for n, row in enumerate(rows, 2)], dtype=np.int64)
+    prompts = np.array([_whole(path, n, row, prompt) for n, row in rows], dtype=np.int64)
+    outputs = np.array([_whole(path, n, row, output) for n, row in rows], dtype=np.int64)
     prefix = next(((name, size) for name, size in PREFIXES if name in first), None)
-    names = None if prefix is None else [_names(path, n, row.get(prefix[0])) for n, row in enumerate(rows, 2)]
+    names = None if prefix is None else [_names(path, n, row.get(prefix[0])) for n, row in rows]
     block = 16 if prefix is None else prefix[1]
     if concurrency is not None:
         return Workload(prompts, outputs, None, concurrency, names, block, path.stem)
@@ -81,6 +83,7 @@ def read_workload(
         if rate_per_s is not None:
             check_rate(rate_per_s)
             span = float(times.max() - times.min()) * 1e-9
+            check_span((len(rows) - 1) / rate_per_s, rate_per_s)
             scale = (len(rows) - 1) / span / rate_per_s if span > 0 else 0.0
             times = np.round((times - times.min()) * scale).astype(np.int64)
     order = np.argsort(times, kind="stable")
@@ -88,15 +91,17 @@ def read_workload(
     return Workload(prompts[order], outputs[order], times[order], None, ordered, block, path.stem, order)
 
 
-def _rows(path: Path) -> list[Mapping[str, Any]]:
+def _rows(path: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    """Each row with its line in the file."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             if path.suffix in (".jsonl", ".json"):
-                found = [json.loads(line) for line in file if line.strip()]
-                if not all(isinstance(row, dict) for row in found):
+                found = [(place, json.loads(line)) for place, line in enumerate(file, 1) if line.strip()]
+                if not all(isinstance(row, dict) for _, row in found):
                     raise InputFileError(path, "holds lines that are no JSON objects", "give one object a line")
                 return found
-            return list(csv.DictReader(file))
+            reader = csv.DictReader(file, skipinitialspace=True)
+            return [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
         raise InputFileError(path, problem, "give a readable CSV or JSONL of requests") from error
@@ -104,14 +109,15 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
 
 def _whole(path: Path, line: int, row: Mapping[str, Any], name: str) -> int:
     try:
-        value = int(float(row[name]))
-    except (TypeError, ValueError, KeyError, OverflowError):
-        raise InputFileError(
-            path, f"line {line}: {name} = {row.get(name)!r} is no number", "give whole tokens"
-        ) from None
-    if value < 1:
-        raise InputFileError(path, f"line {line}: {name} = {value}", "every request needs at least one token")
-    return value
+        value = float(row[name])
+    except (TypeError, ValueError, KeyError):
+        value = math.nan
+    if not value.is_integer():
+        raise InputFileError(path, f"line {line}: {name} = {row.get(name)!r} is no whole number", "give whole tokens")
+    if not 1 <= value <= MOST_TOKENS:
+        problem = f"line {line}: {name} = {value:.15g}"
+        raise InputFileError(path, problem, f"a request has 1 to {MOST_TOKENS} tokens each way")
+    return int(value)
 
 
 def _names(path: Path, line: int, value: Any) -> tuple[int, ...]:
@@ -124,11 +130,11 @@ def _names(path: Path, line: int, value: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _times(path: Path, rows: list[Mapping[str, Any]], name: str, scale: float) -> Any:
+def _times(path: Path, rows: list[tuple[int, Mapping[str, Any]]], name: str, scale: float) -> Any:
     """Nanoseconds. A number is in the column's unit, a date is a date in any column."""
-    values = []
-    dated = False
-    for line, row in enumerate(rows, 2):
+    values: list[float] = []
+    dated = 0
+    for line, row in rows:
         text = row.get(name)
         try:
             values.append(float("" if text is None else text) * scale)
@@ -139,12 +145,15 @@ def _times(path: Path, rows: list[Mapping[str, Any]], name: str, scale: float) -
                 problem = f"line {line}: {name} = {text!r} is no time"
                 raise InputFileError(path, problem, "give numbers, or dates such as 2023-11-16 18:01:51") from None
             values.append((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1e9)
-            dated = True
+            dated += 1
+        if not 0.0 <= values[-1] < math.inf:
+            problem = f"line {line}: {name} = {text!r} is below zero or without end"
+            raise InputFileError(path, problem, "give times from the first request")
+        if 0 < dated < len(values):
+            raise InputFileError(path, f"line {line}: {name} holds dates and numbers", "give one of them")
     exact = np.array(values)
-    if not np.isfinite(exact).all() or exact.min() < 0:
-        raise InputFileError(
-            path, f"{name} holds a time below zero or without end", "give times from the first request"
-        )
+    if exact.max() - exact.min() > 1e9 * LONGEST_S:
+        raise InputFileError(path, f"{name} spans more than ten years", "give seconds, ms or ns as the column says")
     if dated or exact.min() > 1e9 * CALENDAR_S:
         exact -= exact.min()
     return np.round(exact).astype(np.int64)

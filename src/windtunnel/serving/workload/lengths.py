@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from windtunnel.errors import SpecError
-from windtunnel.serving.workload.requests import Ints
+from windtunnel.serving.workload.requests import LONGEST_S, Ints
 
 
 def lengths(count: int, prompt: int, output: int, ratio: float, seed: int) -> tuple[Ints, Ints]:
@@ -32,6 +32,12 @@ def check_rate(rate_per_s: float) -> None:
         raise SpecError("rate", rate_per_s, "must be above zero requests per second")
 
 
+def check_span(span_s: float, rate_per_s: float) -> None:
+    """Raises SpecError where requests at that rate come over more than ten years."""
+    if span_s > LONGEST_S:
+        raise SpecError("rate", rate_per_s, "so many requests take more than ten years: give a higher rate, or fewer")
+
+
 def arrivals(count: int, rate_per_s: float, cv: float, seed: int) -> Ints:
     """Arrival times in ns at a mean rate; `cv` 0 = constant, 1 = Poisson, above = bursts."""
     check_rate(rate_per_s)
@@ -44,5 +50,6 @@ def arrivals(count: int, rate_per_s: float, cv: float, seed: int) -> Ints:
         shape = 1.0 / cv**2
         gaps = draw.gamma(shape, 1.0 / shape, count)
     times = np.cumsum(gaps) - gaps[0]
+    check_span(float(times[-1]) / rate_per_s, rate_per_s)
     nanoseconds: Ints = np.round(times / rate_per_s * 1e9).astype(np.int64)
     return nanoseconds

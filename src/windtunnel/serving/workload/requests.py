@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import SpecError
 
 Ints = NDArray[np.int64]
+LONGEST_S = 3e8  # ten years, between the first and the last arrival: clocks of int64 nanoseconds hold thirty times that
 
 
 @dataclass(frozen=True, eq=False)
