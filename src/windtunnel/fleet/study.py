@@ -30,6 +30,12 @@ class FleetResult:
         """Aggregates by policy; names and definitions: `fleet/outcome.py`."""
         return {outcome.policy: aggregates(outcome, self.site.gpus) for outcome in self.outcomes}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The figures by policy, and those of a single policy at the top too."""
+        figures = self.figures
+        only = next(iter(figures.values())) if len(figures) == 1 else {}
+        return {**only, "policies": figures}
+
     def write_jobs(self, path: str | Path) -> None:
         """One line per job, CSV or Parquet."""
         write_jobs(list(self.outcomes), path)

@@ -46,7 +46,7 @@ from windtunnel.result import Disturbed, Infeasible, Result, StageMemory
 from windtunnel.step.disturbances.disturbances import parse_disturbances
 from windtunnel.step.disturbances.disturbed_step import Replayed
 from windtunnel.step.result_of import limits_of, read, result_of
-from windtunnel.step.scenario import CALM, Parts, Scenario
+from windtunnel.step.scenario import CALM, Parts, Scenario, with_parts
 
 MIB = 1 << 20
 HASH = "@"  # between a captured folder and the hash of its content, as `reproduce` names it
@@ -72,7 +72,7 @@ def predict_captured(
     None: those that the script was captured with. Raises UserError on what cannot be; a job that runs out of memory is
     a Result whose status is "infeasible".
     """
-    named, scenario = cluster, replace(scenario, **parts)
+    named, scenario = cluster, with_parts(scenario, parts)
     for name in ("router_load", "lengths"):
         if getattr(scenario, name) is not None:
             raise SpecError(name, str(getattr(scenario, name)), "leave it out: the captured script has its own")

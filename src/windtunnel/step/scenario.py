@@ -6,10 +6,10 @@ read them and say what they do to a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from windtunnel.errors import SpecError
 
@@ -47,6 +47,15 @@ class Parts(TypedDict, total=False):
 
 CALM = Scenario()
 NAMES = tuple(field.name for field in fields(Scenario))
+
+
+def with_parts(scenario: Scenario, parts: Mapping[str, Any]) -> Scenario:
+    """The scenario with parts given as keywords. Raises SpecError for a keyword that is none of them."""
+    for name, value in parts.items():
+        if name not in NAMES:
+            remedy = f"no keyword here: known are {', '.join(NAMES)}; fields of a plan belong to the plan (plan.{name})"
+            raise SpecError(name, value, remedy)
+    return replace(scenario, **parts)
 
 
 def share_of(field: str, value: str | float) -> float:

@@ -35,7 +35,7 @@ from windtunnel.step.result_of import (
     roofline_warning,
     sum_to,
 )
-from windtunnel.step.scenario import CALM, Parts, Scenario
+from windtunnel.step.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.training.disturbances.planned import disturb
 from windtunnel.training.excerpt import excerpt_of
 from windtunnel.training.layout import Layout, resolve
@@ -79,7 +79,7 @@ def predict(
     documents that sequences are packed from. Raises UserError on a spec that cannot be; a job that does not fit in
     memory is a Result whose status is "infeasible".
     """
-    scenario = replace(scenario, **parts)
+    scenario = with_parts(scenario, parts)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
         given = scenario.router_load is not None or scenario.lengths is not None
