@@ -32,7 +32,7 @@ from windtunnel.planning.infeasible import nearest, remedies
 from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.planning.objectives.robust import Trouble, scored
-from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
+from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, read_plan, straggling
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
 from windtunnel.planning.techniques import Tried, chosen, tried
@@ -55,7 +55,7 @@ LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 def plan(
     model: Model | str | Path | Mapping[str, Any],
     cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
-    plan: Plan | Mapping[str, Any] | None = None,
+    plan: Plan | str | Path | Mapping[str, Any] | None = None,
     *,
     top: int = TOP,
     within_s: float | None = WITHIN_S,
@@ -253,10 +253,10 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
     return Budget(LOOKS, float("inf") if ends_s is None else ends_s)
 
 
-def _given(plan: Plan | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
-    if isinstance(plan, Plan):
-        plan = plan.model_dump(exclude_unset=True)
+    if plan is not None and not isinstance(plan, Mapping):
+        plan = read_plan(plan).model_dump(exclude_unset=True)
     given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
         if name not in given:

@@ -223,6 +223,16 @@ def test_times_are_taken_with_a_unit_too() -> None:
     assert one.plans == other.plans
 
 
+def test_a_plan_is_a_mapping_or_a_file_as_for_predict(tmp_path: Path) -> None:
+    words = {"global_batch": 8, "seq_len": 512, "tp": 8, "micro_batch": 8, "zero_stage": 1, "recompute": "none"}
+    file = tmp_path / "plan.yaml"
+    file.write_text("".join(f"{name}: {value}\n" for name, value in words.items()))
+    found = [windtunnel.plan("llama-3.2-1b", "h100-sxm:8", one).plans for one in (words, file, str(file))]
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(UserError, match=r"plan = \[1\]: give a mapping"):
+        windtunnel.plan("llama-3.2-1b", "h100-sxm:8", [1])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("words", ["--price nan", "--mtbf 0s", "--gpus ²..8", "--gpus ４..8"])
 def test_flags_that_cannot_be_meant_have_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama-3-8b", "--cluster", "h100-sxm:8", *FIXED, *words.split()]) == 2
