@@ -32,10 +32,10 @@ import windtunnel
 from windtunnel.cli.plan_flags import PlanFlags
 from windtunnel.cli.predict import answered
 from windtunnel.errors import UserError
-from windtunnel.planning.advice import WORTH, _host_holds
+from windtunnel.planning.advice import WORTH
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.changes import UNBOUNDED
-from windtunnel.planning.oracle import laid_out, memory_bytes, read_plan, step_ns, straggling
+from windtunnel.planning.oracle import host_holds, laid_out, memory_bytes, read_plan, step_ns, straggling
 from windtunnel.step.scenario import Scenario
 from windtunnel.training.memory import peak
 
@@ -135,7 +135,7 @@ def singles(model: Any, cluster: Any, plan: dict[str, Any], slow: list[str], bel
                         step, fits = step_ns(layout), True
                 except UserError:
                     continue
-                if fits and _host_holds(layout):
+                if fits and host_holds(layout):
                     found[f"{name}={value}"] = step
                 break
     return found

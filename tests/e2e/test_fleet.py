@@ -64,7 +64,7 @@ def test_a_restart_takes_a_time_with_its_unit(trace, tmp_path):
 
 def test_lint(trace):
     run = windtunnel("fleet", "lint", trace, "--cluster", "v100:8", status=3)
-    assert "error: 1 job ask more than the 8 GPUs" in run.stdout
+    assert "error: 1 job of more than the 8 GPUs" in run.stdout
 
 
 @pytest.mark.parametrize(

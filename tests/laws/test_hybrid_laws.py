@@ -216,6 +216,7 @@ def test_clouds_need_a_file_and_say_what_is_wrong_with_it(question):
         (("name: partner", "name: east"), "name"),
         (("per: runtime", "per: moon"), "starburst"),
         (("up: 2 h", "up: 0 h"), "spot"),
+        (("price_per_gpu_hour: 3, ", ""), "price_per_gpu_hour of east is not given"),  # else free, and all run there
     ):
         (question / "site.yaml").write_text(SITE.replace(*change))
         with pytest.raises(SpecError, match=what):

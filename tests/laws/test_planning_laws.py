@@ -11,7 +11,7 @@ from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.oracle import checked, laid_out, memory_bytes, predict, replayed, straggling
-from windtunnel.planning.search import Search
+from windtunnel.planning.search import LET_GO, Search
 from windtunnel.planning.space import Space, count, structures, switches
 
 CASES = [
@@ -122,6 +122,20 @@ def test_counts_are_those_of_all_plans_and_all_are_legal() -> None:
     space = space_of("mixtral-8x7b", 2, "h100-sxm:4", {"global_batch": 4, "seq_len": 2048, "cp": 1})
     kept = list(structures(space))
     assert sum(count(space, one) for one in kept) == sum(1 for _ in every_plan(space))
+
+
+def test_a_search_leaves_time_for_what_comes_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a millisecond at each look: replays of the answer, and letting the nodes go."""
+    ticks = iter(range(10**9))
+    monkeypatch.setattr("windtunnel.planning.search.monotonic", lambda: next(ticks) / 1000)
+    space = space_of("llama-3-8b", 4, "h100-sxm:4", {"global_batch": 4, "seq_len": 2048, "cp": 1})
+    search = Search(space, Bounds(straggling(space.cluster)))
+    whole = search.run(10**6).seconds
+    for within, spare in ((0.2, 0), (0.5, 0), (0.5, 20)):
+        assert within < whole
+        found = search.run(10**6, within, spare=spare)
+        assert found.seconds * (1.0 + LET_GO) + spare * 0.001 <= within + 0.005
+        assert found.seconds > within / 2
 
 
 def test_less_is_never_better() -> None:

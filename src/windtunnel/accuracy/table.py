@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -35,6 +36,7 @@ SPECIFIED = (
     *("hidden", "layers", "heads", "ffn", "vocab", "seq_len", "tp", "pp", "vpp", "cp", "zero_stage"),
     *("micro_batch", "global_batch", "precision", "recompute"),
 )
+DATE = re.compile(r"[0-9]{4}(-[0-9]{2}){0,2}|[0-9]{4}-[0-9]{4}")  # a year, a month or a day; from a year to a year
 REMEDY = "the columns are those of validation/measurements.csv, described in docs/validate.md"
 
 
@@ -219,6 +221,9 @@ def _row(path: str | Path, line: int, header: list[str], cells: list[str]) -> Ro
     if values["spec_level"] not in ("", "A", "B", "C"):
         problem = f"line {line}, column spec_level: {_short(values['spec_level'])} is not A, B or C"
         raise InputFileError(path, problem, "leave it empty to have it counted")
+    if values["date"] and not DATE.fullmatch(values["date"]):  # what a release had is told by it
+        problem = f"line {line}, column date: {_short(values['date'])} is no date"
+        raise InputFileError(path, problem, "write YYYY-MM, or leave it empty if it is not known")
     return Row(line=line, **values)
 
 

@@ -10,8 +10,9 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 
 from windtunnel.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.cli.calibrate import calibrate
@@ -38,6 +39,7 @@ from windtunnel.errors import UserError
 
 LAUNCHERS = (capture, run)  # verbs that take a launch line: what follows the script is the script's
 USER_MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+NEAR = 0.7  # of names without their dashes, from which one may have been meant for the other
 
 
 def build() -> App:
@@ -89,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = app([*words, *launched], exit_on_error=False, print_error=False)
         print(end="", flush=True)  # stdout may be closed: then there is none
     except CycloptsError as error:
-        return _mistake(_not_given(error) if isinstance(error, MissingArgumentError) else str(error))
+        return _mistake(_said(error))
     except UserError as error:
         return _mistake(str(error))
     except KeyboardInterrupt:
@@ -112,10 +114,29 @@ def _forget_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _said(error: CycloptsError) -> str:
+    if isinstance(error, MissingArgumentError):
+        return _not_given(error)
+    return _not_known(error) if isinstance(error, UnknownOptionError) else str(error)
+
+
+def _not_known(error: UnknownOptionError) -> str:
+    """The flag that is not known, and the one that comes near: by their letters, as the dashes are alike in all."""
+    word = (error.token.keyword or error.token.value or "").partition("=")[0]
+    names = {name.lstrip("-"): name for one in error.argument_collection if one.parse for name in one.names}
+    near = get_close_matches(word.lstrip("-"), names, n=1, cutoff=NEAR)
+    remedy = f"did you mean {names[near[0]]}?" if near else f"see {_help(error)}"
+    return f"unknown option {word}: {remedy}"
+
+
+def _help(error: CycloptsError) -> str:
+    return f"`{' '.join(['windtunnel', *(error.command_chain or ()), '--help'])}`"
+
+
 def _not_given(error: MissingArgumentError) -> str:
     """What cyclopts says of a word that is missing, and of a flag that stands without its value, told apart."""
     _, _, meant = str(error).partition(" Did you mean ")
-    remedy = f"did you mean {meant}" if meant else f"see `windtunnel {' '.join(error.command_chain or ())} --help`"
+    remedy = f"did you mean {meant}" if meant else f"see {_help(error)}"
     if error.keyword is None:
         return f"{error.argument.name if error.argument is not None else ''} is not given: {remedy}"
     return f"{error.keyword} has no value (one that begins with - is written {error.keyword}=-1): {remedy}"

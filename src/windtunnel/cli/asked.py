@@ -9,7 +9,8 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 SWITCHES = ("--json", "--no-save")
@@ -25,6 +26,7 @@ class CommandLine:
 
     words: Sequence[str]
     arguments: Callable[[], Mapping[str, Any]]
+    begun_s: float = field(default_factory=monotonic)
 
     @property
     def command(self) -> str:

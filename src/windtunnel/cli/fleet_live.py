@@ -79,14 +79,26 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
         }
         for job in made
     ]
-    ended = [row["jct_s"] for row in rows if row["jct_s"] is not None]
-    mean = sum(ended) / max(len(ended), 1)
-    beside = sum(simulated.values()) / max(len(simulated), 1) if simulated else None
-    document = {"policy": names[0], "jct_mean_s": round(mean, 3), "simulated_jct_mean_s": beside, "jobs": rows}
+    # Of the jobs that completed, real and simulated alike: what failed has no completion time.
+    whole = [row for row in rows if row["state"] == "completed"]
+    mean, beside = _mean(whole, "jct_s"), _mean(whole, "simulated_jct_s")
+    document = {"policy": names[0], "jct_mean_s": mean, "simulated_jct_mean_s": beside, "jobs": rows}
     if json:
         print_answer("fleet --live", document)
         return
     for row in rows:
-        real, beside_s = row["jct_s"] or 0.0, row["simulated_jct_s"] or 0.0
-        print(f"{row['job']:20} {row['state']:9} {real:9.2f} s real {beside_s:9.2f} s simulated")
+        real, beside_s = (_seconds(row[name]) for name in ("jct_s", "simulated_jct_s"))
+        print(f"{row['job']:20} {row['state']:9} {real} s real {beside_s} s simulated")
+    if mean is None:
+        print("no job completed")
+        return
     print(f"mean JCT {mean:.2f} s real" + (f", {beside:.2f} s simulated ({mean / beside - 1:+.1%})" if beside else ""))
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row[name] is not None]
+    return round(sum(values) / len(values), 3) if values else None
+
+
+def _seconds(value: float | None) -> str:
+    return f"{'-' if value is None else f'{value:.2f}':>9}"

@@ -7,10 +7,12 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.asked import ASKED
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.cli.plan_flags import Changes, PlanFlags
 from windtunnel.errors import SpecError
@@ -101,7 +103,7 @@ def plan(
             mixed or asked.cluster,
             asked.plan,
             top=top,
-            within_s=parse_time(within, "--within"),
+            within_s=_left_s(within),
             objective=objective,
             gpus=None if gpus is None else _range(gpus),
             pareto=pareto,
@@ -134,6 +136,13 @@ def plan(
 
         print_plans(document, stdout())
     return INFEASIBLE if document["status"] == "infeasible" else 0
+
+
+def _left_s(within: str) -> float:
+    """Of the time that was given, what loading and reading the question have left."""
+    asked = ASKED.get()
+    used = 0.0 if asked is None else monotonic() - asked.begun_s
+    return max(0.0, parse_time(within, "--within") - used)
 
 
 @contextmanager
@@ -176,6 +185,6 @@ def _told(path: Path | None, model: str, cluster: str) -> Iterator[Callable[[Lay
 
 def _range(text: str) -> tuple[int, int]:
     low, dots, high = text.partition("..")
-    if not (low.isdigit() and (high.isdigit() or not dots)):
+    if not (text.isascii() and low.isdigit() and (high.isdigit() or not dots)):
         raise SpecError("--gpus", text, "give the least and the most, e.g. 512..4096")
     return int(low), int(high or low)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from inspect import Signature, signature
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,12 @@ class _Study(ModuleType):
         from windtunnel.fleet.study import fleet
 
         return fleet(*arguments, **options)
+
+    @property
+    def __signature__(self) -> Signature:
+        from windtunnel.fleet.study import fleet
+
+        return signature(fleet)
 
 
 sys.modules[__name__].__class__ = _Study

@@ -34,6 +34,7 @@ from windtunnel.planning.oracle import (
     Layout,
     Plan,
     Question,
+    host_holds,
     laid_out,
     least_memory_bytes,
     memory_bytes,
@@ -53,7 +54,6 @@ FEW = 3  # single changes with which a plan fits: where there are fewer, two tog
 ASKED_AGAIN = 6  # with disturbances
 TOGETHER = 20  # changes that save most memory, tried in pairs; and pairs, tried with a third
 DOUBLINGS = 6
-HOST_SHARE = 0.9  # of a host's memory: the rest is the system's, the data loaders' and the page cache's
 
 Again = Callable[[Cluster, Plan], Result]
 
@@ -195,19 +195,9 @@ def _tried(change: Change, capacity: int) -> _Tried | None:
     """The change, replayed; None where it does not fit."""
     layout = change.layout
     needed = memory_bytes(layout, capacity)
-    if needed > capacity or not _host_holds(layout):
+    if needed > capacity or not host_holds(layout):
         return None
     return _Tried(change.fields, change.kind, layout, step_ns(layout), needed)
-
-
-def _host_holds(layout: Layout) -> bool:
-    """Whether what goes to the host finds room there."""
-    away = {name: 0 for name in ("offload_optimizer", "offload_activations") if getattr(layout.plan, name)}
-    if not away:
-        return True
-    cluster = layout.cluster
-    moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.model_copy(update=away))) - memory_bytes(layout)
-    return moved * min(cluster.gpus_per_node, cluster.n_gpus) <= HOST_SHARE * cluster.host.memory_bytes
 
 
 def _together(base: Layout, changes: Sequence[Change], capacity: int) -> tuple[list[_Tried], int]:

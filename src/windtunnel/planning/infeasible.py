@@ -11,7 +11,7 @@ from windtunnel.hardware.cluster import cluster_with
 from windtunnel.model import Model
 from windtunnel.planning.answer import Miss, Planned, Remedy
 from windtunnel.planning.bounds import Bounds
-from windtunnel.planning.oracle import Layout, laid_out, memory_bytes, straggling
+from windtunnel.planning.oracle import Layout, host_holds, laid_out, memory_bytes, straggling
 from windtunnel.planning.search import Answer, Search
 from windtunnel.planning.space import Space
 
@@ -71,7 +71,7 @@ def _offloaded(model: Model, cluster: Cluster, answer: Answer) -> tuple[str, Lay
                 layout = laid_out(model, cluster, missed.layout.asked.model_copy(update=update))
             except UserError:
                 continue
-            if memory_bytes(layout, usable) <= usable:
+            if memory_bytes(layout, usable) <= usable and host_holds(layout):
                 return f"offload_optimizer {update['offload_optimizer']:g}", layout
     return None
 

@@ -48,6 +48,7 @@ __all__ = [
 ]  # with what is defined below
 
 PIECES_KEPT = 256
+HOST_SHARE = 0.9  # of a host's memory: the rest is the system's, the data loaders' and the page cache's
 
 
 def laid_out(model: Model, cluster: Cluster, plan: Plan) -> Layout:
@@ -101,6 +102,16 @@ def memory_bytes(layout: Layout, capacity: int | None = None) -> int:
 def least_memory_bytes(layout: Layout) -> int:
     """The same if no memory were lost between tensors: never more, and sooner known."""
     return least_bytes(layout, pieces(layout), layout.schedule_table())
+
+
+def host_holds(layout: Layout) -> bool:
+    """Whether what goes to the host finds room there."""
+    away = {name: 0 for name in ("offload_optimizer", "offload_activations") if getattr(layout.plan, name)}
+    if not away:
+        return True
+    cluster = layout.cluster
+    moved = memory_bytes(laid_out(layout.model, cluster, layout.asked.model_copy(update=away))) - memory_bytes(layout)
+    return moved * min(cluster.gpus_per_node, cluster.n_gpus) <= HOST_SHARE * cluster.host.memory_bytes
 
 
 def ranks_bytes(layout: Layout) -> list[int]:

@@ -32,7 +32,7 @@ from windtunnel.planning.infeasible import nearest, remedies
 from windtunnel.planning.objectives.by_stage import ByStage
 from windtunnel.planning.objectives.mixed_types import slower, slowest_of
 from windtunnel.planning.objectives.robust import Trouble, scored
-from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, straggling
+from windtunnel.planning.oracle import Layout, Plan, Replayed, checked, predict, read_plan, straggling
 from windtunnel.planning.search import Answer, Search, step_time
 from windtunnel.planning.space import Space, first_refusal
 from windtunnel.planning.techniques import Tried, chosen, tried
@@ -40,6 +40,7 @@ from windtunnel.planning.thumb import rule_of_thumb
 from windtunnel.result import Result
 from windtunnel.techniques import predict_with
 from windtunnel.training.launch import launch_files
+from windtunnel.units import parse_count, parse_number, parse_time
 
 OBJECTIVES = ("time", "cost", "memory", "energy")
 WITHIN_S = 60.0
@@ -54,7 +55,7 @@ LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 def plan(
     model: Model | str | Path | Mapping[str, Any],
     cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
-    plan: Plan | Mapping[str, Any] | None = None,
+    plan: Plan | str | Path | Mapping[str, Any] | None = None,
     *,
     top: int = TOP,
     within_s: float | None = WITHIN_S,
@@ -87,7 +88,7 @@ def plan(
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
-    words = named or _words(model, cluster)
+    words, slow = named or _words(model, cluster), (slow,) if isinstance(slow, str) else tuple(slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:
@@ -104,12 +105,14 @@ def plan(
     asked = chosen([techniques] if isinstance(techniques, str) else techniques)
     if asked and (slow or mtbf_s is not None):
         raise SpecError("techniques", ", ".join(asked), "are not predicted under --slow or --mtbf: leave one out")
-    if top < 1:
-        raise SpecError("top", top, "at least 1")
+    top = parse_count(top, "top")
+    within_s = None if within_s is None else parse_time(within_s, "within_s")
+    choices_within_s = None if choices_within_s is None else parse_time(choices_within_s, "choices_within_s")
+    price = None if price_per_gpu_hour is None else parse_number(price_per_gpu_hour, "price_per_gpu_hour")
+    trouble = Trouble(slow, None if mtbf_s is None else parse_time(mtbf_s, "mtbf_s"))
     begun, exact = monotonic(), exact or Exact()
-    sizes = [cluster] if gpus is None else _sizes(cluster, *gpus)
+    sizes = [cluster] if gpus is None else _sizes(cluster, gpus)
     tried_on = [*sizes, *([] if mixed is None else [mixed.own()[0]])]  # the last one: stages that follow the types
-    trouble = Trouble(tuple(slow), mtbf_s)
     answers: list[tuple[Cluster, Answer]] = []
     searches: dict[int, tuple[Search, Answer]] = {}
     measured: dict[int, Callable[[Layout], int]] = {}  # how memory was, by answer
@@ -154,7 +157,7 @@ def plan(
             mixed or one,
             each.layout,
             words,
-            price_per_gpu_hour,
+            price,
             each.score_ns / trouble.most_progress if trouble else None,
         )
         for one, answer in answers
@@ -172,12 +175,12 @@ def plan(
             result = predict_with(model, cluster, checked(one.plan), words_of)
             if result.status != "ok":
                 return None
-            return _told(result, cluster, checked(one.plan), words, price_per_gpu_hour, None, words_of)
+            return _told(result, cluster, checked(one.plan), words, price, None, words_of)
 
         finalists = ranked[:FINALISTS]
         for gpus_of_it, (search, answer) in searches.items():
             if answer.found and given.get("zero_stage") is None:
-                finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price_per_gpu_hour)
+                finalists += _plainly_sharded(search, exact, by_size[gpus_of_it], words, price)
         attempts = tried(_ranked(finalists, objective), asked, rewritten)
         ranked = _ranked([*found, *attempts.found], objective)
     main = next((answer for one, answer in answers if ranked and one.n_gpus == ranked[0].n_gpus), answers[0][1])
@@ -215,7 +218,7 @@ def plan(
         return replace(result, seconds=monotonic() - begun)
     size = by_size[ranked[0].n_gpus]
     thumb = rule_of_thumb(Space(model, size, given, mixed=mixed))
-    thumb_planned = None if thumb is None else _planned(exact, mixed or size, thumb, words, price_per_gpu_hour, None)
+    thumb_planned = None if thumb is None else _planned(exact, mixed or size, thumb, words, price, None)
     if thumb is not None and thumb_planned is not None and trouble:
         score_ns = scored(model, size, trouble)(thumb, round(thumb_planned.step_time_s * 1e9))
         thumb_planned = replace(thumb_planned, effective_step_time_s=score_ns / trouble.most_progress / 1e9)
@@ -250,10 +253,10 @@ def _budget(choices_within_s: float | None, ends_s: float | None) -> Budget:
     return Budget(LOOKS, float("inf") if ends_s is None else ends_s)
 
 
-def _given(plan: Plan | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _given(plan: Plan | str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are fixed. Raises as `predict` does on one that cannot be."""
-    if isinstance(plan, Plan):
-        plan = plan.model_dump(exclude_unset=True)
+    if plan is not None and not isinstance(plan, Mapping):
+        plan = read_plan(plan).model_dump(exclude_unset=True)
     given = {name: value for name, value in {**(plan or {}), **fields}.items() if value is not None}
     for name in ("global_batch", "seq_len"):
         if name not in given:
@@ -262,9 +265,12 @@ def _given(plan: Plan | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> 
     return {name: getattr(known, name) for name in given}
 
 
-def _sizes(cluster: Cluster, least: int, most: int) -> list[Cluster]:
-    if not 1 <= least <= most:
-        raise SpecError("gpus", f"{least}..{most}", "give the least and the most, e.g. 512..4096")
+def _sizes(cluster: Cluster, gpus: tuple[int, int]) -> list[Cluster]:
+    two = isinstance(gpus, Sequence) and not isinstance(gpus, str) and len(gpus) == 2
+    least, most = (parse_count(one, "gpus") for one in gpus) if two else (1, 0)
+    if least > most:
+        text = f"{least}..{most}" if two else gpus
+        raise SpecError("gpus", text, "give the least and the most, e.g. 512..4096")
     found, count = [], least
     while count <= most:
         found.append(cluster_with(cluster, n_gpus=count))

@@ -90,6 +90,7 @@ NEAREST_KEPT = 64
 LISTING = 0.5  # of the time of a search, after which it goes on with the structures that it has listed
 DEEP = 0.75  # of its time, after which a search that has no plan yet looks for one
 FIRST_S = 10.0  # that a search has beyond its time to find a first plan
+LET_GO = 0.04  # of the time of a search, that its nodes take to be let go when it is over
 
 
 @dataclass(order=True, slots=True)
@@ -122,9 +123,11 @@ class Search:
     def run(self, top: int = 1, within_s: float | None = None, *, spare: int = 0) -> Answer:
         """The `top` best plans that differ in more than switches.
 
-        `within_s`: of which the time of `spare` replays is left for what comes after; FIRST_S longer to find any plan.
+        `within_s`: of which the time of `spare` replays is left for what comes after, and that of letting the nodes go;
+        FIRST_S longer to find any plan.
         """
-        begun = monotonic()
+        begun, self._spare = monotonic(), spare
+        self._begun = begun
         self._heap: list[Node] = []
         self._number = 0
         self._missed: list[Missed | tuple[Layout, dict[str, Any]]] = []
@@ -141,7 +144,7 @@ class Search:
             answers = []
             while self._heap and len(answers) < top:
                 now = monotonic()
-                if now + spare * self._replay_s() > (ends if best else ends + FIRST_S):
+                if self._over(now, ends, best):
                     break
                 if not best and now > begun + DEEP * (ends - begun):
                     self._deep(best, ends)
@@ -155,7 +158,7 @@ class Search:
                     answers.append(node.found)
                     if self.soon is not None:
                         self.soon(RESULT, node.key, node.layout)
-            if unlisted is None or monotonic() > ends:
+            if unlisted is None or self._over(monotonic(), ends, best):
                 break
             listing = chain((unlisted,), listing)
             self._heap += self._told
@@ -230,7 +233,7 @@ class Search:
         while True:
             for node in waiting:
                 heapq.heappush(order, (-node.level, node)) if node.found is None else aside.append(node)
-            if not order or monotonic() > (ends if best else ends + FIRST_S):
+            if not order or self._over(monotonic(), ends, best):
                 break
             _, node = heapq.heappop(order)
             if node.key < least:
@@ -280,6 +283,11 @@ class Search:
             self._push(least, PLAN, node.layout, node.saving, node.needed_bytes)
         else:
             yield from self._replayed(node)
+
+    def _over(self, now: float, ends: float, best: dict[tuple[Any, ...], Found]) -> bool:
+        """Whether what is left of the time is needed behind the search."""
+        behind = self._spare * self._replay_s() + LET_GO * (now - self._begun)
+        return now + behind > (ends if best else ends + FIRST_S)
 
     def _replay_s(self) -> float:
         """The shortest replay of this run; 0 before the second one, as the first loads compiled code."""

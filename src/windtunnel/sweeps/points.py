@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import stat
@@ -33,6 +34,7 @@ from windtunnel.input_file import read_mapping
 
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
 FILES_OF_A_FOLDER = 10_000  # that are looked at
+POINTS_MOST = 1_000_000  # of a study: each is held, with its inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +129,18 @@ def read_study(spec: str | Path | Mapping[str, Any], version: str) -> Study:
     return Study(verb, tuple(found.values()), fixed, optuna, version)
 
 
+def _require_few(field: str, count: int) -> None:
+    if count > POINTS_MOST:
+        raise SpecError(field, f"{count:,} points", f"at most {POINTS_MOST:,}: draw some of them (random), or split it")
+
+
 def _inputs(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     grid = _mapping("grid", spec.get("grid"))
     if grid:
         for name, values in grid.items():
             if not isinstance(values, list):
                 raise SpecError(f"grid.{name}", values, "give a list of values")
+        _require_few("grid", math.prod(map(len, grid.values())))
         for chosen in product(*grid.values()):
             yield dict(zip(grid, chosen, strict=True))
     listed = spec.get("list") or []
@@ -145,7 +153,9 @@ def _inputs(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     over = _mapping("random.over", drawn.get("over"))
     for name, values in over.items():
         _require_range(f"random.over.{name}", values)
-    for _ in range(_whole("random.count", drawn.get("count", 0))):
+    count = _whole("random.count", drawn.get("count", 0))
+    _require_few("random.count", count)
+    for _ in range(count):
         yield {name: _drawn(draw, values) for name, values in over.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from windtunnel.errors import UserError
@@ -21,16 +22,33 @@ def run_points(function: str, points: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _row(called: Any, inputs: Mapping[str, Any]) -> Row:
+    asked = nested(inputs)
+    unmet = _unmet(called, asked)
+    if unmet:
+        return {"status": "refused", "reason": unmet, "outputs": {}}
     try:
-        answer = called(**nested(inputs))
+        answer = called(**asked)
+        outputs = scalars(answer)
     except UserError as error:
         return {"status": "refused", "reason": str(error), "outputs": {}}
     except Exception as error:  # a failed point is a row, never a lost sweep; its reason is kept
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}", "outputs": {}}
-    outputs = scalars(answer)
     trouble = getattr(answer, "infeasible", None)
     reason = "" if trouble is None else f"{trouble.reason}: needs {trouble.needed_bytes} of {trouble.capacity_bytes} B"
     return {"status": str(outputs.pop("status", "ok")), "reason": reason, "outputs": outputs}
+
+
+def _unmet(called: Any, asked: Mapping[str, Any]) -> str:
+    """What is wrong with the names of the inputs; empty if nothing, or if the function does not say what it takes."""
+    try:
+        takes = signature(called)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        takes.bind(**asked)
+    except TypeError as error:
+        return f"{error}: inputs are {', '.join(takes.parameters)}"
+    return ""
 
 
 def scalars(answer: Any) -> dict[str, Any]:
@@ -38,14 +56,14 @@ def scalars(answer: Any) -> dict[str, Any]:
 
     Of a Result also its step in seconds and its peak memory.
     """
-    if hasattr(answer, "peak_memory") and is_dataclass(
-        answer
-    ):  # a Result, whose document is its fields, copied in depth
+    # A Result's document is its fields, copied in depth.
+    shallow = is_dataclass(answer) and (hasattr(answer, "peak_memory") or not hasattr(answer, "to_dict"))
+    if shallow:
         document: Any = {field.name: getattr(answer, field.name) for field in fields(answer)}
     else:
         document = answer.to_dict() if hasattr(answer, "to_dict") else answer
     if not isinstance(document, Mapping):
-        return {"value": document}
+        document = {"value": document}
     first = document.get("plans") or [{}]
     both = {**first[0], **document}
     found = {name: value for name, value in both.items() if isinstance(value, (bool, int, float, str))}

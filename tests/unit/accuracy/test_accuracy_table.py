@@ -62,6 +62,8 @@ def test_columns_of_other_people_are_ignored(tmp_path: Path) -> None:
         ("step_time_s", "nan", "'nan' is not a number"),
         ("step_time_s", "0", "'0' is out of range"),
         ("spec_level", "D", "'D' is not A, B or C"),
+        ("date", "June 2026", "'June 2026' is no date"),
+        ("date", "06/2026", "'06/2026' is no date"),
     ],
 )
 def test_a_bad_cell_is_named_with_its_place(tmp_path: Path, column: str, cell: str, words: str) -> None:

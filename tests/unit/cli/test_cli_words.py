@@ -98,6 +98,24 @@ def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.C
     assert capsys.readouterr().err.startswith(f"windtunnel: error: {said}")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plan llama-3-8b --cluster h100-sxm:8 --bogus", "unknown option --bogus: see `windtunnel plan --help`"),
+        ("sweep --bogus", "unknown option --bogus: see `windtunnel sweep --help`"),
+        ("fleet flows t.txt --bogus=3", "unknown option --bogus: see `windtunnel fleet flows --help`"),
+        ("fleet t.csv --polcy fifo", "unknown option --polcy: did you mean --policy?"),
+        ("plan llama-3-8b --cluster h100-sxm:8 --global-bach=4", "unknown option --global-bach: did you mean"),
+    ],
+)
+def test_an_option_that_is_unknown_is_met_by_what_is_near_or_by_the_help(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The dashes that all options begin with do not make two of them alike.
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"windtunnel: error: {said}")
+
+
 def test_flags_win_over_the_plan_file(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text("tp: 4\npp: 2\nglobal_batch: 64\nseq_len: 2048\n")

@@ -126,6 +126,15 @@ def test_broken_lines_are_refused_or_their_jobs_accounted_for(tmp_path_factory, 
     accounted_or_refused(path)
 
 
+def test_json_is_read_by_its_own_rules(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_bytes(b'\xef\xbb\xbf[\n\t{"job": "a", "submit_s": 0, "gpus": 8,\n\t "duration_s": 1e2}\n]\n')  # tabs
+    assert read_jobs(path).duration_s.tolist() == [100.0]
+    path.write_text('[{"job": "a",\n "submit_s": 0,}]')
+    with pytest.raises(InputFileError, match=r"line 2: is not JSON \(.*\); mend it there"):
+        read_jobs(path)
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.yaml", "t.parquet", "t.txt", "t.json"])
 @pytest.mark.parametrize("raw", [b"", b"\x00\xff\xfe" * 40, b"PAR1" + bytes(60) + b"PAR1", b"\n\n\n", b"\xef\xbb\xbf"])
 def test_files_that_are_no_trace(tmp_path, name, raw):

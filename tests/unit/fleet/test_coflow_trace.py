@@ -79,6 +79,12 @@ def test_amounts_of_a_trace_are_kept(tmp_path: Path) -> None:
     assert static_key(coflows, "lcf").tolist() == [8 * 2**20, 1.5 * 2**20]
 
 
+def test_a_mark_of_byte_order_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    text = "4 1\n7 1000 1 0 1 2:3.0\n"
+    plain, marked = (of_trace(read_trace(written(tmp_path, mark + text)), 1e9) for mark in ("", "\ufeff"))
+    assert plain.bytes_total.tolist() == marked.bytes_total.tolist()
+
+
 def test_traffic_that_cannot_be_is_refused() -> None:
     with pytest.raises(SpecError, match="ports are numbered"):
         on_switch([paired(0, [0], [9], 1.0)], 4, 1.0)

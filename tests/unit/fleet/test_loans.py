@@ -106,6 +106,8 @@ def test_a_stream_starts_again_when_it_ends(folder):
         (("prompt: 256", "prompt: -1"), "prompt"),
         (("gpus_per_server: 4", "tp: 16"), "tp"),
         (("interval: 60 s", "interval: 0 s"), "interval"),
+        (("servers: 2", "servers: 2\nattain: 99"), "attain = 99"),  # no share: no rate keeps it, however long one looks
+        (("servers: 2", "servers: 2\nattain: 0"), "attain = 0"),
     ],
 )
 def test_a_wrong_pool_is_one_message_that_names_the_field(folder, change, what):

@@ -51,6 +51,21 @@ def test_a_policy_of_ones_own_runs_beside_ours(trace):
         windtunnel.fleet(trace, "a100:8", object())
 
 
+def test_options_hold_unless_something_else_is_given_by_name(trace):
+    held = windtunnel.fleet(trace, "a100:8", "tiresias", options=Options(clock="elasticflow"))
+    assert held.figures["tiresias"]["clock"] == "elasticflow"
+    other = windtunnel.fleet(trace, "a100:8", "tiresias", options=Options(clock="elasticflow"), clock="exact")
+    assert other.figures["tiresias"]["clock"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [((None, "a100:8"), "trace"), ((5, "a100:8"), "trace"), ((0, 8), "cluster")]
+)
+def test_what_is_no_trace_and_no_cluster_is_said(trace, wrong, said):
+    with pytest.raises(SpecError, match=f"^{said}"):
+        windtunnel.fleet(wrong[0] if wrong[0] != 0 else trace, wrong[1])
+
+
 def test_a_file_gives_a_policy_its_parameters(trace, tmp_path):
     path = tmp_path / "short-queue.yaml"
     path.write_text("policy: tiresias\nthresholds_gpu_s: [3600]\n")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 import windtunnel
 from windtunnel.cli.app import main
+from windtunnel.errors import UserError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
 from windtunnel.planning.compared import decides
@@ -177,3 +180,75 @@ def test_what_megatron_asserts_against_is_not_in_the_space() -> None:
     assert any(pp == 4 and chunks > 1 for pp, chunks, _ in blocking)
     assert {zero for *_, zero in of({})} == {0, 1, 2, 3}
     assert {zero for *_, zero in of({"optimizer": "muon"})} == {0, 1}
+
+
+@pytest.mark.parametrize(("memory", "told"), [("256 GiB", True), ("64 GiB", False)])
+def test_a_remedy_puts_on_the_host_only_what_it_holds(memory: str, told: bool) -> None:
+    # 8 B parameters have 96 GB of optimizer state.
+    cluster = {"gpu": "a100-40gb-sxm", "gpus": 1, "gpus_per_node": 8, "host": {"memory": memory}}
+    found = windtunnel.plan("llama-3.1-8b", cluster, global_batch=1, seq_len=512, zero_stage=0)
+    assert found.status == "infeasible"
+    assert any(one.change == "offload_optimizer 1" for one in found.remedies) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"top": 0}, "top = 0"),
+        ({"top": 2.5}, "top = 2.5"),
+        ({"within_s": math.nan}, "within_s = nan"),
+        ({"within_s": -1}, "within_s = -1"),
+        ({"choices_within_s": "soon"}, "choices_within_s = 'soon'"),
+        ({"gpus": 4}, "gpus = 4: give the least and the most"),
+        ({"gpus": "2..4"}, "gpus = '2..4': give the least and the most"),
+        ({"gpus": (4, 2)}, "gpus = '4..2': give the least and the most"),
+        ({"gpus": (0, 2)}, "gpus = 0"),
+        ({"price_per_gpu_hour": -1.0}, "price_per_gpu_hour = -1"),
+        ({"price_per_gpu_hour": math.inf}, "price_per_gpu_hour = inf"),
+        ({"mtbf_s": 0}, "mtbf = 0"),
+        ({"mtbf_s": math.nan}, "mtbf_s = nan"),
+        ({"mtbf_s": math.inf}, "mtbf_s = inf"),
+        ({"mtbf_s": "often"}, "mtbf_s = 'often'"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_message(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        windtunnel.plan("llama-3-8b", "h100-sxm:8", global_batch=8, seq_len=512, **words)
+
+
+def test_times_are_taken_with_a_unit_too() -> None:
+    words = {"global_batch": 8, "seq_len": 512, "tp": 8, "micro_batch": 8, "zero_stage": 1, "recompute": "none"}
+    one = windtunnel.plan("llama-3.2-1b", "h100-sxm:8", words, within_s="30 s", mtbf_s="6 h", slow="gpu=3:1.3")
+    other = windtunnel.plan("llama-3.2-1b", "h100-sxm:8", words, within_s=30, mtbf_s=21600.0, slow=["gpu=3:1.3"])
+    assert one.plans == other.plans
+
+
+def test_a_plan_is_a_mapping_or_a_file_as_for_predict(tmp_path: Path) -> None:
+    words = {"global_batch": 8, "seq_len": 512, "tp": 8, "micro_batch": 8, "zero_stage": 1, "recompute": "none"}
+    file = tmp_path / "plan.yaml"
+    file.write_text("".join(f"{name}: {value}\n" for name, value in words.items()))
+    found = [windtunnel.plan("llama-3.2-1b", "h100-sxm:8", one).plans for one in (words, file, str(file))]
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(UserError, match=r"plan = \[1\]: give a mapping"):
+        windtunnel.plan("llama-3.2-1b", "h100-sxm:8", [1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", ["--price nan", "--mtbf 0s", "--gpus ²..8", "--gpus ４..8"])
+def test_flags_that_cannot_be_meant_have_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3-8b", "--cluster", "h100-sxm:8", *FIXED, *words.split()]) == 2
+    assert capsys.readouterr().err.startswith("windtunnel: error: ")
+
+
+def test_the_time_that_reading_the_question_took_is_none_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.cli.plan.monotonic", lambda: monotonic() + 700.0)
+    given: list[float] = []
+
+    def found(*_: object, within_s: float, **__: object) -> None:
+        given.append(within_s)
+        raise UserError("enough")
+
+    monkeypatch.setattr("windtunnel.planning.plan", found)
+    for words in ("--within 1000s", "--within 500s"):
+        assert main(["plan", "llama-3-8b", "--cluster", "h100-sxm:8", *FIXED, *words.split()]) == 2
+    assert 0.0 < given[0] <= 300.0
+    assert given[1] == 0.0

@@ -201,3 +201,41 @@ def test_a_look_into_a_table_says_which_inputs_gave_the_best(tmp_path: Path) -> 
     pq.write_table(pq.read_table(table).replace_schema_metadata(None), table)
     with pytest.raises(InputFileError, match="a table that `windtunnel sweep` wrote"):
         best_at_each(table, "twice_vs_status")
+
+
+def test_a_sweep_of_a_fleet_has_its_figures(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job,submit_s,gpus,duration_s\na,0,8,100\nb,0,8,50\n")
+    study = {
+        "verb": "fleet",
+        "fixed": {"trace": str(trace), "cluster": "v100:8"},
+        "grid": {"policies": ["fifo", "sjf", "none such"], "seed": [0, 1]},
+    }
+    sweep(study, out=tmp_path / "t.parquet", executor="serial")
+    rows = {(row["policies"], row["seed"]): row for row in pq.read_table(tmp_path / "t.parquet").to_pylist()}
+    assert rows["fifo", 0]["mean_jct_s"] == rows["fifo", 1]["mean_jct_s"] == 125.0
+    assert rows["sjf", 0]["mean_jct_s"] == 100.0
+    assert rows["none such", 0]["status"] == "refused"
+
+
+def test_an_input_that_a_verb_does_not_take_is_named() -> None:
+    (row,) = run_points("windtunnel:fleet", [{"trace": "t.csv", "cluster": "v100:8", "policy": "fifo"}])
+    assert row["status"] == "refused"
+    assert "'policy': inputs are trace, cluster, policies, " in row["reason"]
+    (row,) = run_points("windtunnel:predict", [{"model": "llama-3.2-1b", "cluster": "h100-sxm:1", "plan": {}, "tp": 2}])
+    assert row["status"] == "refused"
+    assert "plan.tp" in row["reason"]
+
+
+def test_an_answer_without_figures_is_a_row() -> None:
+    (row,) = run_points("windtunnel:parse_cluster", [{"spec": "h100-sxm:8"}])
+    assert row["status"] == "ok"
+    assert row["outputs"]["n_gpus"] == 8
+
+
+def test_a_study_of_too_many_points_is_refused_before_they_are_made() -> None:
+    grid = {f"x{number}": list(range(100)) for number in range(8)}
+    with pytest.raises(SpecError, match="10,000,000,000,000,000 points"):
+        read_study({"grid": grid}, "1")
+    with pytest.raises(SpecError, match="2,000,000 points"):
+        read_study({"random": {"count": 2_000_000, "over": {"x": [1, 2]}}}, "1")

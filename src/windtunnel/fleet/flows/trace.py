@@ -41,7 +41,7 @@ def read_trace(path: Path) -> Trace:
     there, a negative or non-finite number, an id that is given twice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputFileError(
             path, f"cannot be read ({error})", "give a text file of coflow-benchmark's layout"

@@ -12,7 +12,7 @@
       - {name: spot, price_per_gpu_hour: 1.2, spot: {up: 5 h, down: 30 min}}    drawn, means of exponentials
     starburst: {wait: 0.5, per: runtime}
 
-A pool without `gpus` has as many as anyone asks for.
+A pool without `gpus` has as many as anyone asks for. Own GPUs without a price are taken as paid for.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ def read_clouds(path: Path, own_gpus: int) -> Clouds:
         gpus = each.get("gpus")
         if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1):
             raise SpecError(f"gpus of {name}", gpus, "give a whole number, or leave it out for no limit", where)
-        made.append(
-            _cloud({key: value for key, value in each.items() if key not in ("name", "gpus")}, name, gpus, where)
-        )
+        known_keys(each, {"name", "gpus", *TERMS}, where)
+        if "price_per_gpu_hour" not in each:  # one that is free takes all jobs
+            raise SpecError(f"price_per_gpu_hour of {name}", None, "say what a GPU costs there, such as 3.4", where)
+        terms = {key: value for key, value in each.items() if key not in ("name", "gpus")}
+        made.append(_cloud(terms, name, gpus, where))
     wait = data.get("starburst", {})
     if not isinstance(wait, Mapping) or set(wait) - {"wait", "per"} or wait.get("per", "runtime") not in PER:
         raise SpecError("starburst", wait, f"give wait, and per: one of {', '.join(PER)}", where)

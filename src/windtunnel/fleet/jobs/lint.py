@@ -52,44 +52,46 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
     submit, duration, deadline, start = jobs.submit_s, jobs.duration_s, jobs.deadline_s, jobs.start_s
     unstarted = np.array(jobs.columns.get("ended", [""] * len(jobs))) == "cancelled"  # such a job asks for nothing
     unstarted &= np.isnan(start) & ~(duration > 0)
-    add("no-gpu", "error", np.flatnonzero((jobs.gpus < 1) & ~unstarted), "ask no GPU", "give gpus, or leave them out")
+    add(
+        "no-gpu", "error", np.flatnonzero((jobs.gpus < 1) & ~unstarted), "without a GPU", "give gpus, or leave them out"
+    )
     if site is not None:
         too_many = np.flatnonzero(-(-jobs.gpus // site.per_node) > site.nodes)
         add(
             "too-large",
             "error",
             too_many,
-            f"ask more than the {site.gpus} GPUs of {site.text}",
+            f"of more than the {site.gpus} GPUs of {site.text}",
             "give a larger cluster",
         )
     add(
         "no-duration",
         "warning",
         np.flatnonzero(np.isnan(duration) & np.isnan(jobs.iterations)),
-        "say neither duration nor iterations",
+        "without duration and iterations",
         "add duration_s, or iterations with model and batch_size",
     )
     idle = np.flatnonzero((duration == 0) & ~unstarted)
-    add("zero-duration", "warning", idle, "run for no time", "check the unit of duration_s")
+    add("zero-duration", "warning", idle, "of no duration", "check the unit of duration_s")
     add(
         "long",
         "warning",
         np.flatnonzero(duration > LONG_S),
-        "run for more than a year",
+        "of more than a year",
         "durations are seconds: check the unit",
     )
     add(
         "late-before-start",
         "error",
         np.flatnonzero(deadline < submit),
-        "are due before they are submitted",
+        "due before submission",
         "check the deadlines' clock",
     )
     add(
         "started-early",
         "error",
         np.flatnonzero(start < submit),
-        "started before they were submitted",
+        "started before submission",
         "check both columns' clock",
     )
     if (site is not None) and not np.isnan(deadline).all():
@@ -98,7 +100,7 @@ def lint_jobs(jobs: Jobs, site: Site | None = None) -> list[Finding]:
             "hopeless",
             "warning",
             hopeless,
-            "would be late even if the whole cluster ran them at perfect speed",
+            "too late even on the whole cluster at perfect speed",
             "check deadlines",
         )
     found.extend(_order_and_load(jobs, site))

@@ -1,4 +1,4 @@
-"""Jobs in YAML: a list of ours, or Kubernetes manifests of Kueue Workloads, Volcano Jobs and batch Jobs.
+"""Jobs in YAML or JSON: a list of ours, or Kubernetes manifests of Kueue Workloads, Volcano Jobs and batch Jobs.
 
 Ours: a list of mappings with the columns of our layout, or that list under `jobs`. Of a manifest are read: its name,
 its creation time (in seconds since the first), GPUs (`nvidia.com/gpu` of a pod x pods), its run time from the
@@ -7,6 +7,7 @@ annotation `windtunnel/duration-s`, else `activeDeadlineSeconds`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,21 +24,10 @@ GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 def read_manifests(path: Path) -> Table:
     """The table of jobs. Raises InputFileError."""
     import pyarrow as pa
-    import yaml
 
     if not path.is_file():
         raise InputFileError(path, "is not a file", "give the path of a trace")
-    try:
-        documents = [each for each in yaml.safe_load_all(path.read_text("utf-8")) if each is not None]
-    except (
-        yaml.YAMLError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:  # ValueError: bad UTF-8, the 13th month
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}: " if mark else ""
-        raise InputFileError(path, f"{place}is not YAML", "mend it there") from None
+    documents = _documents(path)
     items: list[Any] = []
     for document in documents:
         if isinstance(document, Mapping) and isinstance(document.get("jobs"), list):
@@ -57,6 +47,23 @@ def read_manifests(path: Path) -> Table:
     names = list(dict.fromkeys(key for row in rows for key in row))
     texts = {name: pa.array([_text(row.get(name)) for row in rows], pa.string()) for name in names}
     return Table(str(path), texts, np.arange(1, len(rows) + 1))
+
+
+def _documents(path: Path) -> list[Any]:
+    """What the file says: JSON by its own rules (tabs, which YAML forbids, are common there), else YAML."""
+    import yaml
+
+    kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
+    try:
+        text = path.read_text("utf-8-sig")
+        found = [json.loads(text)] if kind == "JSON" else list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # ValueError: bad UTF-8, 13th month
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else getattr(error, "lineno", None)
+        reason = getattr(error, "problem", None) or getattr(error, "msg", None)
+        problem = f"{f'line {line}: ' if line else ''}is not {kind}{f' ({reason})' if reason else ''}"
+        raise InputFileError(path, problem, "mend it there") from None
+    return [each for each in found if each is not None]
 
 
 def _text(value: Any) -> str:

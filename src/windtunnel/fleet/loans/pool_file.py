@@ -117,6 +117,9 @@ def read_pool(path: Path) -> PoolFile:
     else:
         servers = -(-_whole(data, "replicas", where) * replica_gpus // per_server)
     times, rates, in_servers = _stream(asked, path)
+    promise = number(data, "attain", where, 0.99)
+    if not 0.0 < promise <= 1.0:
+        raise SpecError("attain", promise, "give a share of the requests, above 0 and at most 1, such as 0.99", where)
     return PoolFile(
         model=data["model"],
         gpu=str(data.get("gpu", "h100-sxm")),
@@ -132,7 +135,7 @@ def read_pool(path: Path) -> PoolFile:
         rates=rates,
         in_servers=in_servers,
         slo_s={f"{name}_s": parse_time(limits[name], name, where) for name in limits},
-        promise=number(data, "attain", where, 0.99),
+        promise=promise,
         headroom=number(lend, "headroom", where, 0.1),
         interval_s=_positive(lend, "interval", where, 300.0),
         lookback_s=parse_time(lend.get("lookback", 900.0), "lookback", where),

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from windtunnel.errors import SpecError
 from windtunnel.hardware import Cluster
 from windtunnel.model import Model
 from windtunnel.planning.oracle import Layout, predict, saved_bytes_of_a_rank
@@ -30,6 +31,10 @@ class Trouble:
 
     slow: tuple[str, ...] = ()
     mtbf_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mtbf_s == 0.0:
+            raise SpecError("mtbf", self.mtbf_s, "give a time above 0, such as 6h")
 
     @property
     def most_progress(self) -> float:
