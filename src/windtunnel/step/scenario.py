@@ -53,7 +53,9 @@ def with_parts(scenario: Scenario, parts: Mapping[str, Any]) -> Scenario:
     """The scenario with some of its parts replaced. Raises SpecError for a keyword that is none of them."""
     for name, value in parts.items():
         if name not in NAMES:
-            remedy = f"is no keyword: fields of the plan go into its mapping; known are {', '.join(NAMES)}"
+            remedy = (
+                f"is no keyword: fields of the plan go into its mapping (plan.{name}); known are {', '.join(NAMES)}"
+            )
             raise SpecError(name, value, remedy)
     return replace(scenario, **parts)
 
