@@ -15,6 +15,7 @@ from windtunnel.training import read_plan
 from windtunnel.training.layout import resolve
 from windtunnel.training.lowering.model_chunks import pieces_of
 from windtunnel.training.lowering.pass_lowering import Segment, build_segment
+from windtunnel.training.predict import predict
 from windtunnel.training.pricing import Pricer
 from windtunnel.training.schedules import Kind
 
@@ -278,3 +279,21 @@ def test_dtensor_copies_what_it_cuts_or_joins_along_the_second_dimension() -> No
     assert len(behind) == 5, "of a sum of gradients, which async TP does not find"
     assert not copies(micro_batch=2, framework="megatron", overlap_tp=False)
     assert not copies(tp=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "degrees"),
+    [
+        ("deepseek-v2-lite", "b200:8", {"tp": 4, "etp": 1, "ep": 4, "micro_batch": 1}),
+        ("deepseek-v2-lite", "h100-sxm:8", {"ep": 4, "micro_batch": 1}),
+        ("mixtral-8x7b", "b200:8", {"ep": 4}),
+    ],
+)
+def test_an_exchange_that_is_hidden_in_part_is_no_longer_than_one_that_is_not(
+    name: str, cluster: str, degrees: dict[str, int]
+) -> None:
+    """What the bounds of the search rest on: the part that is hidden is the same collective, and launched with it."""
+    model = load_model(name).with_changes(layers=4)
+    asked = {"global_batch": 32, "seq_len": 1024, "framework": "megatron", "pp": 2, "virtual_stages": 2, **degrees}
+    plain, hidden = (predict(model, cluster, {**asked, "overlap_ep": on}).step_time_ns for on in (False, True))
+    assert hidden <= plain

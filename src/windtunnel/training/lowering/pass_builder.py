@@ -99,16 +99,24 @@ class PassBuilder:
         return self.last
 
     def transfer(
-        self, name: str, transfer: Transfer, *, after: Sequence[int] = (), share: float = 1.0, skew: float = 1.0
+        self,
+        name: str,
+        transfer: Transfer,
+        *,
+        after: Sequence[int] = (),
+        share: float = 1.0,
+        skew: float = 1.0,
+        launched: bool = True,
     ) -> int:
-        """A collective on the stream of its group."""
+        """A collective on the stream of its group; not `launched`: the rest of one that is there already."""
         price, tier = self.pricer.transfer(transfer, skew)
         slower = self.pricer.slow_links if tier == "scale_out" else 1.0
         handed_over_s = self.pricer.exchange_s if transfer.group == "tp" else 0.0
         waits = after or ((self.last,) if self.last >= 0 else ())
         apart = tier.replace("_", "-")
-        launch_s = self.pricer.tp_launch_s if transfer.group == "tp" else self.pricer.collective_launch_s
-        launch = self._op(OpKind.HOST, "host", launch_s, name, "host")
+        if launched:
+            launch_s = self.pricer.tp_launch_s if transfer.group == "tp" else self.pricer.collective_launch_s
+            waits = (self._op(OpKind.HOST, "host", launch_s, name, "host"), *waits)
         op = self._op(
             OpKind.SEND if transfer.kind == "send_recv" else OpKind.COLLECTIVE,
             transfer.group,
@@ -116,7 +124,7 @@ class PassBuilder:
             name,
             f"exposed {transfer.group} ({apart})",
             interference=TIER_CLASS[tier],
-            after=(launch, *waits),
+            after=waits,
             moved=transfer.bytes_total * share,
         )
         if tier == "scale_out":

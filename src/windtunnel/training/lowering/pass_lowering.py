@@ -172,7 +172,7 @@ def _dispatch(build: PassBuilder, name: str, transfer: Transfer, skew: float) ->
     if hidden < 1.0:
         build.pending.append(build.transfer(name, transfer, skew=skew, share=1.0 - hidden))
     if hidden > 0.0:
-        build.transfer(name, transfer, skew=skew, share=hidden)
+        build.transfer(name, transfer, skew=skew, share=hidden, launched=hidden == 1.0)
 
 
 def _with_transfers(
