@@ -1,3 +1,5 @@
+import gzip
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -47,6 +49,12 @@ def test_where_compares_numbers_as_numbers(tmp_path):
         read_jobs(path, "workload=9")
     with pytest.raises(UserError, match="with a column of"):
         read_jobs(path, "nonsense=9")
+
+
+def test_a_packed_trace_is_told_to_be_unpacked(tmp_path):
+    (tmp_path / "jobs.csv.gz").write_bytes(gzip.compress(b"job,submit_s,duration_s,gpus\na,0,60,1\n"))
+    with pytest.raises(UserError, match=r"is packed with gzip; unpack it first: gunzip -k jobs\.csv\.gz"):
+        read_jobs(tmp_path / "jobs.csv.gz")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def _table(path: Path) -> Table:
     if path.is_file() and path.suffix.lower() not in (".parquet", ".pq"):
         with path.open("rb") as file:
             first = file.readline(4096)
+        if first.startswith(b"\x1f\x8b"):
+            raise InputFileError(path, "is packed with gzip", f"unpack it first: gunzip -k {path.name}")
         if b"|" in first and b"," not in first:
             from windtunnel.fleet.jobs.slurm import read_sacct
 
