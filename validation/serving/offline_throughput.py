@@ -1,4 +1,4 @@
-"""Maximum throughput of TensorRT-LLM deployments against its authors' own tables, which nothing was fitted on.
+"""Maximum throughput of TensorRT-LLM deployments against its authors' own tables; no constant was fitted on them.
 
     python validation/serving/offline_throughput.py [--model NAME] [--gpu NAME] [--rows OUT.csv] [--jobs 2]
 

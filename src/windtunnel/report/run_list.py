@@ -25,7 +25,7 @@ from windtunnel.result import Result
 NAME = re.compile(r"[0-9a-f]{12}")
 TAGS_FILE = "tags.json"
 TAG_LENGTH_MOST, TAGS_MOST = 40, 12
-_IN_COLUMNS = ("--cluster", "--tp", "--pp", "--cp", "--ep", "--dp")
+_IN_COLUMNS = ("--tp", "--pp", "--cp", "--ep", "--dp")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from windtunnel.serving import Deployment, engine_of, load_engine
 from windtunnel.serving.engines.profile import engine_names
 from windtunnel.serving.kv.capacity import kv_bytes_per_token, weight_bytes
 from windtunnel.serving.run import sources_of
+from windtunnel.serving.step_time.layers import Layers
 from windtunnel.serving.step_time.times import TICKS_PER_S
 
 
@@ -268,3 +270,36 @@ def test_experts_are_spread_where_there_are_some_and_evenly() -> None:
     with pytest.raises(LayoutError, match="ep 16 does not divide the 8 GPUs of tp 1 x dp 8; use one of 1, 2, 4, 8"):
         engine_of(load_model("mixtral-8x7b"), cluster, Deployment(attn_dp=8, moe_ep=16))
     assert engine_of(load_model("mixtral-8x7b"), cluster, Deployment(tp=4, moe_ep=2)).deployment.expert_sizes == (2, 2)
+
+
+class OnlyStreams:
+    """Kernels that take nothing, but for those that stream: a second a byte."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: given[0] if name == "stream_s" else 0.0
+
+
+def test_small_kernels_are_shared_out_by_tensor_parallelism_and_norms_are_not() -> None:
+    model, tokens = load_model("llama-3-8b"), 100.0
+    one, eight = (Layers(model, Deployment(tp=tp), OnlyStreams(), "bf16").dense(tokens) for tp in (1, 8))  # type: ignore[arg-type]
+    norms = 2 * model.n_layers * 3 * 2.0 * tokens * model.hidden_size
+    assert eight - norms == pytest.approx((one - norms) / 8)
+    assert one > norms > 0.0
+
+
+def test_experts_run_on_the_kernel_that_is_named_where_it_was_timed() -> None:
+    cluster, shape = parse_cluster("b200-sxm:1"), (2048, 768, 8, 128, 1, 1)
+    usual, named = (inference_kernels(cluster, "trtllm", "1.0", word) for word in ("", "cutlass"))
+    assert named.experts(*shape, "nvfp4").at(8192) > 1.5 * usual.experts(*shape, "nvfp4").at(8192)
+    unknown = inference_kernels(cluster, "trtllm", "1.0", "no-such-kernel")
+    assert unknown.experts(*shape, "nvfp4").seconds == usual.experts(*shape, "nvfp4").seconds
+
+
+def test_nvfp4_experts_are_the_releases_own() -> None:
+    model, cluster = load_model("qwen3-30b-a3b"), parse_cluster("b200-sxm:1")
+
+    def tokens_at_once(engine: str, weights: str) -> float:
+        return engine_of(model, cluster, Deployment(engine=engine, weights=weights)).times.prices.group(8192)
+
+    assert tokens_at_once("trtllm-1.0", "nvfp4") > 1.5 * tokens_at_once("trtllm-1.3", "nvfp4")
+    assert tokens_at_once("trtllm-1.0", "bf16") == tokens_at_once("trtllm-1.3", "bf16")

@@ -28,14 +28,8 @@ def available() -> bool:
 
 def paths(system: str, operation: str, name: str, framework: str, release: str = "") -> Iterator[tuple[str, Path]]:
     """(framework, file) of a table, that of `framework` first; of each the newest version, up to `release` if given."""
-    found = package_data()
-    if found is None:
-        return
     for one in (framework, *(other for other in FRAMEWORKS if other != framework)):
-        folder = found[0] / system / operation / one
-        versions = sorted(
-            (path.parent for path in folder.glob(f"*/{name}.parquet")), key=lambda at: version_order(at.name)
-        )
+        versions = [path.parent for path in reversed(every(system, operation, name, one))]
         if versions:
             older = [
                 at
