@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from every_staging import every_staging
+from numpy.typing import NDArray
 from shardings import best_by_trying_all, best_sharding
 
 from windtunnel.errors import UserError
@@ -28,7 +29,7 @@ from windtunnel.model import Model, load_model, transformer
 from windtunnel.planning.alpa.stages import best_stages, submeshes
 from windtunnel.planning.bounds import Bounds
 from windtunnel.planning.least.blocks import block_parameters, kept_bytes
-from windtunnel.planning.oracle import Plan, laid_out
+from windtunnel.planning.oracle import Layout, Plan, laid_out
 
 # hidden, layers, heads: alpa-projects/alpa, benchmark/alpa/suite_manual_gpt.py (facts)
 GPT = {
@@ -79,6 +80,13 @@ def random_shardings(instances: int, draw: np.random.Generator) -> int:
     return int(equal)
 
 
+def shortest_passes(
+    bounds: Bounds, layout: Layout, first: NDArray[np.int64], last: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Forward and backward of stages that hold the blocks first..last of the chain: prices for the programme."""
+    return bounds._chain(layout, layout.plan.recompute).passes(first, last)
+
+
 def table(model: Model, clusters: int, gpus: int, micro_batch: int) -> tuple[np.ndarray, np.ndarray, list, list]:
     """Seconds and most successors by first and last cluster, submesh and mesh; the submeshes; the meshes."""
     per_host = min(8, gpus)
@@ -98,13 +106,14 @@ def table(model: Model, clusters: int, gpus: int, micro_batch: int) -> tuple[np.
         except UserError:
             continue
         bounds = Bounds(0.0)
-        held = block_parameters(bounds.blocks(layout))
-        kept, inside = kept_bytes(layout, "full")[0], kept_bytes(layout, "none")[0]
+        blocks = bounds.blocks(layout)
+        held = block_parameters(blocks)
+        kept, inside = (kept_bytes(layout, recompute, blocks)[0] for recompute in ("full", "none"))
         room = layout.cluster.gpu.usable_memory_bytes
         for k in range(clusters):
             for i in range(k, clusters):
                 first, last = (0 if k == 0 else k * each + 1), (i + 1) * each + (i == clusters - 1)
-                passes = bounds.passes_of(layout, np.array([first]), np.array([last]))
+                passes = shortest_passes(bounds, layout, np.array([first]), np.array([last]))
                 ends = (held[-1][0] if k == 0 else 0.0) + (held[-2][0] if i == clusters - 1 else 0.0)
                 state = STATE_BYTES * (held[0][0] * each * (i - k + 1) + ends)
                 left = int((room - state - inside) // max(1.0, kept * each * (i - k + 1)))
@@ -166,9 +175,12 @@ def scale(gpus: int, micro_batches: int = 32, per_micro_batch: int = 128, length
                     recompute="full", framework="megatron", zero_stage=1)  # fmt: skip
         layout = laid_out(model, parse_cluster({"gpu": "h100-sxm", "n_gpus": data * tensor}), plan)
         bounds = Bounds(0.0)
-        held = block_parameters(bounds.blocks(layout))
-        kept, inside = kept_bytes(layout, "full")[0], kept_bytes(layout, "none")[0]
-        forward, backward = bounds.passes_of(layout, np.where(first, first + 1, 0), last + 1 + (last == layers - 1))
+        blocks = bounds.blocks(layout)
+        held = block_parameters(blocks)
+        kept, inside = (kept_bytes(layout, recompute, blocks)[0] for recompute in ("full", "none"))
+        forward, backward = shortest_passes(
+            bounds, layout, np.where(first, first + 1, 0), last + 1 + (last == layers - 1)
+        )
         ends = held[-1][0] * (first == 0) + held[-2][0] * (last == layers - 1)
         state = (6 + 12 / data) * (held[0][0] * (last - first + 1) + ends)  # optimizer sharded over replicas
         room = layout.cluster.gpu.usable_memory_bytes - state - inside
