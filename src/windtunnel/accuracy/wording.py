@@ -294,6 +294,8 @@ def release_of(row: Row) -> str | None:
     if "nemo" in source:
         found = re.search(r"(\d\d\.\d\d)$", source.strip())
         return f"nemo-{found[1]}" if found else _dated("nemo", row)
+    if "mosaicml llm-foundry benchmark" in source:
+        return "llm-foundry-23.10"  # when its tables came (pull request 543); none came later (issue 1584)
     for word, name in (("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry"), ("nanotron", "nanotron")):
         if word in source:
             return _dated(name, row)

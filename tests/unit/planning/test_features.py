@@ -54,3 +54,12 @@ def test_experts_are_not_recomputed_as_a_dense_part() -> None:
     for space, has in ((dense, True), (mixture, False)):
         layout = next(structures(space))
         assert ("selective:mlp" in {saving["recompute"] for saving in savings(space, layout)}) == has
+
+
+def test_llm_foundry_came_to_recompute_some_blocks() -> None:
+    given = {"framework": "fsdp", "tp": 1, "pp": 1, "cp": 1}
+    for release, has in (("llm-foundry-23.10", False), ("llm-foundry-24.03", True)):
+        space = space_of("llama-3-8b", 8, release=release, **given)
+        recomputed = {saving["recompute"] for layout in structures(space) for saving in savings(space, layout)}
+        assert {"none", "full"} <= recomputed
+        assert any(one.startswith("full:") for one in recomputed) == has

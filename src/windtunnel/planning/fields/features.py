@@ -106,13 +106,16 @@ def features_of(framework: str, release: str | None, muon: bool = False) -> Feat
     or core attention, not modules by name (`--recompute-modules`), and shards optimizer state only: Megatron-FSDP came
     later. Before 0.10 (its changelog: MoE Parallel Folding; NeMo 24.09 has 0.9) experts are cut by tp as all else is,
     and over data-parallel ranks only. torchtitan before 2025-02 (pull request 822) has no option for when parameters
-    are sharded again: behind every pass without a pipeline, never with one.
+    are sharded again: behind every pass without a pipeline, never with one. llm-foundry before 2024-02 (pull request
+    951) recomputes all blocks or none.
     """
     has = FEATURES[framework]
     if framework == "torchtitan" and before(release, "torchtitan-25.02"):
         has = replace(has, zero=(3,), zero_in_pipelines=(2,))
     if framework == "torchtitan":
         return replace(has, accumulates=not before(release, "torchtitan-25.06"))
+    if framework == "fsdp" and before(release, "llm-foundry-24.02"):
+        return replace(has, some_layers=False)
     if framework == "megatron" and not software(release).fused_mla:
         folds = not (before(release, "nemo-24.12") or before(release, "megatron-25.02"))
         return replace(
