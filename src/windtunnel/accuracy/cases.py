@@ -192,6 +192,7 @@ def _known(row: Row, framework: str, model: Model) -> tuple[dict[str, Any], list
         "seq_len": row.seq_len,
         "global_batch": row.global_batch,
         "precision": wording.precision_of(row),
+        "fp8_parameters": wording.gathers_fp8(row, framework),
         "attention_impl": wording.attention_of(row),
         "etp": wording.expert_tensor_of(row),
     }

@@ -161,6 +161,11 @@ def precision_of(row: Row) -> str:
     return "fp8-current" if name == "fp8" and current else PRECISIONS[name]
 
 
+def gathers_fp8(row: Row, framework: str) -> bool | None:
+    """torchtitan's guide to float8 gathers parameters in it (`docs/float8.md`, 2024-11); others have their habit."""
+    return True if framework == "torchtitan" and precision_of(row) == "fp8-current" else None
+
+
 def attention_of(row: Row) -> str:
     """Fused unless the row says unfused; which fused kernel follows from who ran it, and when.
 

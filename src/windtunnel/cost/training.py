@@ -110,6 +110,7 @@ class Software:
     overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation
     fp32_gradients: bool = False  # whether bf16 parameters have gradients in fp32
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
+    fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
 
 

@@ -63,8 +63,9 @@ class Space:
 
     @property
     def features(self) -> Features:
-        """Of that framework, in the release and with the optimizer that are given."""
-        return features_of(self.framework, self.given.get("release"), self.given.get("optimizer") == "muon")
+        """Of that framework, in the release and with the optimizer and the format that are given."""
+        release, muon = self.given.get("release"), self.given.get("optimizer") == "muon"
+        return features_of(self.framework, release, muon, self.given.get("precision") == "mxfp8")
 
     def values(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of one field: the given one, or those of an open one."""

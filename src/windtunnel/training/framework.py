@@ -63,6 +63,9 @@ class Habits:
     # A rank's share of the vocabulary is padded to a multiple of this.
     vocabulary_unit: int = 1
     overlaps_muon: bool = True  # gradients and parameters too where Muon updates them
+    # fp8 parameters: kept and gathered in the GEMMs' format only, as NVIDIA's recipes have them (Megatron-Bridge,
+    # `training/mixed_precision.py`: `fp8_param_gather`; none in 4 bits).
+    own_low_precision: bool = False
     # Held against no published run of its own, so that its band is wider (`unmeasured` in calibration/training.yaml).
     measured: bool = True
 
@@ -105,6 +108,7 @@ HABITS: dict[Framework, Habits] = {
         vocabulary_unit=128,  # `--make-vocab-size-divisible-by`
         pipeline_shares_once=(2,),
         overlaps_muon=False,  # `validate_args` refuses it
+        own_low_precision=True,
     ),
     "torchtitan": replace(
         _FSDP, title="torchtitan (FSDP2)", sequence_parallel=True, gradient_dtype="fp32", fused_optimizer=True
@@ -142,7 +146,12 @@ HABITS: dict[Framework, Habits] = {
 
 # Frameworks that stand near one of those above: what they do otherwise.
 _BESIDE_MEGATRON = replace(
-    HABITS["megatron"], message_per_replica=0.0, overlap_tp=False, overlap_p2p_interleaved=False, compile=False
+    HABITS["megatron"],
+    message_per_replica=0.0,
+    overlap_tp=False,
+    overlap_p2p_interleaved=False,
+    compile=False,
+    own_low_precision=False,
 )
 _UNMEASURED = replace(_BESIDE_MEGATRON, vocabulary_unit=1, scatters_sends=False, fused_norms=True, measured=False)
 _FSDP_WITHOUT_DTENSOR = replace(

@@ -17,7 +17,7 @@ from windtunnel.hardware import Cluster
 from windtunnel.model import Model
 from windtunnel.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.training.layout_checks import check_adapters, check_model, check_precision, check_schedule, check_size
-from windtunnel.training.plan import Plan
+from windtunnel.training.plan import PARAMETER_FORMATS, PEAK_DTYPE, Plan
 from windtunnel.training.schedules import TRAITS, Schedule, schedule
 
 # Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
@@ -101,6 +101,18 @@ class Layout:
         """Whether ranks are late at tensor-parallel collectives: the pipeline sends across scale-up domains."""
         far = self.plan.pp > 1 and self.cluster.n_gpus > self.cluster.scale_up_domain
         return far and self.habits.late_beside_pipeline
+
+    @property
+    def holds_low_precision(self) -> bool:
+        """Whether parameters are kept in the GEMMs' format only."""
+        asked = self.asked.fp8_parameters
+        return self.habits.own_low_precision and self.plan.precision in PARAMETER_FORMATS if asked is None else asked
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether passes quantise the weights that they gather; elsewhere copies are made once in a step."""
+        gathered = self.gathers_in_passes and self.shard_group > 1
+        return gathered and self.plan.precision in PEAK_DTYPE and not self.holds_low_precision
 
     @property
     def gathers_in_passes(self) -> bool:
@@ -249,7 +261,7 @@ def _filled(plan: Plan, habits: Habits) -> dict[str, object]:
         "overlap_ep": plan.schedule is not None and plan.schedule in TRAITS and TRAITS[plan.schedule].hides_dispatch,
         "cuda_graphs": False,
         "compile": habits.compile,
-        "fp8_parameters": False,
+        "fp8_parameters": habits.own_low_precision and own.fp8_gather and plan.precision in PARAMETER_FORMATS,
         "account_for_embedding": False,
     }
     return {field: value for field, value in wanted.items() if getattr(plan, field) is None}
@@ -275,6 +287,8 @@ def _said(
     idle = {"fp8_parameters", "cuda_graphs", "overlap_ep"}
     if not changes.get("account_for_embedding"):
         idle |= {"account_for_embedding"}
+    if changes.get("fp8_parameters"):
+        idle -= {"fp8_parameters"}
     if asked.tp == 1:
         idle |= {"sequence_parallel", "overlap_tp", "overlap_tp_backward"}
     if asked.pp == 1:

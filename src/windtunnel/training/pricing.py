@@ -25,7 +25,7 @@ from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.hardware.calibration import LARGER_PROCESSES
-from windtunnel.model.operations import Operation, Transfer
+from windtunnel.model.operations import CAST_BYTES, Operation, Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.plan import PEAK_DTYPE, Plan
 
@@ -225,6 +225,12 @@ class Pricer:
         if not op.low_precision:
             return None
         return self.moved(op.backward_bytes if backward else op.forward_bytes)
+
+    def weight_cast(self, op: Operation) -> Price | None:
+        """Quantising the weights of a low-precision GEMM; None where that is done once in a step, or not at all."""
+        if not (op.low_precision and op.weight_elements and self.layout.casts_weights):
+            return None
+        return self.moved(op.weight_elements * CAST_BYTES[self.layout.plan.precision])
 
     def moved(self, bytes_total: float) -> Price:
         """An element-wise kernel that moves so many bytes."""

@@ -63,3 +63,15 @@ def test_llm_foundry_came_to_recompute_some_blocks() -> None:
         recomputed = {saving["recompute"] for layout in structures(space) for saving in savings(space, layout)}
         assert {"none", "full"} <= recomputed
         assert any(one.startswith("full:") for one in recomputed) == has
+
+
+def test_megatron_came_to_shard_mxfp8_parameters() -> None:
+    for precision, release, stages in (
+        ("mxfp8", "bridge-25.11", {0, 1}),
+        ("mxfp8", "bridge-26.02", {0, 1, 2, 3}),
+        ("fp8-current", "bridge-25.11", {0, 1, 2, 3}),
+    ):
+        small = load_model("llama-3-8b").with_changes(layers=4)
+        given = {"global_batch": 64, "seq_len": 4096, "precision": precision, "release": release}
+        space = Space(small, parse_cluster("b200:8"), given)
+        assert zero_stages(space, pipelined=False) == stages

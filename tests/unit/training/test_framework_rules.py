@@ -258,3 +258,30 @@ def test_tokens_are_gathered_by_kernels_of_their_own_with_megatrons_own_dispatch
         return next(pricer.forward(op).seconds for op in ops if op.name == "permute")
 
     assert permuting("nemo-25.02") > 1.4 * permuting("bridge-26.02") == 1.4 * permuting(None)
+
+
+def quantising_ns(**plan: Any) -> int:
+    """Of one GPU in a step: what quantising gathered weights adds to its memory-bound kernels."""
+    fields = {"cluster": "b200:16", "zero_stage": 3, "precision": "fp8-current", "global_batch": 64} | plan
+    gathered, kept = (ask(**{**fields, "fp8_parameters": low}) for low in (False, True))
+    return gathered.breakdown_ns["memory-bound"] - kept.breakdown_ns["memory-bound"]
+
+
+def test_gathered_weights_are_quantised_in_every_pass() -> None:
+    once = quantising_ns(global_batch=16)
+    assert once > 0
+    assert quantising_ns(global_batch=64) == pytest.approx(4 * once, rel=0.01)
+    assert quantising_ns(zero_stage=1) == 0
+    # What is recomputed quantises again; torchao does in any backward.
+    assert quantising_ns(recompute="full") > 1.5 * quantising_ns()
+    assert quantising_ns(framework="torchtitan") == pytest.approx(2 * quantising_ns(), rel=0.1)
+
+
+def test_recipes_gather_fp8_parameters_in_fp8() -> None:
+    def gathered(**plan: Any) -> float:
+        return ask(**plan).traffic_bytes["all_gather dp (scale-out)"]
+
+    assert gathered(precision="fp8") == pytest.approx(gathered(precision="bf16") / 2)
+    assert gathered(precision="fp8", release="nemo-25.02") == gathered(precision="bf16")
+    assert gathered(precision="nvfp4", cluster="b200:16") == gathered(precision="bf16", cluster="b200:16")
+    assert "fp8_parameters on" in ask(precision="fp8").defaults

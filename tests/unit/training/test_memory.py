@@ -215,6 +215,32 @@ def test_hopper_keeps_a_transposed_fp8_copy_and_blackwell_does_not() -> None:
     assert held("h100-sxm:8", fp8_parameters=False) == 4e9
 
 
+def test_parameters_are_not_kept_in_four_bits() -> None:
+    def held(precision: str) -> float:
+        return state_bytes(layout_of(dense(), "b200:8", precision=precision), 1e9, 0.0).parameters
+
+    assert held("mxfp8") == pytest.approx(2 * 1.03e9)
+    assert held("nvfp4") == pytest.approx(2e9 + 2 * 0.56e9)
+
+
+def test_copies_of_gathered_weights_stay_until_the_backward() -> None:
+    def most(**plan: Any) -> int:
+        fields = {"precision": "mxfp8", "zero_stage": 3, "micro_batch": 1, "fp8_parameters": False} | plan
+        return max(stage.categories["activations"] for stage in memory(dense(), "b200:8", **fields))
+
+    low = 1.03 * 8 * (4 * 2048 * 2048 + 3 * 2048 * 8192)
+    held = most() - most(fp8_parameters=True)
+    assert 0.95 * low < held < 1.05 * low
+    # Offloaded activations leave them where they are; what is run again makes them again, one block at a time.
+    away = most(offload_activations=8) - most(offload_activations=8, fp8_parameters=True)
+    assert away > 0.8 * low
+    assert most(recompute="full") - most(recompute="full", fp8_parameters=True) < 1.5 * low / 8
+    # Not where copies are made once in a step, nor in torchao, which makes them again.
+    assert most(zero_stage=1) == most(zero_stage=1, fp8_parameters=True)
+    titan = {"framework": "torchtitan", "precision": "fp8-current"}
+    assert most(**titan) == most(fp8_parameters=True, **titan)
+
+
 def test_categories_sum_and_definitions_nest() -> None:
     for framework in ("megatron", "nanotron"):
         for stage in memory(dense(), framework=framework, pp=4, tp=2, micro_batch=2):

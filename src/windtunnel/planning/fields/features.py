@@ -99,8 +99,9 @@ FEATURES: dict[str, Features] = {
 
 
 @lru_cache(maxsize=64)
-def features_of(framework: str, release: str | None, muon: bool = False) -> Features:
-    """What a release has; None: today's. `muon`: beside that optimizer, which Megatron-FSDP refuses.
+def features_of(framework: str, release: str | None, muon: bool = False, mxfp8: bool = False) -> Features:
+    """What a release has; None: today's. `muon`: beside that optimizer, which Megatron-FSDP refuses. `mxfp8`: in that
+    format, whose parameters it shards from 2026-01 on (Megatron-LM pull request 2239).
 
     Megatron-Core before 0.13 (2025-07; `fused_mla` in `cost/calibration/training.yaml` tells them) recomputes layers
     or core attention, not modules by name (`--recompute-modules`), and shards optimizer state only: Megatron-FSDP came
@@ -122,4 +123,5 @@ def features_of(framework: str, release: str | None, muon: bool = False) -> Feat
             has, zero_alone=(), selective=("selective:core_attention",), selective_dense=(), selective_moe=(),
             folds=folds,
         )  # fmt: skip
-    return replace(has, zero_alone=()) if framework == "megatron" and muon else has
+    refused = muon or (mxfp8 and before(release, "bridge-26.02"))
+    return replace(has, zero_alone=()) if framework == "megatron" and refused else has

@@ -201,7 +201,7 @@ def _formats(plan: Mapping[str, Any]) -> Iterator[str]:
     elif precision == "nvfp4":
         yield "--fp4-format e2m1"
     if plan.get("fp8_parameters"):
-        yield "--fp8-param-gather"
+        yield "--fp8-param-gather" + (" --reuse-grad-buf-for-mxfp8-param-ag" if precision == "mxfp8" else "")
     if gradients == "fp32" and precision != "fp32":
         yield "--accumulate-allreduce-grads-in-fp32"
     elif precision not in ("fp16", "fp32"):  # those reduce in the format that they have

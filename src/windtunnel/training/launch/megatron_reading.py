@@ -27,7 +27,7 @@ NO_EFFECT = re.compile(
     r"moe-aux|moe-z-loss|moe-router-(load|score|dtype|bias|enable|num-groups|group|topk-scaling|pre)|moe-input-jitter|"
     r"make-vocab|legacy|use-mcore|use-legacy|use-flash-attn|no-(masked|bias|gradient|check|rope|one)|check-for|enable-one|"
     r"te-rng|override|rerun|calculate-per|cross-entropy|loss-scale|initial-loss|hysteresis|apply-query|local[-_]rank|"
-    r"fp8-(margin|interval|amax|history)|profile|record-memory|moe-grouped-gemm|moe-permute-fusion|moe-per-layer|"
+    r"reuse-grad-buf|fp8-(margin|interval|amax|history)|profile|record-memory|moe-grouped-gemm|moe-permute-fusion|moe-per-layer|"
     r"nccl|high-priority|ddp-(average|num)|align|delay-wgrad|overlap-param-gather-with|empty-unused|straggler|"
     r"rampup|transformer-engine|export|iterations|config|role|tee|redirects|log[-_]dir|standalone|max[-_]restarts|mtp-loss)"
 )
@@ -318,8 +318,9 @@ def _formats(found: _Arguments) -> dict[str, Any]:
     if found.word("--fp4-format") is not None:
         found.asked.add("--fp4-recipe")
         fields["precision"] = "nvfp4"
-    if any([found.on("--fp8-param-gather"), found.on("--fp8-param")]):
-        fields["fp8_parameters"] = True
+    kept = any([found.on("--fp8-param-gather"), found.on("--fp8-param")])
+    if kept or low is not None:
+        fields["fp8_parameters"] = kept
     optimizer = found.word("--optimizer", "adam") or "adam"
     if optimizer == "dist_muon":  # each rank updates layers of its own
         optimizer, fields["zero_stage"] = "muon", 1

@@ -258,6 +258,7 @@ def _units(
     stage = plan.zero_stage or 0
     if stage >= 2:  # gradients leave block by block, so a block's are made apart
         keep = replace(keep, weight_gradients=True)
+    keep = replace(keep, quantised_weights=layout.casts_weights and not keep.fsdp2)
     bare = replace(keep, gathered_inputs=False)
     share = gathered_share(layout, keep) if keep.gathered_inputs else 0.0
     stream = shard.residual_tokens * layout.model.hidden_size * shard.activation_bytes

@@ -161,9 +161,16 @@ def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1
     cast = pricer.cast(op, backward=False)
     if cast is not None:
         build.compute(f"{name} cast", cast.scaled(share), "memory-bound", kernels=1)
+    _cast_weights(build, op, name, share)
     category = CATEGORY[op.kind]
     price, flops = pricer.forward(op).scaled(share), op.flops * share
     _with_transfers(build, name, price, category, flops, op.kernels, op.before, op.after, overlap=bool(plan.overlap_tp))
+
+
+def _cast_weights(build: PassBuilder, op: Operation, name: str, share: float = 1.0) -> None:
+    cast = build.pricer.weight_cast(op)
+    if cast is not None:
+        build.compute(f"{name} weight cast", cast.scaled(share), "memory-bound", kernels=1)
 
 
 def _dispatch(build: PassBuilder, name: str, transfer: Transfer, skew: float) -> None:
@@ -297,6 +304,10 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
     cast = pricer.cast(op, backward=True)
     if cast is not None:
         build.compute(f"{name} cast", cast, "memory-bound")
+    # TransformerEngine keeps the copies of the forward pass (`Linear` saves `weightmat`); torchao saves the weight as
+    # it was, and quantises it again.
+    if keeping(plan.framework).fsdp2:
+        _cast_weights(build, op, name)
     regathered: list[int] = []
     beside = plan.overlap_tp or plan.overlap_tp_backward  # collectives run beside the other GEMM
     summed = pricer.layout.habits.overlaps_one_product and op.part != "head" and not plan.overlap_tp_backward

@@ -66,7 +66,7 @@ def write(
     else:
         steps, output = ForwardTape(writer, holding=True).run(operations)
         away = sorted({slot for step in steps for slot in step.held}) if offload else []
-        away = [slot for slot in away if slot != output]
+        away = [slot for slot in away if slot != output and slot not in writer.stays]
         forward = writer.events + [(slot, 0) for slot in away]
         writer.events = [(slot, writer.bytes_of(slot)) for slot in away]
     incoming = writer.reserve(writer.size[output]) if output >= 0 else -1
@@ -183,6 +183,10 @@ class ForwardTape:
             held += self._keep(copy, not dropped and not kept_whole and not frozen)
             passing.append(copy)
             again = op.saved_bytes if dropped else 0.0
+        if op.low_precision and op.weight_elements and w.keep.quantised_weights:
+            copies = self._keep_new(w.cast * op.weight_elements)
+            w.stays.update(copies)
+            held += copies
         gathered = w.new(op.before.bytes_total) if op.before is not None else -1
         if gathered >= 0:
             passing.append(gathered)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.model.operations import CAST_BYTES, KEPT_BYTES
 from windtunnel.training.layout import Layout
-from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.pricing import Pricer
 
 MOMENTS = {"adam": 2, "muon": 1, "sgd": 1}
@@ -60,7 +59,7 @@ def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | N
         if plan.precision in CAST_BYTES and not master:
             # Quantised copies are kept between micro-batches, and are all there is where parameters are gathered so.
             copies = low_precision_bytes(layout) * (own if stage >= 3 else count)
-            working = copies if _holds_low_precision_only(layout) else working + (copies if stage < 3 else 0.0)
+            working = copies if layout.holds_low_precision else working + (copies if stage < 3 else 0.0)
         moment = 4.0 if plan.optimizer_dtype == "fp32" else 2.0
         optimizer = (0.0 if master else 4.0) + MOMENTS[plan.optimizer] * moment
         kept = own if stage >= 1 else count
@@ -84,7 +83,9 @@ def _frozen_bytes(layout: Layout, dense: float, expert: float) -> float:
     if layout.plan.precision not in CAST_BYTES:
         return (4.0 if layout.plan.precision == "fp32" else 2.0) * held
     low = KEPT_BYTES[layout.plan.precision]
-    return low * held if _holds_low_precision_only(layout) else (2.0 + low) * held
+    asked = layout.asked.fp8_parameters
+    alone = layout.habits.own_low_precision if asked is None else asked  # nothing is gathered of what does not learn
+    return low * held if alone else (2.0 + low) * held
 
 
 def low_precision_bytes(layout: Layout) -> float:
@@ -96,11 +97,6 @@ def low_precision_bytes(layout: Layout) -> float:
     one = KEPT_BYTES[layout.plan.precision]
     plain = layout.plan.precision in ("fp8", "fp8-current")
     return one if plain and layout.cluster.gpu.generation in ("blackwell", "blackwell-ultra") else 2.0 * one
-
-
-def _holds_low_precision_only(layout: Layout) -> bool:
-    asked = layout.asked.fp8_parameters
-    return keeping(layout.plan.framework).own_low_precision if asked is None else asked
 
 
 def optimizer_price(

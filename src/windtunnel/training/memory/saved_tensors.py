@@ -32,11 +32,11 @@ class Keeping:
     buckets: bool
     updated_copy: bool
     root_gathered: bool
-    own_low_precision: bool
     expandable: bool
     fsdp2: bool
     torch_pipelining: bool
     loss: Mapping[str, Any]
+    quantised_weights: bool = False  # copies that the forward pass made of weights that it gathered
 
     @property
     def keeps_all_inputs(self) -> bool:
@@ -94,6 +94,7 @@ class Writer:
         self.holds: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []
         self.gradients: list[int] = []  # of weights
+        self.stays: set[int] = set()  # slots that are not offloaded
         self.learners: list[WeightGradient] = []
         self.slots = 1
 
