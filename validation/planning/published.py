@@ -6,7 +6,7 @@ Level A rows, drawn at random, one of each job. Structure (degrees, micro-batch,
 recomputation) are searched; framework, release, formats and switches stay as published, also where a row leaves a
 switch at the framework's habit (`--switches`: those are searched too). `--leave 5`: our best leaves 5 % of the memory
 free, the published plan need not. Prints each row with what it could gain and what the best plan does otherwise, and
-the share of rows within 10 %.
+the share of rows within 10 %. `--only`: rows by name.
 """
 
 from __future__ import annotations
@@ -73,10 +73,13 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--switches", action="store_true")
+    parser.add_argument("--only", nargs="*", default=[], help="ids of rows")
     parser.add_argument("--leave", type=float, default=0.0)
     arguments = parser.parse_args()
     cases = jobs(arguments.table)
     drawn = random.Random(arguments.seed).sample(cases, min(arguments.rows, len(cases)))
+    if arguments.only:
+        drawn = [case for case in cases if case.row.id in arguments.only]
     close = seen = 0
     for case in drawn:
         asked = case.plan.model_dump(exclude_unset=True)

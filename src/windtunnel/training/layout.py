@@ -111,8 +111,21 @@ class Layout:
     @property
     def casts_weights(self) -> bool:
         """Whether passes quantise the weights that they gather; elsewhere copies are made once in a step."""
-        gathered = self.gathers_in_passes and self.shard_group > 1
-        return gathered and self.plan.precision in PEAK_DTYPE and not self.holds_low_precision
+        return self._gathers_low and not self.holds_low_precision
+
+    @property
+    def transposes_weights(self) -> bool:
+        """Whether backward passes transpose the fp8 weights that they gather, as Hopper's GEMMs read one layout only.
+
+        Recipes with Megatron-FSDP keep no transposed copy (Megatron-Bridge, `keep_fp8_transpose_cache = False`).
+        """
+        plain = self.plan.precision in ("fp8", "fp8-current")
+        one_layout = not self.cluster.gpu.generation.startswith("blackwell")
+        return self._gathers_low and self.holds_low_precision and plain and one_layout
+
+    @property
+    def _gathers_low(self) -> bool:
+        return self.gathers_in_passes and self.shard_group > 1 and self.plan.precision in PEAK_DTYPE
 
     @property
     def gathers_in_passes(self) -> bool:

@@ -68,7 +68,9 @@ class Plan(BaseModel):
     fp8_activation_input: bool = Field(
         default=False, description="keep the input of the activation function in fp8 for the backward pass"
     )
-    fp8_parameters: bool | None = Field(default=None, description="keep and gather parameters in the GEMM format (Megatron-Core's recipes do in fp8)")
+    fp8_parameters: bool | None = Field(
+        default=None, description="keep and gather parameters in the GEMM format (Megatron-Core's recipes do in fp8)"
+    )
     gradient_dtype: Literal["fp32", "bf16"] | None = Field(
         default=None, description="format of accumulation and reduction"
     )

@@ -232,6 +232,11 @@ class Pricer:
             return None
         return self.moved(op.weight_elements * CAST_BYTES[self.layout.plan.precision])
 
+    def weight_transposition(self, op: Operation) -> Price | None:
+        """Turning fp8 weights for the product that gives the input's gradient; None where they need not be."""
+        turned = op.low_precision and op.weight_elements and self.layout.transposes_weights
+        return self.copied(op.weight_elements) if turned else None
+
     def moved(self, bytes_total: float) -> Price:
         """An element-wise kernel that moves so many bytes."""
         known = self._moved.get(bytes_total)

@@ -277,6 +277,21 @@ def test_gathered_weights_are_quantised_in_every_pass() -> None:
     assert quantising_ns(framework="torchtitan") == pytest.approx(2 * quantising_ns(), rel=0.1)
 
 
+def test_gathered_fp8_weights_are_transposed_on_hopper() -> None:
+    def each(cluster: str, **plan: Any) -> int:
+        """What so many more micro-batches add to memory-bound kernels."""
+        few, many = (ask(cluster=cluster, precision="fp8", global_batch=n, **plan) for n in (16, 64))
+        return many.breakdown_ns["memory-bound"] - few.breakdown_ns["memory-bound"]
+
+    def turned(cluster: str) -> int:
+        return each(cluster, zero_stage=3) - each(cluster, zero_stage=2)
+
+    assert turned("b200:16") < 0.1 * turned("h100-sxm:16")
+    weights = 8 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
+    at_peak = 3 * 2.0 * weights / 3.35e12 * 1e9
+    assert at_peak < turned("h100-sxm:16") < 2 * at_peak
+
+
 def test_recipes_gather_fp8_parameters_in_fp8() -> None:
     def gathered(**plan: Any) -> float:
         return ask(**plan).traffic_bytes["all_gather dp (scale-out)"]

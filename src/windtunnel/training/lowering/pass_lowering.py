@@ -308,6 +308,9 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
     # it was, and quantises it again.
     if keeping(plan.framework).fsdp2:
         _cast_weights(build, op, name)
+    turned = pricer.weight_transposition(op)
+    if turned is not None:
+        build.compute(f"{name} weight transposition", turned, "memory-bound")
     regathered: list[int] = []
     beside = plan.overlap_tp or plan.overlap_tp_backward  # collectives run beside the other GEMM
     summed = pricer.layout.habits.overlaps_one_product and op.part != "head" and not plan.overlap_tp_backward
