@@ -25,6 +25,7 @@ from windtunnel.report.prediction.disturbed_page import disturbed_view
 from windtunnel.report.prediction.heatmap import heat_data
 from windtunnel.report.prediction.limit_groups import limit_groups
 from windtunnel.report.prediction.spec_words import calibrated_words, flatten, gpus, layout, model_name, shown
+from windtunnel.report.techniques import gain_rows, gain_words
 from windtunnel.result import Result
 from windtunnel.units import format_many
 
@@ -70,6 +71,7 @@ def view_of(result: Result) -> dict[str, Any]:
         "reproduce": command_lines(plain(result.reproduce), 96),
         "simulated": f"{result.n_ops:,} ops of {result.n_classes:,} rank class{'' if result.n_classes == 1 else 'es'}"
         f" stand for {format_many(result.n_gpus, 'GPU')}",
+        "technique": result.technique and {"words": gain_words(result.technique), "rows": gain_rows(result.technique)},
         "disturbed": disturbed_view(result, categories),
         "heat": heat,
         "data": {
