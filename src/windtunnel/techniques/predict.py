@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from windtunnel.arguments import typed
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
@@ -62,6 +63,7 @@ class _Work:
         return lower_flat(self.model, self.cluster, self.plan, self.scenario)
 
 
+@typed("techniques")
 def predict_with(
     model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any],
     techniques: Sequence[str], *, scenario: Scenario = CALM, **parts: Unpack[Parts],

@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from windtunnel.arguments import typed
 from windtunnel.output_file import write_atomically
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
@@ -30,6 +31,7 @@ from windtunnel.result import Result
 from windtunnel.units import format_many
 
 
+@typed
 def write_html(result: Result, path: Path | str) -> None:
     """Write the report at `path`. Raises InputFileError when it cannot be written."""
     write_atomically(Path(path), render_html(result).encode())
