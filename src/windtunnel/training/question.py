@@ -56,6 +56,9 @@ class Question:
             machine = machine or changed_cluster(cluster, changes["cluster"])
             found = read_native(model, machine.n_gpus)
             native = native or (found if plan is None else None)
+        elif _is_named_as_arguments(model):
+            remedy = "give the path of a framework's own file, or the name of a model"
+            raise InputFileError(model, "no such file", remedy)
         if Path(model).is_dir() and not (Path(model) / "config.json").exists():
             remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
             raise InputFileError(model, "holds neither config.json nor captured.yaml", remedy)
@@ -112,8 +115,11 @@ class Question:
 
 def _states_model(word: str) -> bool:
     """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
-    path = Path(word)
-    return path.suffix.lower() in (".toml", *ARGUMENTS) and path.is_file()
+    return _is_named_as_arguments(word) and Path(word).is_file()
+
+
+def _is_named_as_arguments(word: str) -> bool:
+    return Path(word).suffix.lower() in (".toml", *ARGUMENTS)
 
 
 def _built(native: Native) -> Model:

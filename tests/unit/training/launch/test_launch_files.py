@@ -262,3 +262,11 @@ def test_a_plan_file_of_another_model_is_said(tmp_path: Path) -> None:
 
 def asked(model: str, plan: Path) -> Question:
     return Question.asked(model, "h100-sxm:64", plan, {}, ())
+
+
+@pytest.mark.parametrize("name", ["nowhere.sh", "nowhere.toml"])
+def test_a_file_that_is_not_there_is_no_unknown_model(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="no such file"):
+        Question.asked(str(tmp_path / name), "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())
+    with pytest.raises(InputFileError, match="no such file"):
+        Question.asked(name, "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())
