@@ -86,6 +86,19 @@ def test_a_short_job_preempts_and_the_long_one_goes_on_where_it_was(tmp_path):
     finished(tmp_path, rows)
 
 
+def test_queues_run_live_and_fifo_needs_no_durations(tmp_path):
+    jobs = tmp_path / "jobs.yaml"
+    jobs.write_text("".join(f"- {{job: {name}, submit_s: 0, gpus: 2, command: 'sleep 0.2'}}\n" for name in ("a", "b")))
+    words = command(tmp_path, jobs)
+    del words[words.index("--policy") : words.index("--policy") + 2]
+    first, second = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)["jobs"]
+    assert first["state"] == second["state"] == "completed"
+    assert second["jct_s"] > first["jct_s"] + 0.15
+    refused = subprocess.run(command(tmp_path, jobs, policy="easy"), capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "duration_s of a is not given: easy orders jobs by it" in refused.stderr
+
+
 def test_a_killed_job_is_resumed(tmp_path):
     rows = [("one", 0, 1, 60)]
     run = subprocess.Popen(command(tmp_path, jobs_file(tmp_path, rows)), stdout=subprocess.PIPE, text=True)

@@ -84,7 +84,7 @@ def shortest_passes(
     bounds: Bounds, layout: Layout, first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Forward and backward of stages that hold the blocks first..last of the chain: prices for the programme."""
-    return bounds._chain(layout, layout.plan.recompute).passes(first, last)
+    return bounds.chain(layout, layout.plan.recompute).passes(first, last)
 
 
 def table(model: Model, clusters: int, gpus: int, micro_batch: int) -> tuple[np.ndarray, np.ndarray, list, list]:

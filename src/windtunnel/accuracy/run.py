@@ -47,6 +47,8 @@ def run_validation(
         raise SpecError("level", level, "use A, B or C, or leave it out for all rows")
     if anchor not in ANCHORS:
         raise SpecError("anchor", anchor, "use none or smallest")
+    if not isinstance(table, str | Path | Sequence):
+        raise SpecError("table", table, "give the path of a CSV, or several")
     tables = [table] if isinstance(table, str | Path) else list(table)
     rows = read_tables(tables)
     if source is not None and not any(source.lower() in row.source.lower() for row in rows):

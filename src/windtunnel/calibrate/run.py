@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from windtunnel.arguments import typed
 from windtunnel.calibrate.device import Device, describe, gpu_errors, import_torch
 from windtunnel.calibrate.document import load_document, to_yaml
 from windtunnel.calibrate.journal import journal_path, open_journal
@@ -30,6 +31,7 @@ class Outcome:
     seconds: float
 
 
+@typed
 def calibrate(
     out: Path | str = "my-device.yaml",
     *,

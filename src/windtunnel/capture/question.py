@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel.arguments import typed
 from windtunnel.capture.arguments import parse_launch, parse_ranks
 from windtunnel.capture.launch import Options, capture_job
 from windtunnel.capture.processes.scheduler import Report
@@ -15,6 +16,7 @@ from windtunnel.errors import LayoutError, SpecError
 _VALUE = re.compile(r"true|false|[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf|nan")
 
 
+@typed
 def capture(
     *launch: str | Path,
     world_size: int | None = None,

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.cli.output import print_answer
 from windtunnel.errors import SpecError
 
+BY_DURATION = ("sjf", "sjf-skip", "easy", "srtf")
+
 if TYPE_CHECKING:
+    from windtunnel.fleet.decision import Policy
     from windtunnel.fleet.jobs.trace import Jobs
     from windtunnel.fleet.site import Site
 
@@ -21,11 +24,13 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
     import math
 
     from windtunnel.fleet.exact.clock import NS, Clock, Running
-    from windtunnel.fleet.exact.policies import MODELLED, NAMES, policy_of
+    from windtunnel.fleet.exact.policies import MODELLED, NAMES, policy_of, queue_of
     from windtunnel.fleet.exact.work import Rigid
     from windtunnel.fleet.live.scheduler import LiveJob, Scheduler
+    from windtunnel.fleet.policies import queues
 
-    known = [name for name in NAMES if name not in MODELLED]  # nobody knows how fast a command is on other GPUs
+    # Nobody knows how fast a command is on other GPUs.
+    known = [*queues.NAMES, *(name for name in NAMES if name not in MODELLED)]
     if len(names) != 1 or names[0] not in known:
         raise SpecError("--policy", ",".join(names), f"a live run has one of {', '.join(known)}")
     commands = jobs.columns.get("command")
@@ -52,8 +57,16 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
         raise SpecError(
             "job", odd.name, "a live job's name is a folder's: leave out slashes and dots alone", jobs.source
         )
+    unsaid = next((job for job in made if job.duration_s is None), None)
+    if unsaid is not None and names[0] in BY_DURATION:
+        remedy = f"{names[0]} orders jobs by it: add it to each, or give --policy fifo"
+        raise SpecError(f"duration_s of {unsaid.name}", None, remedy, jobs.source)
     nodes = (site.per_node,) * site.nodes
-    Scheduler(made, nodes, policy_of(names[0], 0), folder, restart_s).run()
+
+    def policy() -> Policy:
+        return queue_of(names[0], site, pool=False) if names[0] in queues.NAMES else policy_of(names[0], 0)
+
+    Scheduler(made, nodes, policy(), folder, restart_s).run()
     simulated: dict[int, float] = {}
     if all(job.duration_s is not None for job in made):
         running = [
@@ -65,7 +78,7 @@ def run_live(jobs: Jobs, site: Site, names: list[str], folder: Path, json: bool,
             )
             for job in made
         ]
-        Clock(running, nodes, policy_of(names[0], 0)).run()
+        Clock(running, nodes, policy()).run()
         simulated = {job.index: ((job.end_ns or 0) - job.submit_ns) / NS for job in running}
     rows: list[dict[str, Any]] = [
         {

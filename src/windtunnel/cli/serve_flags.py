@@ -47,6 +47,7 @@ NEEDS = (  # a flag, and those of which one must be there
     ("spot_policy", ("spot",)), ("notice", ("spot",)), ("attain", ("goodput", "search")), ("waves", ("concurrency",)),
     ("acceptance", ("speculative_tokens",)),
 )  # fmt: skip
+LISTENING = (("output", "workload"),)  # a trace's answers have lengths of their own
 AGAINST = (("rate", "concurrency"), ("cv", "concurrency"), ("length_ratio", "workload"))
 
 
@@ -61,7 +62,12 @@ def check_flags(given: Mapping[str, object], *, pool: bool) -> None:
             raise SpecError(_word(flag), told, f"means something with {with_which} only: leave it out")
         if flag not in allowed:
             raise SpecError(_word(flag), told, f"has no meaning with {name}: leave it out")
-    for flag, other in AGAINST:
+    if "listen" in given and "real" not in given:
+        for flag in ("length_ratio", "seed"):
+            if flag in given and "output" not in given:
+                remedy = "draws the lengths of answers up to --output: give that too, or leave it out"
+                raise SpecError(_word(flag), _worth(given[flag]), remedy)
+    for flag, other in (*AGAINST, *(LISTENING if "listen" in given else ())):
         if flag in given and other in given:
             raise SpecError(_word(flag), _worth(given[flag]), f"contradicts {_word(other)}: leave one of them out")
     seed = given.get("seed", 0)

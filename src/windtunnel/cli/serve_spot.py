@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.arguments import typed
 from windtunnel.cli.output import note, print_answer, stdout
 from windtunnel.units import parse_time
 
@@ -53,6 +54,7 @@ def answer_spot(
     print_spot_serving(answer.to_dict(), stdout())
 
 
+@typed
 def serve_on_spot(
     model: str | Model,
     cluster: str | Cluster,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
+from windtunnel.arguments import typed
 from windtunnel.cli.output import note, print_answer, stdout, working
 from windtunnel.cli.plan_flags import switches_spelled_out
 from windtunnel.cli.predict import answered, predict
@@ -72,6 +73,7 @@ def whatif(
         note(f"wrote {save_run(after, out)}")
 
 
+@typed
 def ask_again(result: Result, *changes: str, slow: Sequence[str] = (), run: str = "") -> Result:
     """What a result becomes with something changed: `windtunnel whatif` for Python, without advice.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from windtunnel.arguments import typed
 from windtunnel.errors import SpecError
 from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.read import read_jobs
@@ -41,6 +42,7 @@ class FleetResult:
         write_jobs(list(self.outcomes), path)
 
 
+@typed
 def fleet(
     trace: str | Path | Jobs,
     cluster: str | Site,
@@ -66,6 +68,8 @@ def fleet(
         raise SpecError("cluster", cluster, "give GPU:COUNT such as t4:64, the path of a file, or a Site")
     jobs = trace if isinstance(trace, Jobs) else read_jobs(trace, where)
     site = cluster if isinstance(cluster, Site) else parse_site(cluster)
+    if seed is not None and seed < 0:
+        raise SpecError("seed", seed, "give a whole number from 0 on")
     by_name = {
         "clock": clock,
         "tables": None if tables is None else Tables(Path(tables)),

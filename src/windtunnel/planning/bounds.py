@@ -287,9 +287,9 @@ class Bounds:
         recompute, some = layout.plan.recompute, layout.plan.recompute_layers
         span = spans(layout.virtual_layers)
         if some == 0 or some is None:
-            return self._chain(layout, "full" if some is None else recompute).passes(*span, again)
+            return self.chain(layout, "full" if some is None else recompute).passes(*span, again)
         # The first layers of each stage are recomputed, the others are not.
-        plain, full = self._chain(layout, "none"), self._chain(layout, "full")
+        plain, full = self.chain(layout, "none"), self.chain(layout, "full")
         path = self._beyond(layout, full.total[BACKWARD] - plain.total[BACKWARD], some)
         busy = (
             self._beyond(layout, two[BACKWARD] - one[BACKWARD], some)
@@ -305,7 +305,8 @@ class Bounds:
         end = np.maximum(end, first)
         return np.maximum(sums[end] - sums[first], 0.0)
 
-    def _chain(self, layout: Layout, recompute: str) -> Chain:
+    def chain(self, layout: Layout, recompute: str) -> Chain:
+        """Least prices of the blocks that a layout strings together, with that recomputation."""
         key = cost_class(layout, recompute)
         if key not in self._chains:
             blocks, ahead, pricer = self.blocks(layout), forward_class(layout), self._pricer(layout)

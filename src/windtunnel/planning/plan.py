@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from windtunnel.arguments import typed
 from windtunnel.errors import SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.hardware.cluster import cluster_with
@@ -52,6 +53,7 @@ PLAINLY_WITHIN_S = 10.0
 LEAST_WITHIN = 0.01  # how near to the least memory a search for it goes
 
 
+@typed("slow", "techniques", "named", "pareto")
 def plan(
     model: Model | str | Path | Mapping[str, Any],
     cluster: Cluster | MixedCluster | str | Path | Mapping[str, Any],
@@ -88,7 +90,7 @@ def plan(
     given = _given(plan, fields)
     if given.get("lora_rank"):
         raise SpecError("lora_rank", given["lora_rank"], "plans are searched for training of all weights: leave it out")
-    words, slow = named or _words(model, cluster), (slow,) if isinstance(slow, str) else tuple(slow)
+    words, slow = named or _words(model, cluster), tuple(slow)
     model = model if isinstance(model, Model) else load_model(model)
     mixed = cluster if isinstance(cluster, MixedCluster) else parse_mixed(cluster)
     if mixed is not None:

@@ -17,6 +17,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from windtunnel.arguments import typed
 from windtunnel.cost.device_memory import outside_of_allocator
 from windtunnel.errors import InputFileError, ScheduleError, SpecError, UserError
 from windtunnel.graph.allocator_settings import AllocatorSettings, allocator_settings
@@ -53,6 +54,7 @@ HASH = "@"  # between a captured folder and the hash of its content, as `reprodu
 POINTS = 400  # of the drawn timeline
 
 
+@typed
 def predict_captured(
     job: CapturedJob | str | Path,
     cluster: Cluster | str | Path,

@@ -131,8 +131,8 @@ def _faked(asked: Emulation, facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"            {unlike}: peers came when the real rank came"
     if asked.slow:
         worst = max(asked.slow, key=lambda rank: asked.slow[rank])
-        count = f"{len(asked.slow):,} peers" if len(asked.slow) > 1 else f"rank {worst}"
-        yield f"            {count} slowed, rank {worst} by {asked.slow[worst]:g}"
+        others = f", the slowest of {len(asked.slow):,}" if len(asked.slow) > 1 else ""
+        yield f"            rank {worst} slowed by {asked.slow[worst]:g}{others}"
     if asked.peer_times:
         yield f"            computing of other classes: as measured, {', '.join(map(str, asked.peer_times))}"
     if _lacks_stages(asked, kinds):

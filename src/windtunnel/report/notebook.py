@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from windtunnel.arguments import typed
 from windtunnel.report.figures import plain
 from windtunnel.report.prediction.categories import label_of
 from windtunnel.report.prediction.spec_words import title
@@ -13,6 +14,7 @@ from windtunnel.units import format_bytes
 _PARTS = 8  # of the breakdown, longest first
 
 
+@typed
 def notebook_html(result: Result) -> str:
     """An HTML fragment; text of the result is escaped."""
     rows = [

@@ -13,6 +13,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError
 from windtunnel.input_file import read_bytes
 from windtunnel.output_file import write_atomically
@@ -25,6 +26,7 @@ _HASH_PREFIX = re.compile(r"[0-9a-f]{2,12}")
 _LARGEST_BYTES = 1 << 30
 
 
+@typed
 def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False, trace: bool = False) -> Path:
     """Write the run folder of `result` under `root` and return its path.
 
@@ -46,6 +48,7 @@ def save(result: Result, root: Path | str = Path("runs"), *, html: bool = False,
     return folder
 
 
+@typed
 def load(path: Path | str, root: Path | str = Path("runs")) -> Result:
     """The Result at `path`: a run folder, its result.json, or the first digits of a hash under `root`.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from windtunnel.units import format_time
+from windtunnel.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -42,21 +42,41 @@ def _hanging(console: Console, columns: int, line: str) -> None:
     console.print(text, soft_wrap=True, markup=False)
 
 
-def gain_lines(gain: TechniqueGain) -> list[RenderableType]:
+def gain_lines(gain: TechniqueGain, columns: int) -> list[RenderableType]:
     """A section of the console's screen: figures, parameters, what lies behind them, notes."""
+    lines = [f"{gain.name}: {gain_words(gain)}", *(f"{title}: {words}" for title, words in gain_rows(gain))]
+    folded = (fill(line, columns, initial_indent="  ", subsequent_indent="    ") for line in (*lines, *gain.notes))
+    return [Text(), Text("Technique", style="bold"), *map(Text, folded)]
+
+
+def gain_words(gain: TechniqueGain) -> str:
+    """What it brings."""
     without, after = format_time(gain.step_time_without_s), format_time(gain.step_time_with_s)
-    lines = [f"{gain.name}: {without} a step without, {after} with: {gain.gain:.3f} x"]
-    lines += _named("chosen", gain.parameters, lambda name, value: f"{name}={_shown(value)}")
-    lines += _named("behind it", gain.details, lambda name, value: f"{name.replace('_', ' ')} {_shown(value)}")
-    return [Text(), Text("Technique", style="bold"), *(Text(f"  {line}") for line in (*lines, *gain.notes))]
+    return f"{without} a step without, {after} with: {gain.gain:.3f} x"
 
 
-def _named(title: str, values: Mapping[str, Any], words: Callable[[str, Any], str]) -> list[str]:
+def gain_rows(gain: TechniqueGain) -> list[tuple[str, str]]:
+    """Parameters as chosen, and what lies behind the gain; of several techniques a row each."""
+    chosen = _named("chosen", gain.parameters, lambda name, value: f"{name}={_shown(value)}")
+    return chosen + _named("behind it", gain.details, _measured)
+
+
+def _named(title: str, values: Mapping[str, Any], words: Callable[[str, Any], str]) -> list[tuple[str, str]]:
     if not values:
         return []
     if all(isinstance(value, Mapping) for value in values.values()):
-        return [line for name, inner in values.items() for line in _named(f"{title}, {name}", inner, words)]
-    return [f"{title}: " + ", ".join(words(name, value) for name, value in values.items())]
+        return [row for name, inner in values.items() for row in _named(f"{title}, {name}", inner, words)]
+    return [(title, ", ".join(words(name, value) for name, value in values.items()))]
+
+
+def _measured(name: str, value: Any) -> str:
+    """`stall_s` 0.52 as `stall 520 ms`: the unit that ends a name is the value's."""
+    words = name.split("_")
+    for unit, written in (("s", format_time), ("bytes", format_bytes)):
+        if unit in words and isinstance(value, int | float):
+            words.remove(unit)
+            return f"{' '.join(words)} {written(value)}"
+    return f"{' '.join(words)} {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

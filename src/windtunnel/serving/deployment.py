@@ -8,10 +8,12 @@ Attention is split by `tp` and repeated `attn_dp` times, each copy with requests
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from windtunnel.cost.inference.kernels import WEIGHT_BYTES
-from windtunnel.errors import LayoutError, SpecError
+from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Layer, Model
 
@@ -109,6 +111,15 @@ class Deployment:
         """As people write it: tp8, tp2 pp2, dp8 ep8."""
         sizes = (("tp", self.tp), ("pp", self.pp), ("dp", self.attn_dp), ("ep", self.expert_sizes[1]))
         return " ".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
+
+
+def deployment_of(asked: Mapping[str, Any]) -> Deployment:
+    """A deployment from its fields. Raises UnknownNameError and SpecError."""
+    known = [one.name for one in fields(Deployment)]
+    for name in asked:
+        if name not in known:
+            raise UnknownNameError("field of a deployment", str(name), known)
+    return Deployment(**asked)
 
 
 def check(deployment: Deployment, model: Model, cluster: Cluster) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from math import hypot
+from math import hypot, inf
 from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import UnknownNameError
+from windtunnel.arguments import typed
+from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.hardware.catalogue import parse_cluster
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Model
 from windtunnel.model.catalogue import load_model
 from windtunnel.serving.build import Engine, engine_of
-from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.deployment import Deployment, deployment_of
 from windtunnel.serving.engines.profile import Profile
 from windtunnel.serving.measures import Stamps, distribution, gap_distribution, stamps_of
 from windtunnel.serving.replica.replica import Replica
@@ -33,7 +34,10 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 }
 GROWING = 2.0  # times by which the queueing of the last third exceeds that of the first, for a run that is over
 
+PROMISES = ("ttft_s", "tpot_s")
 
+
+@typed
 def serve(
     model: str | Model,
     cluster: str | Cluster,
@@ -56,7 +60,7 @@ def serve(
     """
     built = load_model(model) if isinstance(model, str) else model
     machine = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    layout = deployment if isinstance(deployment, Deployment) else Deployment(**deployment)
+    layout = deployment if isinstance(deployment, Deployment) else deployment_of(deployment)
     engine = engine_of(built, machine, layout, profile=profile, prices=prices)
     return serve_with(
         engine,
@@ -69,6 +73,7 @@ def serve(
     )
 
 
+@typed
 def serve_with(
     engine: Engine,
     workload: Workload,
@@ -80,6 +85,7 @@ def serve_with(
     cost_per_gpu_hour: float | None = None,
 ) -> ServingResult:
     """As `serve`, on an engine that is priced already."""
+    _check(replicas, slo or {}, cost_per_gpu_hour)
     if not engine.fits:
         return infeasible(engine, workload, replicas, slo or {})
     servers = [engine.replica() for _ in range(replicas)]
@@ -89,6 +95,18 @@ def serve_with(
     sent, refused = simulate(workload, servers, chosen, block_size=engine.rules.block_size, longest=engine.longest)
     hand_on(sent, engine.profile)
     return summarise(engine, workload, servers, stamps_of(sent), refused, slo or {}, cost_per_gpu_hour)
+
+
+def _check(replicas: int, slo: Mapping[str, float], cost_per_gpu_hour: float | None) -> None:
+    if replicas < 1:
+        raise SpecError("replicas", replicas, "give 1 or more")
+    for name, value in slo.items():
+        if name not in PROMISES:
+            raise UnknownNameError("promise of slo", str(name), PROMISES)
+        if not isinstance(value, int | float) or not value > 0:
+            raise SpecError(name, value, "give seconds, more than 0")
+    if cost_per_gpu_hour is not None and not 0 <= cost_per_gpu_hour < inf:
+        raise SpecError("cost_per_gpu_hour", cost_per_gpu_hour, "give dollars for an hour of one GPU, 0 or more")
 
 
 def hand_on(sent: Sequence[Request], profile: Profile) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from windtunnel.arguments import texts
 from windtunnel.errors import SpecError
 
 
@@ -26,7 +27,10 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slow", (self.slow,) if isinstance(self.slow, str) else tuple(self.slow))
+        object.__setattr__(self, "slow", texts("slow", self.slow))
+        for name in ("router_load", "lengths"):
+            if not isinstance(getattr(self, name), str | Path | None):
+                raise SpecError(name, getattr(self, name), "give text or a path")
 
     @property
     def disturbs(self) -> bool:
@@ -51,6 +55,8 @@ NAMES = tuple(field.name for field in fields(Scenario))
 
 def with_parts(scenario: Scenario, parts: Mapping[str, Any]) -> Scenario:
     """The scenario with some of its parts replaced. Raises SpecError for a keyword that is none of them."""
+    if not isinstance(scenario, Scenario):
+        raise SpecError("scenario", scenario, "give a Scenario, or its parts by name")
     for name, value in parts.items():
         if name not in NAMES:
             remedy = (

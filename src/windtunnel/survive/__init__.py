@@ -28,8 +28,8 @@ __getattr__ = lazily(__name__, {"RankLog": "watch.log", "launch": "live.launcher
 class _Callable(ModuleType):
     """`windtunnel.survive(...)` is the study; Python binds the name of a package that is imported to the package."""
 
-    def __call__(self, *args: Any, **asked: Any) -> Any:
-        return import_module(f"{__name__}.question").survive(*args, **asked)
+    def __call__(self, model: Any, cluster: Any, plan: Any = None, **asked: Any) -> Any:
+        return import_module(f"{__name__}.question").survive(model, cluster, plan, **asked)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -9,7 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import SpecError, UserError
+from windtunnel.arguments import typed
+from windtunnel.errors import SpecError, UnknownNameError, UserError
 from windtunnel.units import parse_bandwidth, parse_count, parse_time
 
 if TYPE_CHECKING:
@@ -40,48 +41,58 @@ class Shape:
     tokens_per_s: float | None
 
 
+@typed("step_time")
 def survive(
     model: Model | str | Path | Mapping[str, Any] | None,
     cluster: Cluster | str | Path | Mapping[str, Any],
     plan: Plan | str | Path | Mapping[str, Any] | None = None,
+    *,
+    step_time: str | float | None = None,
     **asked: Any,
 ) -> Survival:
     """What failures cost a job: effective training time, waterfall, interruptions, cost, policy by policy.
 
-    `model`, `cluster` and `plan` as `windtunnel.predict` takes them; without a model the job is assumed. `asked`: the
-    keywords of `asked_of`. Raises UserError on the first mistake.
+    `model`, `cluster` and `plan` as `windtunnel.predict` takes them; without a model the job is assumed, with
+    steps of `step_time` (10s). `asked`: the keywords of `asked_of`. Raises UserError on the first mistake.
     """
     from windtunnel.hardware import Cluster, parse_cluster
     from windtunnel.model import Model, load_model
     from windtunnel.resilience import survive as survived
     from windtunnel.training import read_plan
 
+    known = [name for name in asked_of.__annotations__ if name not in ("shape", "machine", "return")]
+    for name in asked:
+        if name not in known:
+            raise UnknownNameError("keyword of survive", name, known)
     machine = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     if model is None:
         if not isinstance(plan, Mapping | None):
             raise SpecError("plan", str(plan), "it needs a model: without one give tp, pp, cp and dp by name")
         flags = dict(plan or {})
-        return survived(asked_of(assumed(machine, flags), machine, **asked))
+        return survived(asked_of(assumed(machine, flags, step_time), machine, **asked))
+    if step_time is not None:
+        raise SpecError("step_time", step_time, "leave it out: the model's step is predicted")
     if plan is None:
         raise SpecError("plan", None, "give the plan that the model is trained by")
     built = model if isinstance(model, Model) else load_model(model)
     return survived(asked_of(predicted(built, machine, read_plan(plan)), machine, **asked))
 
 
+@typed
 def asked_of(
     shape: Shape,
     machine: Cluster,
     *,
     days: float = 54.0,
-    policies: Sequence[str] = DEFAULT_POLICIES,
+    policies: Sequence[str] = DEFAULT_POLICIES,  # or a text with commas
     failures: str | Path = "llama3",
     observed: str | None = None,
-    checkpoint: str = "auto",
+    checkpoint: str | float = "auto",
     standbys: int | str = "auto",
     recovery: Sequence[str] = (),
-    storage: str | None = None,
+    storage: str | float | None = None,
     gpu_hour: float | None = None,
-    planned_every: str | None = None,
+    planned_every: str | float | None = None,
     seeds: int = 200,
     seed: int = 0,
 ) -> Asked:
@@ -112,7 +123,7 @@ def asked_of(
         times=_times(recovery, saved if storage is not None else None),
         checkpoint=saved,
         days=days,
-        policies=tuple(policies) or DEFAULT_POLICIES,
+        policies=tuple(one.strip() for text in policies for one in text.split(",")) or DEFAULT_POLICIES,
         interval_s=None if checkpoint == "auto" else parse_time(checkpoint, "--checkpoint"),
         standbys=None if standbys == "auto" else _whole(str(standbys)),
         seeds=seeds,
@@ -122,7 +133,7 @@ def asked_of(
     )
 
 
-def _with_planned(process: FailureProcess, every: str | None) -> FailureProcess:
+def _with_planned(process: FailureProcess, every: str | float | None) -> FailureProcess:
     """With planned changes of one machine (maintenance, rebalancing), so far apart on average."""
     if every is None:
         return process
@@ -174,14 +185,14 @@ def _times(recovery: Sequence[str], saved: Any) -> Any:
     return with_times(times, said)
 
 
-def assumed(machine: Cluster, flags: Mapping[str, Any], step_time: str | None = None) -> Shape:
+def assumed(machine: Cluster, flags: Mapping[str, Any], step_time: str | float | None = None) -> Shape:
     """A job of which only the layout is known: `flags` are tp, pp, cp and dp of a plan. Raises SpecError."""
     for name, value in flags.items():
         if name not in LAYOUT:
             raise SpecError(
                 f"--{name.replace('_', '-')}", value, "it needs a model: without one only the layout counts"
             )
-    sizes = {name: int(flags.get(name) or 1) for name in LAYOUT}
+    sizes = {name: 1 if flags.get(name) is None else parse_count(flags[name], name) for name in LAYOUT}
     stages, replica = sizes["pp"], sizes["tp"] * sizes["pp"] * sizes["cp"]
     if not flags:
         replica, stages = min(ASSUMED_REPLICA, machine.n_gpus), 16 if machine.n_gpus >= ASSUMED_REPLICA else 1

@@ -153,6 +153,8 @@ def on_ray(address: str | None, function: str, inputs: Inputs, workers: int) -> 
 def rows_of(executor: str | Executor, function: str, inputs: Inputs, workers: int) -> Iterator[tuple[int, Row]]:
     """`executor`: `processes`, `serial`, `ray`, `ray:ADDRESS`, or an object with `submit`."""
     if not isinstance(executor, str):
+        if not hasattr(executor, "submit"):
+            raise SpecError("executor", executor, "use processes, serial, ray, ray:ADDRESS, or an object with submit")
         return on_executor(executor, function, inputs)
     name, _, address = executor.partition(":")
     if name == "ray":

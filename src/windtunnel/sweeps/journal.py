@@ -40,6 +40,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab")
@@ -75,6 +76,8 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:  # fmt: skip
+        if error is not None and self._file.tell() == 0:  # nothing was begun: nothing to go on with
+            self._path.unlink(missing_ok=True)
         self._file.close()
 
     def add(self, row: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError, SpecError, UserError
 from windtunnel.sweeps.executors import rows_of
 from windtunnel.sweeps.journal import Journal, read_journal
@@ -39,6 +40,7 @@ class SweepOutcome:
     reasons: Mapping[str, str] = field(default_factory=dict)  # of the first point of each status that has one
 
 
+@typed
 def sweep(
     study: str | Path | Mapping[str, Any],
     *,
@@ -129,6 +131,14 @@ def _version() -> str:
 
 def _check(called: str, verb: str, function: str | None) -> None:
     # By name, as workers find it: the package above imports this module.
+    if function is not None:
+        module, _, name = function.partition(":")
+        try:
+            found = getattr(import_module(module), name, None) if module and name else None
+        except ImportError as error:
+            raise SpecError("--function", function, f"cannot be imported ({error}): give module:name") from None
+        if not callable(found):
+            raise SpecError("--function", function, "is no function of a module: give module:name")
     if function is None and verb not in import_module("windtunnel").__all__:
         raise UserError(f"unknown verb {verb!r} of a study; use a public function of windtunnel, e.g. predict")
 

@@ -6,20 +6,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from windtunnel.result import Infeasible, Result, StageMemory, TechniqueGain
+from windtunnel.step.result_of import limits_of
+from windtunnel.techniques.priced import Held
+
+STATE = ("parameters", "gradients", "optimizer")
 
 
 def answered(
-    result: Result, gain: TechniqueGain, seconds: float, device_bytes: int | None, reproduce: str
+    result: Result, gain: TechniqueGain, seconds: float, held: Held | None, reproduce: str
 ) -> Result:  # fmt: skip
     """`result` at `seconds` a step, with the technique's report, and with its memory where that changes."""
     total = round(seconds * 1e9)
     scale = total / result.step_time_ns
+    breakdown = moved_to(result.breakdown_ns, total, gain.name)
     memory, trouble, status = result.memory, result.infeasible, result.status
-    if device_bytes is not None:
-        memory = tuple(_held(stage, device_bytes, result.peak_memory.device_bytes) for stage in memory)
-        fits = device_bytes <= result.memory_capacity_bytes
+    if held is not None:
+        memory = tuple(_held(stage, held) for stage in memory)
+        fullest = max(memory, key=lambda stage: stage.device_bytes)
+        fits = fullest.device_bytes <= result.memory_capacity_bytes
         status = "ok" if fits else "infeasible"
-        lacks = Infeasible("out of memory", 0, device_bytes, result.memory_capacity_bytes)
+        lacks = Infeasible("out of memory", fullest.stage, fullest.device_bytes, result.memory_capacity_bytes)
         trouble = None if fits else lacks
     return replace(
         result,
@@ -34,7 +40,8 @@ def answered(
         mfu=result.mfu / scale,
         hfu=result.hfu / scale,
         model_tflops_per_gpu=result.model_tflops_per_gpu / scale,
-        breakdown_ns=moved_to(result.breakdown_ns, total, gain.name),
+        breakdown_ns=breakdown,
+        limits=limits_of(breakdown, total),
         stages=tuple(
             replace(stage, breakdown_ns=moved_to(stage.breakdown_ns, total, gain.name)) for stage in result.stages
         ),
@@ -70,10 +77,21 @@ def _shrunk(parts: Mapping[str, int], total: int) -> dict[str, int]:
     return made
 
 
-def _held(stage: StageMemory, device_bytes: int, was: int) -> StageMemory:
-    share = device_bytes / was
+def _held(stage: StageMemory, held: Held) -> StageMemory:
+    """A stage's memory with part of its state elsewhere; the parts sum to what is allocated, as everywhere."""
+    parts = dict(stage.categories)
+    state = sum(parts.get(name, 0) for name in STATE)
+    parts |= {name: int(parts[name] * held.state_share) for name in STATE if name in parts}
+    if held.moving_share:
+        parts["on its way"] = int(state * held.moving_share)
+    allocated = sum(parts.values())
+    reserved = int(allocated * held.reserved_over_allocated)
+    less = stage.peak_allocated_bytes - allocated
     return replace(
         stage,
-        device_bytes=int(stage.device_bytes * share),
-        peak_reserved_bytes=int(stage.peak_reserved_bytes * share),
+        categories=parts,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + max(0, stage.device_bytes - stage.peak_reserved_bytes),
+        timeline=tuple((time_ns, max(0, now - less)) for time_ns, now in stage.timeline),
     )

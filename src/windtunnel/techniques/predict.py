@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from windtunnel.arguments import typed
 from windtunnel.errors import LayoutError, SpecError, UserError
 from windtunnel.hardware import Cluster, parse_cluster
 from windtunnel.model import Model, load_model
@@ -21,12 +22,13 @@ from windtunnel.result import Result, TechniqueGain
 from windtunnel.step.scenario import CALM, Parts, Scenario, with_parts
 from windtunnel.techniques.answer import answered
 from windtunnel.techniques.collective_partitioning import price as partitioning
+from windtunnel.techniques.collective_partitioning.parameters import PartitionPlan
 from windtunnel.techniques.flat import FlatStep, lower_flat
 from windtunnel.techniques.local_sgd import price as averaging
 from windtunnel.techniques.megascale import features as megascale
 from windtunnel.techniques.named import TECHNIQUES, Named, asked, legal
 from windtunnel.techniques.offload.price import price_offload
-from windtunnel.techniques.priced import Drawn
+from windtunnel.techniques.priced import Drawn, Held
 from windtunnel.techniques.prioritised_all_to_all import price as lina
 from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.techniques.sparse_gradients import price as sparse
@@ -46,7 +48,9 @@ class _Work:
     notes: list[str] = field(default_factory=list)
     flat: FlatStep | None = None  # rewritten so far
     extra_s: float = 0.0  # beside the flat step
-    device_bytes: int | None = None
+    partitioned: PartitionPlan | None = None  # as asked, once `flat` is rewritten by it
+    held: Held | None = None
+    packed: Result | None = None  # with experts packed, whose memory is the job's
     factor: float = 1.0  # of the step, of what has a timeline of its own
     drawn: tuple[Drawn, Drawn] | None = None
 
@@ -59,6 +63,7 @@ class _Work:
         return lower_flat(self.model, self.cluster, self.plan, self.scenario)
 
 
+@typed("techniques")
 def predict_with(
     model: Model | str | Path, cluster: Cluster | str | Path, plan: Plan | str | Path | Mapping[str, Any],
     techniques: Sequence[str], *, scenario: Scenario = CALM, **parts: Unpack[Parts],
@@ -130,6 +135,9 @@ def explained(
         before, after = bare.seconds(), work.flat.seconds() + work.extra_s
         seconds = last.step_time_s * after / before
         work.drawn = (_drawn(bare), _drawn(work.flat))
+    if work.packed is not None:
+        heavier = work.packed
+        last = replace(last, status=heavier.status, infeasible=heavier.infeasible, memory=heavier.memory)
     # Per token, where a technique changes how many a step has.
     without = first.step_time_s * last.tokens_per_step / first.tokens_per_step
     if last.tokens_per_step != first.tokens_per_step:
@@ -145,7 +153,7 @@ def explained(
         notes=tuple(work.notes),
     )
     words = "".join(f" --technique {shlex.quote(text)}" for text in techniques)
-    return answered(last, gain, seconds, work.device_bytes, first.reproduce + words), work.drawn
+    return answered(last, gain, seconds, work.held, first.reproduce + words), work.drawn
 
 
 def _plan_level(work: _Work, one: Named, parameters: Any, first: Result) -> None:
@@ -170,13 +178,14 @@ def _task_level(work: _Work, one: Named, parameters: Any, last: Result) -> None:
     assert step is not None, "lowered before"
     if one.name == "offload":
         priced = price_offload(step, last, parameters)
-        work.factor, work.device_bytes = priced.with_s / priced.without_s, priced.device_bytes
+        work.factor, work.held = priced.with_s / priced.without_s, priced.held
         work.parameters[one.name], work.details[one.name] = dict(priced.parameters), dict(priced.details)
         work.notes += priced.notes
         if priced.before is not None and priced.after is not None:
             work.drawn = (priced.before, priced.after)
     elif one.name == "collective_partitioning":
         work.flat, chosen = partitioning.rewrite(step, parameters)
+        work.partitioned = parameters
         work.parameters[one.name] = asdict(chosen)
         work.details[one.name] = {"overlaps": work.plan.overlap_tp is True or work.plan.overlap_grad_reduce is True}
     elif one.name == "prioritised_all_to_all":
@@ -202,13 +211,14 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
     lina.checked(step, parameters)
     ep = work.plan.ep
     wanted = [p for p in range(1, ep + 1) if ep % p == 0] if parameters.packing is None else [parameters.packing]
-    if work.parameters and wanted != [1]:  # of techniques before this one, which a step lowered anew would be without
-        if parameters.packing is not None:
-            name = f"prioritised_all_to_all:packing={parameters.packing}"
-            raise SpecError("technique", name, "packing lowers the step anew: name it first, or use packing=1")
-        wanted = [1]
-        work.notes.append("packing is tried only where prioritised_all_to_all is named first")
-    steps = {p: step if p == 1 else replace_ep(work, ep // p) for p in wanted}
+    steps: dict[int, FlatStep] = {}
+    partitions: dict[int, PartitionPlan] = {}
+    for p in wanted:
+        steps[p] = step
+        if p > 1:  # lowered anew, and partitioned anew where the step was
+            steps[p] = replace_ep(work, ep // p)
+            if work.partitioned is not None:
+                steps[p], partitions[p] = partitioning.rewrite(steps[p], work.partitioned)
     tried: list[tuple[float, FlatStep, int, int]] = []
     for p, base in steps.items():
         if p > 1 and parameters.packing is None and _too_large(work, ep // p):
@@ -217,6 +227,10 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
         made, pieces = lina.rewrite(base, parameters)
         tried.append((made.seconds(), made, p, pieces))
     _, work.flat, p, pieces = min(tried, key=lambda one: one[0])
+    if p > 1:
+        work.packed = _packed(work, ep // p).predicted()
+    if p in partitions:
+        work.parameters["collective_partitioning"] = asdict(partitions[p])
     before, after = lina.figures(step), lina.figures(work.flat)
     work.parameters["prioritised_all_to_all"] = {**asdict(parameters), "packing": p, "pieces": pieces}
     details: dict[str, Any] = {f"{name}_without": value for name, value in before.items()}
@@ -230,12 +244,15 @@ def _lina(work: _Work, step: FlatStep, parameters: LinaPlan) -> None:
 
 def replace_ep(work: _Work, ep: int) -> FlatStep:
     """The flat step at another expert-parallel degree."""
-    return replace(work, plan=work.plan.model_copy(update={"ep": ep})).lowered()
+    return _packed(work, ep).lowered()
+
+
+def _packed(work: _Work, ep: int) -> _Work:
+    return replace(work, plan=work.plan.model_copy(update={"ep": ep}))
 
 
 def _too_large(work: _Work, ep: int) -> bool:
-    packed = replace(work, plan=work.plan.model_copy(update={"ep": ep}))
-    return packed.predicted().status == "infeasible" and work.predicted().status == "ok"
+    return _packed(work, ep).predicted().status == "infeasible" and work.predicted().status == "ok"
 
 
 def _bytes(step: FlatStep) -> float:

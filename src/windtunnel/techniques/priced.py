@@ -18,6 +18,15 @@ class Drawn:
     lanes: Mapping[str, Lane]
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank's memory becomes where part of its state is elsewhere."""
+
+    state_share: float  # of parameters, gradients and optimizer: what stays
+    moving_share: float  # of the same: what is on its way in or out at the peak
+    reserved_over_allocated: float
+
+
 @dataclass(frozen=True, eq=False)
 class Priced:
     """A step without and with a technique, by the same model."""
@@ -26,7 +35,7 @@ class Priced:
     with_s: float
     parameters: Mapping[str, Any]  # all of them, those that were left open as they were chosen
     details: Mapping[str, float] = field(default_factory=dict)
-    device_bytes: int | None = None  # at its peak with the technique, where that changes it
+    held: Held | None = None  # where the technique changes the memory
     notes: tuple[str, ...] = ()
     before: Drawn | None = None
     after: Drawn | None = None

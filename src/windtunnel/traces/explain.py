@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.arguments import typed
+
 if TYPE_CHECKING:
     from windtunnel.traces.stragglers.explanation import Explanation
 
 
+@typed
 def explain(*traces: str | Path, without: Sequence[str] = ()) -> Explanation:
     """Which worker, stage or kind of op makes a recorded job slower than it should be, and what mending it gives.
 

@@ -56,6 +56,9 @@ class Question:
             machine = machine or changed_cluster(cluster, changes["cluster"])
             found = read_native(model, machine.n_gpus)
             native = native or (found if plan is None else None)
+        elif _is_named_as_arguments(model):
+            remedy = "give the path of a framework's own file, or the name of a model"
+            raise InputFileError(model, "no such file", remedy)
         if Path(model).is_dir() and not (Path(model) / "config.json").exists():
             remedy = "give a folder with a model's config.json, or one that `windtunnel capture` wrote"
             raise InputFileError(model, "holds neither config.json nor captured.yaml", remedy)
@@ -92,7 +95,7 @@ class Question:
             if native is None or not native.unknown
             else (f"{native.where}: not understood: {', '.join(native.unknown)}",)
         )
-        return cls(built, machine, settled, shlex.join(words), notes)
+        return cls(built, machine, settled, shlex.join(words), (*notes, *_another(built, model, native, stated)))
 
     def answer(self, scenario: Scenario = CALM) -> Result:
         """Predict, and name model and cluster in `reproduce` as they were named here."""
@@ -112,8 +115,11 @@ class Question:
 
 def _states_model(word: str) -> bool:
     """Whether the word for the model is a framework's own file: not a Hugging Face config, which is JSON too."""
-    path = Path(word)
-    return path.suffix.lower() in (".toml", *ARGUMENTS) and path.is_file()
+    return _is_named_as_arguments(word) and Path(word).is_file()
+
+
+def _is_named_as_arguments(word: str) -> bool:
+    return Path(word).suffix.lower() in (".toml", *ARGUMENTS)
 
 
 def _built(native: Native) -> Model:
@@ -130,6 +136,23 @@ def _built(native: Native) -> Model:
     if sizes.get("vocab") is None:
         raise SpecError("--vocab-size", None, "the tokenizer says, not the arguments: add it to them", native.where)
     return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
+
+
+def _another(built: Model, word: str, native: Native | None, stated: bool) -> tuple[str, ...]:
+    """A note where the plan's file states another model than the one that is named beside it."""
+    from windtunnel.model import load_model
+
+    if native is None or native.model is None or stated:
+        return ()
+    if isinstance(native.model, str):
+        of_file = load_model(native.model)
+        layers, hidden = of_file.n_layers, of_file.hidden_size
+    else:
+        layers, hidden = native.model["layers"], native.model["hidden"]
+    if (layers, hidden) == (built.n_layers, built.hidden_size):
+        return ()
+    states = f"{native.where} states a model of {layers} layers of {hidden:,}"
+    return (f"{states}, which was not predicted: {word} has {built.n_layers} of {built.hidden_size:,}",)
 
 
 def changed_cluster(cluster: str, settings: Mapping[str, Any]) -> Cluster:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.cli import main
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.fleet.jobs.lint import lint_jobs
 from windtunnel.fleet.jobs.read import read_jobs
@@ -197,3 +198,13 @@ def test_rigid_policies_of_elasticflow_need_no_iterations(tmp_path, policy, cloc
     path.write_text("job,submit_s,gpus,duration_s\na,0,1,500\nb,10.5,2,300.5\n")
     outcome = simulate(read_jobs(path), SITE, policy, Options(clock))
     assert len(outcome.of_state("completed")) == 2
+
+
+def test_a_policy_that_would_decide_for_ever_is_refused(tmp_path, capsys):
+    trace = tmp_path / "long.csv"
+    trace.write_text("submit_s,gpus,duration_s\n0,4,100\n10,4,4e9\n")
+    assert main(["fleet", str(trace), "--cluster", "v100:8", "--policy", "themis"]) == 2
+    told = capsys.readouterr().err
+    assert "line 3: themis decides every 1200 s" in told
+    assert "check the unit of duration_s" in told
+    assert main(["fleet", str(trace), "--cluster", "v100:8", "--policy", "tiresias"]) == 0

@@ -239,3 +239,11 @@ def test_a_study_of_too_many_points_is_refused_before_they_are_made() -> None:
         read_study({"grid": grid}, "1")
     with pytest.raises(SpecError, match="2,000,000 points"):
         read_study({"random": {"count": 2_000_000, "over": {"x": [1, 2]}}}, "1")
+
+
+@pytest.mark.parametrize("asked", [{"executor": "nowhere"}, {"executor": 5}, {"function": "nowhere:no"}])
+def test_a_sweep_that_is_refused_leaves_nothing(tmp_path: Path, asked: dict) -> None:
+    fixed = {"model": "llama-3-8b", "cluster": "h100-sxm:8", "plan": {"global_batch": 8, "seq_len": 512}}
+    with pytest.raises(UserError):
+        sweep({"fixed": fixed, "grid": {"plan.tp": [4, 8]}}, out=tmp_path / "sweep.parquet", **asked)
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,8 @@ from windtunnel.cli import main
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
+from windtunnel.report.prediction.html import render_html
+from windtunnel.report.techniques import gain_lines
 from windtunnel.result import Result
 from windtunnel.techniques import gains, predict_with
 from windtunnel.techniques.flat import lower_flat
@@ -51,6 +53,9 @@ def test_every_answer_sums_up() -> None:
         assert told.gain == pytest.approx(told.step_time_without_s / told.step_time_with_s)
         assert result.step_time_s == pytest.approx(told.step_time_with_s)
         assert Result.from_dict(json.loads(result.to_json())) == result
+        for limit in result.limits:  # what limits the step with the technique, not the one without
+            assert limit.share == result.breakdown_ns[limit.what] / result.step_time_ns
+            assert limit.step_time_s_without < result.step_time_s
 
 
 def test_partitioning_never_makes_a_step_longer() -> None:
@@ -140,6 +145,51 @@ def test_offload_fits_where_the_whole_does_not() -> None:
     assert whole.status == "infeasible"
 
 
+SMALL = {"global_batch": 64, "seq_len": 1024, "tp": 2, "zero_stage": 0}
+
+
+def test_what_a_window_takes_sums_up_and_is_less_than_the_whole() -> None:
+    whole = gain("llama-3-8b", "h100-sxm:64", SMALL)
+    for window in (1, 5, 31):
+        held = gain("llama-3-8b", "h100-sxm:64", SMALL, f"offload:window={window}").peak_memory
+        assert all(part >= 0 for part in held.categories.values())
+        assert sum(held.categories.values()) == held.peak_allocated_bytes <= held.peak_reserved_bytes
+        for name in ("parameters", "gradients", "optimizer"):
+            assert held.categories[name] < whole.peak_memory.categories[name]
+        assert held.categories["activations"] == whole.peak_memory.categories["activations"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ("offload:host_memory=1GB", "host_memory"),
+        ("offload:host_memory=1GB,window=5", "host_memory"),
+        ("offload:device_memory=1GB", "device_memory"),
+        ("offload:device_memory=20GB,window=3", "device_memory"),
+    ],
+)
+def test_a_window_that_neither_side_can_hold_is_one_message(asked: str, field: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        gain("llama-3-8b", "h100-sxm:64", SMALL, asked)
+    assert refused.value.field == field
+
+
+def test_a_window_takes_what_the_host_cannot() -> None:
+    """As many layers stay as the host has no room for; a drive takes them."""
+    within = "offload:device_memory=75GB,host_memory=30GB"
+    assert gain("llama-3-8b", "h100-sxm:64", SMALL, within).technique.parameters["window"] >= 15
+    assert gain("llama-3-8b", "h100-sxm:64", SMALL, "offload:window=3,host_memory=1GB,nvme=true").status == "ok"
+
+
+def test_packing_beside_partitioning_is_tried_and_holds_its_memory() -> None:
+    one, other = mixture("centauri", "lina:packing=2"), mixture("lina:packing=2", "centauri")
+    assert one.technique == other.technique
+    assert one.technique.parameters["prioritised_all_to_all"]["packing"] == 2
+    apart = mixture("lina:packing=1").peak_memory.categories["parameters"]
+    assert one.peak_memory.categories["parameters"] > 1.3 * apart
+    assert mixture("lina:packing=2").peak_memory == one.peak_memory
+
+
 def test_order_does_not_matter_and_illegal_pairs_are_one_message() -> None:
     one = dense("centauri", "sparse_gradients:ratio=0.05")
     other = dense("sparse_gradients:ratio=0.05", "centauri")
@@ -195,6 +245,16 @@ def test_micro_operations_beyond_number_are_one_message() -> None:
 def test_a_plan_made_in_python_has_the_same_limits(plan: Callable[[], object]) -> None:
     with pytest.raises(SpecError):
         plan()
+
+
+def test_console_and_page_say_what_a_technique_brings() -> None:
+    result = gain("llama-3-8b", "h100-sxm:64", SMALL, "offload:window=5")
+    lines = [line.plain for line in gain_lines(result.technique, 80)]
+    assert all(len(part) <= 80 for line in lines for part in line.splitlines())
+    assert "allocated" in "".join(lines)
+    assert "GiB" in "".join(lines)
+    page = render_html(result)
+    assert "offload" in page.split('id="technique"')[1].split("</section>")[0]
 
 
 def test_names_aliases_and_values_are_read() -> None:
@@ -271,12 +331,9 @@ def test_the_update_waits_for_every_reduction() -> None:
     assert reductions <= set(update.after)
 
 
-def test_packing_after_another_technique_is_refused_and_nothing_before_it_is_dropped() -> None:
-    with pytest.raises(SpecError, match="name it first"):
-        mixture("centauri", "lina:packing=2")
-    both = mixture("centauri", "lina")
-    assert both.technique.parameters["prioritised_all_to_all"]["packing"] == 1
-    assert any("named first" in note for note in both.technique.notes)
+def test_packing_drops_nothing_of_the_technique_before_it() -> None:
+    packed, both = mixture("lina:packing=2"), mixture("centauri", "lina:packing=2")
+    assert both.step_time_ns < packed.step_time_ns  # partitioned, too
 
 
 def test_what_a_technique_costs_has_its_name() -> None:

@@ -20,12 +20,14 @@ from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
 from windtunnel.fleet.typed.run import learns, typed_policy, typed_works
 
+MOST_ROUNDS = 1_000_000  # eleven years of Gavel's; minutes of computing
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 
 
 def run_exact(jobs: Jobs, site: Site, policy: str, options: Any) -> Outcome:
     """Outcome of all jobs; `options` as `windtunnel.fleet.run.Options`."""
     clock = clock_of(jobs, site, policy, options)
+    _require_few_rounds(jobs, site, policy, clock.interval_ns / NS)
     until_s = options.until_s
     if options.changes is not None and until_s is None:
         until_s = _end_s(jobs, site)
@@ -36,13 +38,28 @@ def run_exact(jobs: Jobs, site: Site, policy: str, options: Any) -> Outcome:
     return replace(outcome, extra=_losses(clock))
 
 
+def _require_few_rounds(jobs: Jobs, site: Site, policy: str, interval_s: float) -> None:
+    """A policy that is asked at intervals is asked until the last job ends. Raises UserError on too many intervals."""
+    rounds = _busy_s(jobs, site) / interval_s if interval_s else 0.0
+    if rounds > MOST_ROUNDS:
+        at = int(np.nanargmax(jobs.duration_s))
+        raise UserError(
+            f"{jobs.where(at)}: {policy} decides every {interval_s:g} s, with a job of {jobs.duration_s[at]:g} s that"
+            f" is {rounds:,.0f} times, more than {MOST_ROUNDS:,}: check the unit of duration_s, or give another policy"
+        )
+
+
+def _busy_s(jobs: Jobs, site: Site) -> float:
+    """From the first submission to the last end, about; jobs whose durations are not known take none."""
+    work_s = np.nan_to_num(jobs.duration_s)
+    return float(np.ptp(jobs.submit_s) + float((work_s * jobs.gpus).sum()) / site.gpus + float(work_s.max()))
+
+
 def _end_s(jobs: Jobs, site: Site) -> float:
     """When a run with failures is ended: a job that fails more often than it reaches a checkpoint never is."""
     from windtunnel.fleet.capacity.changes import LONGEST
 
-    work_s = np.nan_to_num(jobs.duration_s)
-    busy_s = np.ptp(jobs.submit_s) + float((work_s * jobs.gpus).sum()) / site.gpus + float(work_s.max())
-    return float(jobs.submit_s.min() + LONGEST * max(busy_s, 86_400.0))
+    return float(jobs.submit_s.min() + LONGEST * max(_busy_s(jobs, site), 86_400.0))
 
 
 def _losses(clock: Clock) -> dict[str, Any]:

@@ -115,7 +115,13 @@ def _order_and_load(jobs: Jobs, site: Site | None) -> Sequence[Finding]:
         at = int(back[0]) + 1
         text = f"submissions are out of order from {jobs.name[at]} (line {int(jobs.line[at])}) on"
         found.append(
-            Finding("unsorted", "warning", text, "results do not depend on it, but a mixed-up clock would look so")
+            Finding(
+                "unsorted",
+                "warning",
+                text,
+                "policies take jobs by their times, and only over-subscription draws by row; but a mixed-up clock would"
+                " look so",
+            )
         )
     if site is not None and not np.isnan(jobs.duration_s).all() and len(jobs) > 1:
         runs = -(-jobs.gpus // site.per_node) <= site.nodes  # larger jobs are left out of every run

@@ -76,7 +76,7 @@ def render_console(result: Result, width: int | None = None) -> RenderableType:
         parts += _headline(result)
         parts += _breakdown(result, columns)
     if result.technique is not None:
-        parts += gain_lines(result.technique)
+        parts += gain_lines(result.technique, columns)
     if result.disturbed is not None:
         parts += disturbed_lines(result.disturbed, result.n_gpus, result.step_time_ns)
     parts += _memory(result, columns)

@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from windtunnel.arguments import typed
 from windtunnel.output_file import write_atomically
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
@@ -25,10 +26,12 @@ from windtunnel.report.prediction.disturbed_page import disturbed_view
 from windtunnel.report.prediction.heatmap import heat_data
 from windtunnel.report.prediction.limit_groups import limit_groups
 from windtunnel.report.prediction.spec_words import calibrated_words, flatten, gpus, layout, model_name, shown
+from windtunnel.report.techniques import gain_rows, gain_words
 from windtunnel.result import Result
 from windtunnel.units import format_many
 
 
+@typed
 def write_html(result: Result, path: Path | str) -> None:
     """Write the report at `path`. Raises InputFileError when it cannot be written."""
     write_atomically(Path(path), render_html(result).encode())
@@ -70,6 +73,7 @@ def view_of(result: Result) -> dict[str, Any]:
         "reproduce": command_lines(plain(result.reproduce), 96),
         "simulated": f"{result.n_ops:,} ops of {result.n_classes:,} rank class{'' if result.n_classes == 1 else 'es'}"
         f" stand for {format_many(result.n_gpus, 'GPU')}",
+        "technique": result.technique and {"words": gain_words(result.technique), "rows": gain_rows(result.technique)},
         "disturbed": disturbed_view(result, categories),
         "heat": heat,
         "data": {

@@ -10,9 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError
+from windtunnel.units import parse_count
 
 Ints = NDArray[np.int64]
 LONGEST_S = 3e8  # ten years, between the first and the last arrival: clocks of int64 nanoseconds hold thirty times that
+
+
+def _whole(what: str, values: Any) -> Ints:
+    """Whole numbers, one of each request, from an array or a list. Raises SpecError."""
+    found = np.asarray(values)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise SpecError(what, values, "give whole numbers, one of each request")
+    return found.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +32,7 @@ class Workload:
     `concurrency`: so many in flight, the next sent when one ends; None = an open loop at `arrival_ns`.
     """
 
-    input_tokens: Ints
+    input_tokens: Ints  # or a list
     output_tokens: Ints
     arrival_ns: Ints | None = None
     concurrency: int | None = None
@@ -33,6 +42,9 @@ class Workload:
     rows: Ints | None = None  # where each stood in the file, if not in the order in which they are sent
 
     def __post_init__(self) -> None:
+        for what in ("input_tokens", "output_tokens", "arrival_ns", "rows"):
+            if getattr(self, what) is not None or what.endswith("tokens"):
+                object.__setattr__(self, what, _whole(what, getattr(self, what)))
         n = len(self.input_tokens)
         if n == 0:
             raise SpecError("workload", self.name, "holds no request")
@@ -40,8 +52,8 @@ class Workload:
             raise SpecError("workload", self.name, "lengths and arrivals must be as many")
         if (self.arrival_ns is None) == (self.concurrency is None):
             raise SpecError("workload", self.name, "give arrivals (open loop) or a concurrency (closed loop), not both")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise SpecError("concurrency", self.concurrency, "must be at least 1")
+        if self.concurrency is not None:
+            parse_count(self.concurrency, "concurrency")
         for what, values in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
             if int(values.min()) < 1:
                 raise SpecError(what, int(values.min()), "every request needs at least one token")

@@ -19,10 +19,11 @@ from windtunnel.techniques.flat import FlatStep, play
 from windtunnel.techniques.flat.lower import layer_tasks
 from windtunnel.techniques.offload.parameters import OffloadPlan
 from windtunnel.techniques.offload.window import LayerTimes, Windowed, by_formula, timeline
-from windtunnel.techniques.priced import Drawn, Priced
+from windtunnel.techniques.priced import Drawn, Held, Priced
 from windtunnel.training.lowering.block import Block
 from windtunnel.training.pricing import parameter_bytes
 from windtunnel.training.schedules import Kind
+from windtunnel.units import format_bytes
 
 FP32_STATE = 16.0  # bytes per parameter: itself, gradient, two moments
 
@@ -35,16 +36,23 @@ class Sizes:
     other_parameters: float  # count: embedding, head
     state_width: float  # bytes of parameter, gradient and moments together
     copied_width: float  # bytes of a parameter on the device
+    state: float  # parameters, gradients and optimizer without a window, as `predict` has them
     stays: float  # activations and workspace
     outside: int  # of the allocator
 
     layers: int
 
+    def resident(self, window: int) -> float:
+        """State of what is always there."""
+        return (self.other_parameters + window * self.layer_parameters) * self.state_width
+
+    def pool(self, window: int) -> float:
+        """Buffers of the layers that come and go."""
+        return 2.0 * min(window, self.layers - window) * self.layer_parameters * self.copied_width
+
     def device(self, window: int) -> int:
         """At the peak, as the allocator hands it out."""
-        held = self.other_parameters + window * self.layer_parameters
-        pool = 2.0 * min(window, self.layers - window) * self.layer_parameters * self.copied_width
-        return int(held * self.state_width + pool + self.stays)
+        return int(self.resident(window) + self.pool(window) + self.stays)
 
     def reserved(self, window: int) -> int:
         """What it takes from the device."""
@@ -80,17 +88,25 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
             end_s=ends[2], updaters=asked.updaters, drive_layers=drives,
         )  # fmt: skip
 
+    # The host holds what is not in the window, unless a drive does.
+    least = 1 if asked.nvme else max(1, layers - int(host // state))
+    if asked.window is not None and asked.window < least:
+        remedy = f"holds {int(host // state)} layers' state, not {layers - asked.window}: give window={least} or more"
+        raise SpecError("host_memory", format_bytes(host), f"{remedy}, a larger host_memory, or nvme=true")
     fitting = [
         window for window in range(1, layers + 1) if sizes.reserved(window) * constants.WINDOW_HEADROOM <= budget
     ]
-    window = asked.window or chosen(times, layers, fitting, ends)
+    if asked.window is None and least > max(fitting, default=1):
+        away = layers - max(fitting, default=1)
+        remedy = f"holds {int(host // state)} layers' state, and {away} or more are not on the device: give a larger"
+        raise SpecError("host_memory", format_bytes(host), f"{remedy} host_memory, or nvme=true")
+    window = asked.window or chosen(times, layers, [one for one in fitting if one >= least], ends)
+    needed = sizes.reserved(window)
+    if asked.device_memory is not None and needed > budget:
+        remedy = f"a window of {window} needs {format_bytes(needed)}: give that or more"
+        raise SpecError("device_memory", format_bytes(budget), remedy)
     after = stepped(window)
     whole = stepped(layers)
-    notes = []
-    if sizes.reserved(window) > budget:
-        notes.append(f"a window of {window} needs {sizes.reserved(window) / 2**30:.1f} GiB, more than the budget")
-    if (layers - window) * state > host and not asked.nvme:
-        notes.append(f"host memory holds {int(host // state)} layers' state, not {layers - window}; add nvme=true")
     stall = after.step_s - whole.step_s
     return Priced(
         without_s=whole.step_s,
@@ -108,8 +124,9 @@ def price_offload(step: FlatStep, result: Result, asked: OffloadPlan) -> Priced:
             "allocated_bytes": sizes.device(window),
             "host_bytes": (layers - window) * state,
         },
-        device_bytes=sizes.reserved(window),
-        notes=tuple(notes),
+        held=Held(
+            sizes.resident(window) / sizes.state, sizes.pool(window) / sizes.state, constants.RESERVED_OVER_ALLOCATED
+        ),
         before=Drawn(whole.tasks, whole.played, {}),
         after=Drawn(after.tasks, after.played, {}),
     )
@@ -182,6 +199,7 @@ def sizes_of(step: FlatStep, blocks: list[Block], result: Result) -> Sizes:
         other_parameters=count - inside,
         state_width=width,
         copied_width=parameter_bytes(layout.plan),
+        state=sum(kept.values()),
         stays=full.peak_allocated_bytes - sum(kept.values()),
         layers=len(blocks),
         outside=max(0, full.device_bytes - full.peak_reserved_bytes),

@@ -243,3 +243,30 @@ def test_nanotron_says_what_it_has_no_key_for(fields: dict[str, Any], wanted: st
     _, text, found = launch_flags("nanotron", plan, 8, "a model")
     assert wanted in text
     assert found == left
+
+
+def test_a_plan_file_of_another_model_is_said(tmp_path: Path) -> None:
+    toml = tmp_path / "train.toml"
+    toml.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n')
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun pretrain.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096"
+        " --micro-batch-size 1 --global-batch-size 64 --swiglu --bf16\n"
+    )
+    for path in (toml, script):
+        assert not any("not predicted" in note for note in asked("llama-3-8b", path).notes)
+        notes = asked("llama-3-70b", path).notes
+        said = f"{path} states a model of 32 layers of 4,096, which was not predicted: llama-3-70b has 80 of 8,192"
+        assert said in notes
+
+
+def asked(model: str, plan: Path) -> Question:
+    return Question.asked(model, "h100-sxm:64", plan, {}, ())
+
+
+@pytest.mark.parametrize("name", ["nowhere.sh", "nowhere.toml"])
+def test_a_file_that_is_not_there_is_no_unknown_model(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="no such file"):
+        Question.asked(str(tmp_path / name), "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())
+    with pytest.raises(InputFileError, match="no such file"):
+        Question.asked(name, "h100-sxm:64", None, {"global_batch": 8, "seq_len": 512}, ())

@@ -1,0 +1,141 @@
+"""Arguments of public functions: what cannot be meant is one error that names field, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import windtunnel
+from windtunnel.arguments import typed
+from windtunnel.errors import SpecError, UnknownNameError, UserError
+
+MODEL, CLUSTER = "llama-3-8b", "h100-sxm:8"
+PLAN = {"tp": 8, "global_batch": 8, "seq_len": 512}
+REQUESTS = windtunnel.Workload([100, 50], [10, 20], concurrency=2)
+
+
+@typed
+def example(
+    number: int,
+    *rest: str,
+    share: float = 0.5,
+    place: str | Path | None = None,
+    words: Sequence[str] = (),
+    kind: Literal["a", "b"] = "a",
+    anything: Callable[[], int] | None = None,
+) -> Any:
+    """Some of everything."""
+    return number, rest, share, place, words, kind, anything
+
+
+def test_what_fits_arrives_as_it_was_given() -> None:
+    place = Path("x")
+    assert example(np.int64(3), "a", share=np.float32(0.5), place=place, kind="b")[:4] == (3, ("a",), 0.5, place)
+    assert example(3, words=["a", "b"])[4] == ["a", "b"]
+    assert example(3, words="a")[4] == ("a",)
+    assert example(3, anything="whatever")[6] == "whatever"
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "field", "remedy"),
+    [
+        (("3",), {}, "number", "a whole number"),
+        ((True,), {}, "number", "a whole number"),
+        ((3, 4), {}, "rest", "text"),
+        ((3,), {"share": "x"}, "share", "a number"),
+        ((3,), {"place": 5}, "place", "text or a path"),
+        ((3,), {"words": [5]}, "words", "a list of texts"),
+        ((3,), {"words": 5}, "words", "a list of texts"),
+        ((3,), {"kind": "c"}, "kind", "a or b"),
+    ],
+)
+def test_what_does_not_is_one_error(given: tuple, named: dict, field: str, remedy: str) -> None:
+    with pytest.raises(SpecError, match=remedy) as refused:
+        example(*given, **named)
+    assert refused.value.field == field
+
+
+def survive(**asked: Any) -> Any:
+    return windtunnel.survive(None, "h100-sxm:64", **{"seeds": 3, "days": 2.0, **asked})
+
+
+def serve(**asked: Any) -> Any:
+    return windtunnel.serve(MODEL, "h100-sxm:1", **{"deployment": {}, "workload": REQUESTS, **asked})
+
+
+def plan(**asked: Any) -> Any:
+    return windtunnel.plan(MODEL, CLUSTER, global_batch=8, seq_len=512, **asked)
+
+
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        ("slow", lambda: plan(slow=3)),
+        ("techniques", lambda: plan(techniques=5)),
+        ("techniques", lambda: plan(techniques=[5])),
+        ("slow", lambda: windtunnel.predict(MODEL, CLUSTER, PLAN, slow=3)),
+        ("lengths", lambda: windtunnel.predict(MODEL, CLUSTER, PLAN, lengths=5)),
+        ("scenario", lambda: windtunnel.predict(MODEL, CLUSTER, PLAN, scenario={})),
+        ("techniques", lambda: windtunnel.predict_with(MODEL, CLUSTER, PLAN, 5)),
+        ("policies", lambda: survive(policies=5)),
+        ("days", lambda: survive(days="5")),
+        ("seeds", lambda: survive(seeds=2.5)),
+        ("gpu_hour", lambda: survive(gpu_hour="2")),
+        ("tp", lambda: survive(plan={"tp": "x"})),
+        ("tp", lambda: survive(plan={"tp": -1})),
+        ("replicas", lambda: serve(replicas=0)),
+        ("replicas", lambda: serve(replicas="a")),
+        ("workload", lambda: serve(workload=5)),
+        ("deployment", lambda: serve(deployment=5)),
+        ("ttft_s", lambda: serve(slo={"ttft_s": "1s"})),
+        ("cost_per_gpu_hour", lambda: serve(cost_per_gpu_hour=-1)),
+        ("input_tokens", lambda: windtunnel.Workload(5, 5)),
+        ("input_tokens", lambda: windtunnel.Workload(["a"], [1], concurrency=1)),
+        ("concurrency", lambda: windtunnel.Workload([1], [1], concurrency="a")),
+        ("where", lambda: windtunnel.fleet("x.csv", "gpu:8", where=5)),
+        ("seed", lambda: windtunnel.fleet("x.csv", "gpu:8", seed="a")),
+        ("study", lambda: windtunnel.sweep(5)),
+        ("jobs", lambda: windtunnel.sweep({}, jobs="a")),
+        ("traces", lambda: windtunnel.explain(5)),
+        ("result", lambda: windtunnel.whatif(5)),
+        ("result", lambda: windtunnel.save_result(5)),
+        ("result", lambda: windtunnel.notebook_html(5)),
+        ("budget_s", lambda: windtunnel.calibrate("x.yaml", budget_s="a")),
+        ("table", lambda: windtunnel.run_validation(5)),
+    ],
+)
+def test_public_functions_name_the_field(field: str, asked: Callable[[], Any]) -> None:
+    with pytest.raises(SpecError) as refused:
+        asked()
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda: survive(foo=5),
+        lambda: serve(deployment={"foo": 1}),
+        lambda: serve(slo={"ttft": 1.0}),
+    ],
+)
+def test_unknown_names_are_told_what_there_is(asked: Callable[[], Any]) -> None:
+    with pytest.raises(UnknownNameError):
+        asked()
+
+
+def test_survive_takes_a_text_of_policies_and_a_step_time() -> None:
+    answer = survive(policies="restart, standby", step_time="5s")
+    assert [one.policy for one in answer.entries] == ["restart", "standby"]
+    assert answer.asked.step_s == 5.0
+    with pytest.raises(UserError, match="step_time"):
+        windtunnel.survive(MODEL, CLUSTER, PLAN, step_time="5s")
+
+
+def test_a_workload_of_lists_is_one_of_arrays() -> None:
+    arrays = windtunnel.Workload(np.array([100, 50]), np.array([10, 20]), concurrency=2)
+    assert REQUESTS.to_dict() == arrays.to_dict()
+    assert REQUESTS.input_tokens.dtype == np.int64
