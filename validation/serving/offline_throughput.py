@@ -82,7 +82,9 @@ def predicted(row: Mapping[str, str]) -> tuple[float, float]:
         max_num_batched_tokens=budget,
         gpu_memory_utilization=CACHE_SHARE,
     )
-    profile = replace(load_engine(deployment.engine), graph_sizes=graphs(min(largest, budget)), graph_limit=GRAPHS[-1])
+    captured = {"graph_sizes": graphs(min(largest, budget)), "graph_limit": GRAPHS[-1]}
+    # No attention_dp_config was given, and its enable_balance is off by default: ranks do not wait for prompts.
+    profile = replace(load_engine(deployment.engine), gather_steps=0, **captured)
     count = REQUESTS[prompt, output]
     lengths = {"input_tokens": np.full(count, prompt), "output_tokens": np.full(count, output)}
     at_once = Workload(**lengths, arrival_ns=np.zeros(count, dtype=np.int64))

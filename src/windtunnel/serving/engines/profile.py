@@ -103,6 +103,10 @@ class Profile:
     quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
     expert_prefill_factor: float = 1.0
     expert_prefill_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    # Steps with prompts leave attention ranks with unequal numbers of tokens. What goes to the experts and back is then
+    # no all-gather and reduce-scatter but a group of broadcasts and reductions, one per rank, each a chain that has to
+    # fill before its links are busy: so much of the exchange's time per rank beyond two.
+    uneven_exchange_hop: float = 0.0
     prefill_attention_factor: float = 1.0
     cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser
