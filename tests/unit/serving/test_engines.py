@@ -10,10 +10,10 @@ from windtunnel.cost.inference import inference_kernels
 from windtunnel.cost.measured.cache import package_data
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
+from windtunnel.model import Model, load_model
 from windtunnel.serving import Deployment, engine_of, load_engine
 from windtunnel.serving.engines.profile import engine_names
-from windtunnel.serving.kv.capacity import kv_bytes_per_token, weight_bytes
+from windtunnel.serving.kv.capacity import kv_bytes_per_token, memory_of, weight_bytes
 from windtunnel.serving.run import sources_of
 from windtunnel.serving.step_time.layers import Layers
 from windtunnel.serving.step_time.times import TICKS_PER_S
@@ -367,3 +367,34 @@ def test_launching_takes_longer_on_grace() -> None:
     for name in ("eager_layer_s", "step_s", "sequence_s"):
         assert getattr(grace, name) == pytest.approx(2 * getattr(xeon, name))
     assert xeon == profile
+
+
+def test_experts_of_tensorrt_llm_hold_buffers_for_the_tokens_of_all_ranks() -> None:
+    """As many times as there are attention ranks; none in dense models, none where engines cut the step in chunks."""
+    mixture, dense, cluster = load_model("qwen3-235b-a22b"), load_model("llama-3.1-70b"), parse_cluster("h200-sxm:8")
+
+    def held(model: Model, engine: str, ranks: int, **others: bool) -> float:
+        layout = Deployment(tp=8 // ranks, attn_dp=ranks, moe_ep=8 if model is mixture else None, weights="fp8")
+        profile = replace(load_engine(engine), sampler_bytes=0.0, **others)
+        return memory_of(model, layout, profile, cluster, "fp8").activations
+
+    with_them = [
+        held(mixture, "trtllm-1.0", ranks) - held(mixture, "trtllm-1.0", ranks, expert_workspace=False)
+        for ranks in (1, 2, 8)
+    ]
+    budget = load_engine("trtllm-1.0").max_num_batched_tokens
+    assert with_them[0] == pytest.approx(budget * 8 * (4096 + 2 * 4096))
+    assert with_them[1:] == pytest.approx([2 * with_them[0], 8 * with_them[0]])
+    assert held(dense, "trtllm-1.0", 1) == held(dense, "trtllm-1.0", 1, expert_workspace=False)
+    assert not load_engine("vllm").expert_workspace
+    assert not load_engine("sglang").expert_workspace
+
+
+def test_graphs_keep_what_they_draw_from_beside_what_other_steps_need() -> None:
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h200-sxm:1")
+    few, many = (
+        memory_of(model, Deployment(max_num_seqs=batch), load_engine("trtllm-1.0"), cluster, "fp8")
+        for batch in (512, 1024)
+    )
+    assert many.activations - few.activations == pytest.approx(512 * 6.0 * model.vocab_size)
+    assert many.tokens < few.tokens

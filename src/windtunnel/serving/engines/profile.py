@@ -73,6 +73,7 @@ class Profile:
     receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
+    expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
     by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count
     kv: str = "bf16"
     kv_quantised: str = "bf16"  # with weights below 16 bits
