@@ -103,6 +103,10 @@ class Deployment:
         mixture = self.weights == "mxfp4" and layer.feed_forward.kind == "moe"
         return "bf16" if latent or mixture else self.weights
 
+    def experts_as(self, layer: Layer) -> str:
+        """Number format in which a layer's experts are multiplied: those of DeepSeek and Kimi come scaled by blocks."""
+        return "fp8_block" if self.routed == "fp8" and layer.attention.kind == "mla" else self.routed
+
     def cut(self, tp: int, pp: int) -> Deployment:
         """The same in a layout of tensor and pipeline parallelism alone."""
         return replace(self, tp=tp, pp=pp, attn_dp=1, moe_ep=None, moe_tp=None)

@@ -23,6 +23,9 @@ class PlainPrices:
     def group(self, tokens: float) -> float:
         return 0.0
 
+    def exchange(self, tokens: float) -> float:
+        return 0.0
+
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         return lambda sequences, context: self.per_context_s * sequences * context * (1.0 + context / 20_000)
 

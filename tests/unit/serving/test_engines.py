@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from windtunnel.cost.inference import inference_kernels
+from windtunnel.cost.measured.cache import package_data
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
-from windtunnel.model import load_model
+from windtunnel.model import Model, load_model
 from windtunnel.serving import Deployment, engine_of, load_engine
 from windtunnel.serving.engines.profile import engine_names
-from windtunnel.serving.kv.capacity import kv_bytes_per_token, weight_bytes
+from windtunnel.serving.kv.capacity import kv_bytes_per_token, memory_of, weight_bytes
 from windtunnel.serving.run import sources_of
 from windtunnel.serving.step_time.layers import Layers
 from windtunnel.serving.step_time.times import TICKS_PER_S
@@ -303,3 +304,97 @@ def test_nvfp4_experts_are_the_releases_own() -> None:
 
     assert tokens_at_once("trtllm-1.0", "nvfp4") > 1.5 * tokens_at_once("trtllm-1.3", "nvfp4")
     assert tokens_at_once("trtllm-1.0", "bf16") == tokens_at_once("trtllm-1.3", "bf16")
+
+
+TABLES = pytest.mark.skipif(package_data() is None, reason="aiconfigurator-core is not installed")
+
+
+@TABLES
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200", "gb200"])
+def test_experts_scaled_per_tensor_take_no_longer_than_those_scaled_by_blocks(gpu: str, engine: str) -> None:
+    """Block scales are more work on the same weights; SGLang's kernels with them were timed everywhere."""
+    blocks, own = (
+        inference_kernels(parse_cluster(f"{gpu}:8"), "sglang"),
+        inference_kernels(parse_cluster(f"{gpu}:8"), engine),
+    )
+    for shape in ((4096, 1536, 8, 128), (5120, 8192, 1, 16), (2048, 768, 8, 128)):
+        for ep in (1, 4, 8):
+            timed, per_tensor = blocks.experts(*shape, 1, ep, "fp8_block"), own.experts(*shape, 1, ep, "fp8")
+            for tokens in (1, 64, 512, 4096, 16384):
+                assert per_tensor.at(tokens) <= 1.01 * timed.at(tokens)
+
+
+@TABLES
+def test_an_engines_own_kernels_in_a_format_are_found_in_its_older_tables_too() -> None:
+    """TensorRT-LLM's newest table holds few shapes; in long steps its CUTLASS kernels take half of Triton's time."""
+    hopper = parse_cluster("h200-sxm:8")
+    own, triton = (
+        inference_kernels(hopper, engine).experts(4096, 1536, 8, 128, 1, 8, "fp8") for engine in ("trtllm", "sglang")
+    )
+    assert own.at(16384) < 0.6 * triton.at(16384)
+
+
+@TABLES
+def test_experts_of_deepseek_in_eight_bits_are_scaled_by_blocks() -> None:
+    deepseek, qwen = load_model("deepseek-v3"), load_model("qwen3-235b-a22b")
+    eight = Deployment(weights="fp8")
+    assert {eight.experts_as(layer) for layer, _ in deepseek.distinct_layers()} == {"fp8_block"}
+    assert {eight.experts_as(layer) for layer, _ in qwen.distinct_layers()} == {"fp8"}
+    cluster = parse_cluster("h200-sxm:8")
+    said = [
+        engine_of(deepseek, cluster, Deployment(engine="trtllm-1.2", weights="fp8", expert_weights=one, moe_ep=8, tp=8))
+        for one in (None, "fp8_block")
+    ]
+    assert said[0].times.prices.group(4096) == pytest.approx(said[1].times.prices.group(4096), rel=0.01)
+
+
+@TABLES
+def test_one_chip_runs_a_named_kernel_alike_on_both_boards() -> None:
+    twins = [
+        inference_kernels(parse_cluster(f"{gpu}:1"), "trtllm", "1.0", "cutlass").experts(
+            5120, 8192, 1, 16, 1, 1, "nvfp4"
+        )
+        for gpu in ("b200", "gb200")
+    ]
+    for tokens in (16, 512, 8192):
+        assert twins[0].at(tokens) == pytest.approx(twins[1].at(tokens), rel=0.01)
+
+
+def test_launching_takes_longer_on_grace() -> None:
+    profile = load_engine("trtllm-1.0")
+    xeon, grace = (profile.on(parse_cluster(f"{gpu}:1").gpu) for gpu in ("b200", "gb200"))
+    for name in ("eager_layer_s", "step_s", "sequence_s"):
+        assert getattr(grace, name) == pytest.approx(2 * getattr(xeon, name))
+    assert xeon == profile
+
+
+def test_experts_of_tensorrt_llm_hold_buffers_for_the_tokens_of_all_ranks() -> None:
+    """As many times as there are attention ranks; none in dense models, none where engines cut the step in chunks."""
+    mixture, dense, cluster = load_model("qwen3-235b-a22b"), load_model("llama-3.1-70b"), parse_cluster("h200-sxm:8")
+
+    def held(model: Model, engine: str, ranks: int, **others: bool) -> float:
+        layout = Deployment(tp=8 // ranks, attn_dp=ranks, moe_ep=8 if model is mixture else None, weights="fp8")
+        profile = replace(load_engine(engine), sampler_bytes=0.0, **others)
+        return memory_of(model, layout, profile, cluster, "fp8").activations
+
+    with_them = [
+        held(mixture, "trtllm-1.0", ranks) - held(mixture, "trtllm-1.0", ranks, expert_workspace=False)
+        for ranks in (1, 2, 8)
+    ]
+    budget = load_engine("trtllm-1.0").max_num_batched_tokens
+    assert with_them[0] == pytest.approx(budget * 8 * (4096 + 2 * 4096))
+    assert with_them[1:] == pytest.approx([2 * with_them[0], 8 * with_them[0]])
+    assert held(dense, "trtllm-1.0", 1) == held(dense, "trtllm-1.0", 1, expert_workspace=False)
+    assert not load_engine("vllm").expert_workspace
+    assert not load_engine("sglang").expert_workspace
+
+
+def test_graphs_keep_what_they_draw_from_beside_what_other_steps_need() -> None:
+    model, cluster = load_model("llama-3.1-8b"), parse_cluster("h200-sxm:1")
+    few, many = (
+        memory_of(model, Deployment(max_num_seqs=batch), load_engine("trtllm-1.0"), cluster, "fp8")
+        for batch in (512, 1024)
+    )
+    assert many.activations - few.activations == pytest.approx(512 * 6.0 * model.vocab_size)
+    assert many.tokens < few.tokens

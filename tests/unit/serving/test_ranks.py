@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prices import plain_times
+from prices import PlainPrices, plain_times
 
+from windtunnel.serving.engines.profile import Profile
 from windtunnel.serving.replica import Replica, Rules, Sequence
 from windtunnel.serving.replica.ranks import RankGate
 from windtunnel.serving.simulate import simulate
+from windtunnel.serving.step_time.times import TICKS_PER_S
 from windtunnel.serving.workload.lengths import lengths
 from windtunnel.serving.workload.requests import Workload
 
@@ -110,3 +112,21 @@ def test_a_rank_takes_what_its_own_tokens_allow() -> None:
     replica.advance()  # the first came alone
     assert len(replica._chunks) == 4
     assert sorted(one.rank for one, _ in replica._chunks) == [0, 1, 2, 3]
+
+
+class Exchanged(PlainPrices):
+    def exchange(self, tokens: float) -> float:
+        return 1e-6 * tokens
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_unequal_ranks_pay_for_every_chain_that_fills(ranks: int) -> None:
+    """Nothing between two ranks, so much more of the exchange with each further one, and nothing in pure decodes."""
+    plain = Profile(engine="plain", release="1")
+    uneven = replace(plain, uneven_exchange_hop=0.2)
+    chunks = [(64, 0)] * ranks
+    tokens = 64 * ranks
+    even, chained = (plain_times(one, Exchanged(), ranks) for one in (plain, uneven))
+    more = chained.mixed(0, 0, chunks, 0) - even.mixed(0, 0, chunks, 0)
+    assert more / TICKS_PER_S == pytest.approx(0.2 * max(0, ranks - 2) * 1e-6 * tokens, abs=2e-9)
+    assert chained.decode(64).at(6400) == even.decode(64).at(6400)

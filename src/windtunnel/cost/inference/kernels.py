@@ -29,7 +29,7 @@ from windtunnel.cost import roofline
 from windtunnel.cost.communication.collectives import collective, group_of
 from windtunnel.cost.inference import measured
 from windtunnel.cost.inference.dense import DTYPES, gemm_s, quantised_grids
-from windtunnel.cost.inference.surface import Curve, Surface, at_least, curve, surface
+from windtunnel.cost.inference.surface import Curve, Surface, at_least, curve, fastest, surface
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.measured.interpolation import LogGrid
 from windtunnel.hardware.cluster import Cluster
@@ -59,6 +59,12 @@ ALIKE = {"mxfp4": "int4"}
 """Whose experts stand in where none of a format were timed on a GPU: engines multiply both in 16 bits with Marlin there
 (vLLM: fused_moe/oracle/mxfp4.py)."""
 GEMM_DTYPE = {"fp8_block": "fp8", "mxfp4": "bf16", "int4": "bf16"}  # weights of 4 bits are multiplied in 16
+SAME_CHIP = {"gb200": "b200_sxm"}
+"""Whose table a kernel that is asked for by name is read from.
+
+GB200's own has TensorRT-LLM's CUTLASS experts in NVFP4 at 0.4 to 0.9 of B200's time, which one chip cannot;
+TensorRT-LLM 1.0 ran on both as B200's table says.
+"""
 SKEW = "power_law_1.01"  # how unevenly tokens fall on experts where the tables give a choice; what its package assumes
 ROUTED_TILE = 16  # tokens by which an expert's rows are padded, as in the grouped kernels of vLLM and SGLang
 
@@ -290,34 +296,61 @@ def _nearest_experts(kernels: InferenceKernels, layer: _Experts) -> _Experts | N
 
 
 def _timed_experts(kernels: InferenceKernels, layer: _Experts) -> Curve | None:
-    """Of the tables, where they hold the shape."""
+    """Of the tables, where they hold the shape.
+
+    FP8 scaled per tensor never takes longer than the same scaled by blocks, which reads as much and computes more: the
+    fastest of the engine's own tables in that format, of any version, and of the table that is read first. Where one
+    says otherwise, its kernel was not tuned (vLLM 0.24 on Hopper: 3 to 5 times what 0.19 and blocks take).
+    """
     name = MOE_NAMES.get(layer.dtype, "bfloat16")
+    found = (
+        timed
+        for path, source in _expert_tables(kernels, name)
+        for wanted in (name, "fp8_block" if name == "fp8" else name)
+        if (timed := _timed_in(path, source, wanted, layer)) is not None
+    )
+    first = next(found, None)
+    if first is None or name != "fp8":
+        return None if first is None else first[1]
+    system = kernels.gpu.kernel_tables
+    own = measured.every(system, "moe", "moe_perf", kernels.framework) if system else []
+    others = [_timed_in(path, (), "fp8", layer) for path in own]
+    others += [_timed_in(path, (), "fp8_block", layer) for _, path in _tables(kernels.gpu, "moe", "moe_perf", "sglang")]
+    like = [one[1] for one in (first, *others) if one is not None and one[0] <= first[0]]
+    return fastest(like)
+
+
+def _timed_in(
+    path: Path, source: tuple[tuple[str, object], ...], dtype: str, layer: _Experts
+) -> tuple[float, Curve] | None:
+    """From one table: how unlike its parallel sizes are (0: the same), and the times of the nearest, scaled by them."""
     hidden, inter, topk, experts, tp, ep = layer[:6]
     shape = {"hidden_size": hidden, "inter_size": inter, "topk": topk, "num_experts": experts}
-    for path, source in _expert_tables(kernels, name):
-        for wanted in (name, "fp8_block" if name == "fp8" else name):
-            where: tuple[tuple[str, object], ...] = (*shape.items(), ("moe_dtype", wanted), *source)
-            kinds = measured.distinct(path, ("moe_tp_size", "moe_ep_size", "distribution"), where)
-            if not kinds:
-                continue
-            sizes = [kind for kind in kinds if kind[2] == SKEW] or list(kinds)
-            chosen = min(sizes, key=lambda kind: (abs(math.log(kind[0] / tp)) + abs(math.log(kind[1] / ep)), kind[2]))
-            where = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
-            found = measured.rows(path, ("num_tokens", "latency"), where)
-            line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
-            ratio = chosen[0] * chosen[1] / (tp * ep)
-            if ratio == 1.0:
-                return line
-            return Curve(
-                line.nodes, tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
-            )
-    return None
+    where: tuple[tuple[str, object], ...] = (*shape.items(), ("moe_dtype", dtype), *source)
+    kinds = measured.distinct(path, ("moe_tp_size", "moe_ep_size", "distribution"), where)
+    if not kinds:
+        return None
+
+    def unlike(kind: tuple[Any, ...]) -> float:
+        return abs(math.log(kind[0] / tp)) + abs(math.log(kind[1] / ep))
+
+    sizes = [kind for kind in kinds if kind[2] == SKEW] or list(kinds)
+    chosen = min(sizes, key=lambda kind: (unlike(kind), kind[2]))
+    where = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
+    found = measured.rows(path, ("num_tokens", "latency"), where)
+    line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
+    ratio = chosen[0] * chosen[1] / (tp * ep)
+    if ratio != 1.0:
+        scaled = tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
+        line = Curve(line.nodes, scaled)
+    return unlike(chosen), line
 
 
 def _expert_tables(kernels: InferenceKernels, dtype: str) -> Iterator[tuple[Path, tuple[tuple[str, object], ...]]]:
     """Tables of experts and, where a kernel was asked for by name, which of their rows; that kernel's come first."""
     system, word = kernels.gpu.kernel_tables, kernels.expert_kernel
-    for path in measured.every(system, "moe", "moe_perf", kernels.framework) if system and word else ():
+    board = SAME_CHIP.get(system or "", system)
+    for path in measured.every(board, "moe", "moe_perf", kernels.framework) if board and word else ():
         for (source,) in measured.distinct(path, ("kernel_source",), (("moe_dtype", dtype),)):
             if word in source:
                 yield path, (("kernel_source", source),)

@@ -9,6 +9,7 @@ that of a ray through the origin's side (never flat): work is still work there.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +79,14 @@ def curve(sizes: Array, seconds: Array) -> Curve:
     best = np.array([seconds[sizes == node].min() for node in nodes])
     smooth = np.exp(monotone(np.log(best)))
     return Curve(tuple(map(float, nodes)), tuple(map(float, smooth)))
+
+
+def fastest(curves: Sequence[Curve]) -> Curve:
+    """The least of several at every size that any of them was timed at."""
+    if len(curves) == 1:
+        return curves[0]
+    nodes = tuple(sorted({node for one in curves for node in one.nodes}))
+    return Curve(nodes, tuple(min(one.at(node) for one in curves) for node in nodes))
 
 
 def surface(batches: Array, contexts: Array, seconds: Array) -> Surface:

@@ -73,6 +73,7 @@ class Profile:
     receive_steps: int = 1  # decode steps between two looks for requests (SGLang: --scheduler-recv-interval)
     reserved_bytes: float = 3.0e9  # context, graphs and buffers beside weights, activations and cache
     sampler_bytes: float = 0.0  # held while tokens are drawn, per sequence of a full batch and word of the vocabulary
+    expert_workspace: bool = False  # buffers of routed experts are as large as a full step of all ranks could ask for
     by_gpu: tuple[GpuDefaults, ...] = ()  # defaults of the engine that depend on the GPU; the first that hold count
     kv: str = "bf16"
     kv_quantised: str = "bf16"  # with weights below 16 bits
@@ -103,6 +104,10 @@ class Profile:
     quantised_prefill_factor_blackwell: float = 1.0  # on top there, where dense weights have fewer than 16 bits
     expert_prefill_factor: float = 1.0
     expert_prefill_factor_ranks: float = 1.0  # instead, where attention ranks share the experts
+    # Steps with prompts leave attention ranks with unequal numbers of tokens. What goes to the experts and back is then
+    # no all-gather and reduce-scatter but a group of broadcasts and reductions, one per rank, each a chain that has to
+    # fill before its links are busy: so much of the exchange's time per rank beyond two.
+    uneven_exchange_hop: float = 0.0
     prefill_attention_factor: float = 1.0
     cold_start_s: float = 0.0  # what the first large batch compiles where nobody warmed the server up
     first_token_s: float = 0.0  # from request to queue and from token to client: HTTP, tokeniser, detokeniser

@@ -4,7 +4,8 @@
                          MLA: layers x (latent + rotary) x bytes, on every tensor-parallel rank
     capacity             usable memory x utilisation - weights - activations of a full step - reserved (vLLM, SGLang);
                          activations: the step's layers, or what draws its tokens where that is more
-                         (usable memory - weights - activations - reserved) x utilisation (TensorRT-LLM)
+                         (usable memory - weights - activations - reserved) x utilisation (TensorRT-LLM; activations
+                         with what experts need for the tokens of all ranks, and what the largest graph draws from)
 
 Windowed layers are counted in full, as engines without a hybrid cache do.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from windtunnel.cost.inference.kernels import WEIGHT_BYTES
 from windtunnel.hardware.cluster import Cluster
-from windtunnel.model.architecture import Model
+from windtunnel.model.architecture import Layer, Model
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.profile import Profile
 
@@ -66,6 +67,21 @@ def weight_bytes(model: Model, deployment: Deployment) -> float:
     return total / deployment.pp + ends / (1 if deployment.pp == 1 else 2)
 
 
+def _expert_workspace(model: Model, layer: Layer, deployment: Deployment, budget: int) -> float:
+    """Buffers of routed experts at the tokens of all attention ranks, as if all of them came to this GPU.
+
+    Of every token and expert a row: what enters the two products, in the experts' format, and what leaves them, in two
+    bytes; the second takes the place of the first (TensorRT-LLM: moe_kernels.cu, getWorkspaceDeviceBufferSizes).
+    """
+    block = layer.feed_forward
+    if block.kind == "dense":
+        return 0.0
+    inner = -(-block.size // deployment.expert_sizes[0])
+    entering = WEIGHT_BYTES[deployment.routed] * max(model.hidden_size, inner)
+    leaving = 2.0 * max(model.hidden_size, inner * (2 if block.gated else 1))
+    return budget * deployment.attn_dp * block.experts_per_token * (entering + leaving)
+
+
 def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: Cluster, kv: str) -> Memory:
     """What one GPU holds, and what is left for the cache."""
     budget = deployment.max_num_batched_tokens or profile.max_num_batched_tokens
@@ -74,9 +90,13 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
         for layer in model.layers
     )
     seqs = deployment.max_num_seqs or profile.max_num_seqs
-    # Engines that measure a full step before they take the cache draw tokens when its layers are done.
+    # Engines that measure a full step before they take the cache draw tokens when its layers are done; captured graphs
+    # (TensorRT-LLM) keep what they draw from beside what other steps need.
     drawing = profile.sampler_bytes * seqs * model.vocab_size
-    activations = max(drawing, budget * (ACTIVATIONS * model.hidden_size + 2.0 * widest / deployment.tp))
+    layers = budget * (ACTIVATIONS * model.hidden_size + 2.0 * widest / deployment.tp)
+    if profile.expert_workspace:
+        layers += max((_expert_workspace(model, layer, deployment, budget) for layer in model.layers), default=0.0)
+    activations = drawing + layers if profile.expert_workspace else max(drawing, layers)
     weights = weight_bytes(model, deployment)
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)

@@ -69,6 +69,10 @@ class MeasuredPrices:
         """Nothing: there are no experts."""
         return 0.0
 
+    def exchange(self, tokens: float) -> float:
+        """Nothing between ranks."""
+        return 0.0
+
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         """Decode attention over (sequences, mean context)."""
         return lambda n, context: self.decode_s + n * (self.decode_sequence_s + self.decode_token_s * context)

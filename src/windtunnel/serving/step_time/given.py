@@ -67,6 +67,10 @@ class GivenPrices:
         """Experts are part of the layers here."""
         return 0.0
 
+    def exchange(self, tokens: float) -> float:
+        """Nothing between ranks."""
+        return 0.0
+
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         """Decode attention, all layers."""
         factor = self.layers * self.skewed[0]

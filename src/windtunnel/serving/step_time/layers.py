@@ -87,9 +87,10 @@ class Layers:
 
     def group(self, tokens: float) -> float:
         """Routed experts for the tokens of all attention ranks, and bringing tokens there and back."""
-        return sum(count * self._experts(layer.feed_forward, tokens) for layer, count in self.kinds)
+        return sum(count * self._experts(layer, tokens) for layer, count in self.kinds)
 
-    def _experts(self, block: FeedForward, tokens: float) -> float:
+    def _experts(self, layer: Layer, tokens: float) -> float:
+        block = layer.feed_forward
         if block.kind == "dense":
             return 0.0
         hidden = self.model.hidden_size
@@ -101,7 +102,7 @@ class Layers:
             block.experts,
             slices,
             groups,
-            self.deployment.routed,
+            self.deployment.experts_as(layer),
             block.gated,
         )
         return line.at(tokens) + self._exchange(tokens, block)
@@ -114,6 +115,11 @@ class Layers:
         whole = TWO_BYTES * tokens * self.model.hidden_size
         gathered = self.kernels.exchange_s("all_gather", whole / 2, ranks)  # quantised on the way there
         return gathered + self.kernels.exchange_s("reduce_scatter", whole, ranks)
+
+    def exchange(self, tokens: float) -> float:
+        """Of `group`: bringing tokens there and back."""
+        blocks = ((layer.feed_forward, count) for layer, count in self.kinds)
+        return sum(count * self._exchange(tokens, block) for block, count in blocks if block.kind != "dense")
 
     # ------------------------------------------------------------------------------------------------ attention
 

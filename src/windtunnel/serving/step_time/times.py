@@ -46,6 +46,9 @@ class Prices(Protocol):
     def group(self, tokens: float) -> float:
         """All that sees the tokens of every rank."""
 
+    def exchange(self, tokens: float) -> float:
+        """Of `group`: what lies between attention ranks and experts."""
+
     def decode_surface(self, queries: int = 1) -> Callable[[float, float], float]:
         """Decode attention over (sequences of one rank, mean context), each with so many new tokens."""
 
@@ -176,6 +179,9 @@ class StepTimes:
         seconds = self.over("dense", tokens) * profile.prefill_factor * self.dense_factor
         factor = profile.expert_prefill_factor if self.ranks == 1 else profile.expert_prefill_factor_ranks
         seconds += self._group(group_tokens) * factor
+        hops = max(0, self.ranks - 2)
+        if profile.uneven_exchange_hop and hops:
+            seconds += profile.uneven_exchange_hop * hops * self.over("exchange", group_tokens)
         seconds += self.prices.handover(tokens)
         gaps = self.layers * profile.layer_gap_s + self.sums * profile.collective_gap_s
         return stages * (seconds + gaps)
@@ -189,7 +195,7 @@ class StepTimes:
         return knee + self.expert_marginal * (seconds - knee)
 
     def over(self, part: str, size: float) -> float:
-        """`dense`, `group` or `head` at a size, straight between nodes."""
+        """`dense`, `group`, `exchange` or `head` at a size, straight between nodes."""
         known = self._nodes.get(part)
         if known is None:
             nodes = sorted({float(round(2.0 ** (i / PER_OCTAVE))) for i in range(15 * PER_OCTAVE + 1)})
