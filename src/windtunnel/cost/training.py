@@ -111,6 +111,7 @@ class Software:
     fp32_gradients: bool = False  # whether bf16 parameters have gradients in fp32
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
+    loss: str = ""  # cross-entropy by Megatron's own code, "eager" or "compiled"; "": TransformerEngine's kernel
 
 
 def software(release: str | None) -> Software:
