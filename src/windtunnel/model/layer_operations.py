@@ -14,9 +14,9 @@ from windtunnel.model.layer_parts import activate, linear, norm_layer, residual_
 from windtunnel.model.operations import Operation, Shard, Timed, Transfer
 
 # Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
-# Eager: to fp32 (6), maximum (4), less the maximum (8), exponentiated (8), summed (4), divided by the sum (8); times the
+# Eager: to fp32 (6), maximum (4), less the maximum (8), exponentiated (8), summed (4), divided by the sum (8); times
 # gradient (8), to 16 bits (6). Compiled (`fusions/fused_cross_entropy.py`, three graphs forward and one backward): to
-# fp32 with the maximum (6), less it, exponentiated and summed (12), divided (8); times the gradient and to 16 bits (10).
+# fp32 with the maximum (6), less it, exponentiated and summed (12), divided (8); times the gradient, to 16 bits (10).
 OWN_LOSS = {"eager": (38.0, 14.0), "compiled": (26.0, 10.0)}
 
 
