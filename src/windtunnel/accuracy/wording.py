@@ -84,6 +84,9 @@ NOTES: dict[str, dict[str, Any]] = {
     "activation inputs in fp8": {"fp8_activation_input": True},
 }
 
+# Since when PyTorch's SDPA is cuDNN's by default, and on which GPUs.
+CUDNN_SDPA, CUDNN_SDPA_GPUS = "2026-03", ("H100", "H200", "H800", "B200", "GB200")
+
 FAMILIES = {"llama-like": "llama", "llama2": "llama", "llama3": "llama", "gpt-3": "gpt", "grok-1": "grok"}
 
 
@@ -170,9 +173,11 @@ def attention_of(row: Row) -> str:
     """Fused unless the row says unfused; which fused kernel follows from who ran it, and when.
 
     Composer's own models ran the first Triton kernel (`attn_impl: triton`, their default to 2024);
-    torchtitan ran PyTorch's SDPA, which
-    in 2024 was FlashAttention-2 on every GPU; Megatron ran cuDNN's. Before FlashAttention-2 came out (2023-07),
-    TransformerEngine had the first FlashAttention, which is not faster than the Triton kernel (Dao 2023, figure 5).
+    PyTorch's SDPA was FlashAttention-2 on every GPU; from PyTorch 2.11 on (2026-03), whose wheels bring cuDNN above
+    9.15.0, it is cuDNN's on Hopper and on B200 and GB200 (`check_prefer_cudnn_attention` in `sdp_utils.cpp`: compute
+    capability 9.0 and 10.0; huggingface/transformers pull request 48163). Megatron ran cuDNN's. Before FlashAttention-2
+    came out (2023-07), TransformerEngine had the first FlashAttention, which is not faster than the Triton kernel (Dao
+    2023, figure 5).
     """
     if row.attention_impl.lower().startswith("unfused"):
         return "unfused"
@@ -180,7 +185,10 @@ def attention_of(row: Row) -> str:
         return "triton"
     if "megatron" in row.framework.lower() and "2020" < row.date < "2023-07":
         return "triton"
-    return "flash2" if "sdpa" in row.attention_impl.lower() else "flash"
+    if "sdpa" not in row.attention_impl.lower():
+        return "flash"
+    cudnn = row.date >= CUDNN_SDPA and row.gpu.upper().startswith(CUDNN_SDPA_GPUS)
+    return "flash" if cudnn else "flash2"
 
 
 def expert_tensor_of(row: Row) -> int | None:

@@ -112,6 +112,7 @@ class Software:
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
+    loss: str = ""  # cross-entropy by Megatron's own code, "eager" or "compiled"; "": TransformerEngine's kernel
 
 
 def software(release: str | None) -> Software:

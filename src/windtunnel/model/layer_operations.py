@@ -13,6 +13,12 @@ from windtunnel.model.expert_operations import expert_operations
 from windtunnel.model.layer_parts import activate, linear, norm_layer, residual_add
 from windtunnel.model.operations import Operation, Shard, Timed, Transfer
 
+# Bytes per logit of Megatron-Core's own cross-entropy, forward and backward (`tensor_parallel/cross_entropy.py`).
+# Eager: to fp32 (6), maximum (4), less the maximum (8), exponentiated (8), summed (4), divided by the sum (8); times
+# gradient (8), to 16 bits (6). Compiled (`fusions/fused_cross_entropy.py`, three graphs forward and one backward): to
+# fp32 with the maximum (6), less it, exponentiated and summed (12), divided (8); times the gradient, to 16 bits (10).
+OWN_LOSS = {"eager": (38.0, 14.0), "compiled": (26.0, 10.0)}
+
 
 def layer_operations(layer: Layer, model: Model, shard: Shard, load: float = 1.0) -> tuple[Operation, ...]:
     """The ops of one layer in forward order.
@@ -76,6 +82,7 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Oper
     logits = t * v
     # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.
     forward, backward = (8.0, 6.0) if shard.fused else (16.0, 10.0)
+    forward, backward = OWN_LOSS.get(shard.loss, (forward, backward))
     shared = Transfer("all_reduce", "tp", 4.0 * t)
     names = ("loss maximum", "loss sum", "loss target") if shard.tp > 1 else ()
     return (
@@ -90,7 +97,7 @@ def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Oper
             backward_bytes=backward * logits,
             saved_bytes=4.0 * logits,
             output_bytes=2.0 * logits,
-            kernels=3 if shard.fused else 8,
+            kernels=12 if shard.loss == "eager" else 3 if shard.fused else 8,
             timed=Timed("cross_entropy", t, v),
         ),
     )

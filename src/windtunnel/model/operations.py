@@ -101,6 +101,7 @@ class Shard:
     low_precision_dispatch: bool = False  # tokens go to their experts in fp8
     activation_input_bytes: int = 0  # per element, kept in another format than it has; 0 = as it is
     fused_mla: bool = True  # latent attention's rotary embedding and concatenation in one kernel
+    loss: str = ""  # Megatron's own cross-entropy, over fp32 logits: "eager" op by op, or "compiled"; "": one kernel
     fused_groups: bool = True  # attention of fewer heads for keys and values has a fused kernel
 
     @property

@@ -301,6 +301,17 @@ def test_megatron_had_the_first_flash_attention_before_the_second_came_out(case:
     assert case(framework=framework, date=date, attention_impl="fused (cuDNN/flash)").plan.attention_impl == kernel
 
 
+@pytest.mark.parametrize(
+    ("gpu", "date", "kernel"),
+    [("H100 SXM 80GB", "2025-06", "flash2"), ("H100 SXM 80GB", "2026-04", "flash"), ("A100 SXM", "2026-04", "flash2")],
+)
+def test_sdpa_is_cudnns_from_pytorch_2_11_on_where_the_gpu_has_its_kernel(
+    case: Any, gpu: str, date: str, kernel: str
+) -> None:
+    found = case(framework="torchtitan", date=date, attention_impl="SDPA", gpu=gpu)
+    assert found.plan.attention_impl == kernel
+
+
 def test_gradients_of_megatron_lm_are_in_bf16_where_its_example_says_so(case: Any) -> None:
     url = "github:NVIDIA/Megatron-LM@HEAD:examples/llama/README.md"
     assert case(framework="Megatron-LM", url_or_file=url).plan.gradient_dtype == "bf16"

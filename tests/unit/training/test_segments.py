@@ -11,9 +11,10 @@ import pytest
 from windtunnel.graph import OpKind
 from windtunnel.hardware import cluster_with, parse_cluster
 from windtunnel.model import load_model
+from windtunnel.model.layer_operations import head_operations
 from windtunnel.training import read_plan
 from windtunnel.training.layout import resolve
-from windtunnel.training.lowering.model_chunks import pieces_of
+from windtunnel.training.lowering.model_chunks import pieces_of, shard_of
 from windtunnel.training.lowering.pass_lowering import Segment, build_segment
 from windtunnel.training.predict import predict
 from windtunnel.training.pricing import Pricer
@@ -240,6 +241,26 @@ def test_dtensor_keeps_what_it_gathered_and_megatron_gathers_again() -> None:
             for framework in ("megatron", "nanotron", "torchtitan")
         }
         assert again == {"megatron": 5, "nanotron": 5, "torchtitan": 0}  # two a layer, and the head
+
+
+@pytest.mark.parametrize(
+    ("framework", "release", "forward", "backward"),
+    [
+        ("megatron", "nemo-24.04", 38, 14),  # op by op
+        ("megatron", "nemo-25.02", 26, 10),  # compiled
+        ("megatron", "bridge-26.02", 8, 6),  # TransformerEngine's kernel
+        ("megatron", None, 8, 6),
+        ("maxtext", "nemo-24.04", 8, 6),  # published by the same project
+    ],
+)
+def test_megatrons_own_loss_goes_over_fp32_logits_more_often(
+    framework: str, release: str | None, forward: int, backward: int
+) -> None:
+    plan = read_plan({"global_batch": 8, "seq_len": 4096, "framework": framework, "release": release})
+    shard = shard_of(resolve(MODEL, parse_cluster("h100-sxm:8"), plan))
+    loss = head_operations(MODEL, shard, 128256)[-1]
+    logits = shard.tokens * 128256
+    assert (loss.forward_bytes, loss.backward_bytes) == (forward * logits, backward * logits)
 
 
 def test_a_loss_over_vocabulary_shards_is_shared_three_times() -> None:

@@ -82,6 +82,7 @@ def shard_of(layout: Layout) -> Shard:
         low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,
         activation_input_bytes=1 if plan.fp8_activation_input else 0,
         fused_mla=release.fused_mla and bool(plan.compile),
+        loss=release.loss if plan.framework == "megatron" else "",
         # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
         fused_groups=plan.precision != "fp32"
         or layout.cluster.gpu.generation == "cpu"
