@@ -16,7 +16,7 @@ from windtunnel.errors import LayoutError, SpecError
 _VALUE = re.compile(r"true|false|[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?inf|nan")
 
 
-@typed
+@typed("world_size", "cluster", "steps", "verify", "seed", "timeout_s", "jobs", "out")
 def capture(
     *launch: str | Path,
     world_size: int | None = None,

@@ -138,6 +138,8 @@ def explained(
     if work.packed is not None:
         heavier = work.packed
         last = replace(last, status=heavier.status, infeasible=heavier.infeasible, memory=heavier.memory)
+    if bare is not None:
+        work.notes.append("timelines (--trace, --report) and bytes sent are of the step before its tasks are rewritten")
     # Per token, where a technique changes how many a step has.
     without = first.step_time_s * last.tokens_per_step / first.tokens_per_step
     if last.tokens_per_step != first.tokens_per_step:

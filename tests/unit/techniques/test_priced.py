@@ -254,6 +254,7 @@ def test_console_and_page_say_what_a_technique_brings() -> None:
     assert "allocated" in "".join(lines)
     assert "GiB" in "".join(lines)
     page = render_html(result)
+    assert any("before its tasks are rewritten" in note for note in result.technique.notes)
     assert "offload" in page.split('id="technique"')[1].split("</section>")[0]
 
 
