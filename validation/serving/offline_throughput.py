@@ -1,4 +1,4 @@
-"""Maximum throughput of TensorRT-LLM deployments against its authors' own tables; no constant was fitted on them.
+"""Maximum throughput of TensorRT-LLM deployments against its authors' own tables.
 
     python validation/serving/offline_throughput.py [--model NAME] [--gpu NAME] [--rows OUT.csv] [--jobs 2]
 
@@ -9,7 +9,8 @@ with attention data parallelism.
 
 A row says neither batch nor budget: `trtllm-bench` computes both from memory (tensorrt_llm/bench/build/tuning.py), and
 decode batches are padded to the graphs that its options list, up to the largest batch
-(_torch/pyexecutor/model_engine.py). Both rules are here, as are the numbers of requests.
+(_torch/pyexecutor/model_engine.py). Both rules are here, as are the numbers of requests. Two constants of 1.0 were
+read off rows of mixtures: `uneven_exchange_hop`, and that Grace hosts take twice as long.
 """
 
 from __future__ import annotations

@@ -398,3 +398,18 @@ def test_graphs_keep_what_they_draw_from_beside_what_other_steps_need() -> None:
     )
     assert many.activations - few.activations == pytest.approx(512 * 6.0 * model.vocab_size)
     assert many.tokens < few.tokens
+
+
+@TABLES
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", ["h200-sxm", "b200"])
+@pytest.mark.parametrize(("heads", "groups", "width", "window"), [(40, 8, 128, 8192), (64, 8, 64, 128)])
+def test_beyond_its_window_a_cache_costs_no_more(
+    gpu: str, engine: str, heads: int, groups: int, width: int, window: int
+) -> None:
+    """Llama 4's layers were timed with a window of 8,192 tokens; with TensorRT-LLM not beyond it."""
+    table = inference_kernels(parse_cluster(f"{gpu}:1"), engine).decode_attention(heads, groups, width, "fp8", window)
+    for batch in (8, 37, 128):
+        assert table.at(batch, 500_000) <= 1.05 * table.at(batch, 131_072)
+        if (window, engine) == (8192, "trtllm"):
+            assert table.at(batch, 20_000) == pytest.approx(table.at(batch, 8192), rel=0.01)

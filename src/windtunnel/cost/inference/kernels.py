@@ -29,7 +29,7 @@ from windtunnel.cost import roofline
 from windtunnel.cost.communication.collectives import collective, group_of
 from windtunnel.cost.inference import measured
 from windtunnel.cost.inference.dense import DTYPES, gemm_s, quantised_grids
-from windtunnel.cost.inference.surface import Curve, Surface, at_least, curve, fastest, surface
+from windtunnel.cost.inference.surface import FAR_CONTEXT, Curve, Surface, at_least, curve, fastest, surface
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.measured.interpolation import LogGrid
 from windtunnel.hardware.cluster import Cluster
@@ -205,7 +205,7 @@ def _decode_attention(
         batches, contexts = found["batch_size"].astype(float) / more, found["step"].astype(float) + 1.0
         table = surface(batches, contexts, found["latency"] * 1e-3)
         if window is not None and by_window and where[-1][1] == window:
-            return table
+            return _flat_beyond(table, window)
         table = at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
         return table if window is None else _windowed(table, window)
     table = _streamed(gpu, per_token)
@@ -429,6 +429,16 @@ def _streamed(gpu: Gpu, bytes_per_token: float, flops_per_token: float = 0.0) ->
     return Surface(
         batches, tuple(Curve(contexts, tuple(launch + b * c * per_token for c in contexts)) for b in batches)
     )
+
+
+def _flat_beyond(table: Surface, window: int) -> Surface:
+    """A kernel timed with its window: contexts beyond that and beyond the last that was timed add nothing."""
+    longer = []
+    for one in table.curves:
+        nodes = tuple(sorted({*one.nodes, float(window)}))
+        seconds = tuple(one.at(n) for n in nodes)
+        longer.append(Curve((*nodes, FAR_CONTEXT), (*seconds, seconds[-1])))
+    return Surface(table.batches, tuple(longer))
 
 
 def _windowed(table: Surface, window: int) -> Surface:
