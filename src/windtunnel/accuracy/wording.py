@@ -165,7 +165,7 @@ def precision_of(row: Row) -> str:
 
 
 def gathers_fp8(row: Row, framework: str) -> bool | None:
-    """torchtitan's guide to float8 gathers parameters in it (`docs/float8.md`, 2024-11); others have their habit."""
+    """torchtitan's guide to float8 gathers parameters in it (2024-11); others have their habit."""
     return True if framework == "torchtitan" and precision_of(row) == "fp8-current" else None
 
 
