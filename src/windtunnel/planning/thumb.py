@@ -1,9 +1,9 @@
 """The plan that a rule of thumb gives, to hold the answer against.
 
-The rule of Megatron-Core's documentation and of most recipes: tensor parallelism over the NVLink domain where the model
-does not fit without; then the shallowest pipeline that fits, one sequence per micro-batch, ZeRO-1, nothing recomputed
-if possible and everything if not; the rest data-parallel. Experts, each whole, are spread over the NVLink domain. For
-frameworks that shard parameters: ZeRO-3 alone, then the same with tensor parallelism.
+The rule of Megatron-Core's documentation and of most recipes: tensor parallelism over the NVLink domain, of eight GPUs
+at most, where the model does not fit without; then the shallowest pipeline that fits, one sequence per micro-batch,
+ZeRO-1, nothing recomputed if possible and everything if not; the rest data-parallel. Experts, each whole, are spread
+over the NVLink domain. For frameworks that shard parameters: ZeRO-3 alone, then the same with tensor parallelism.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from windtunnel.planning.oracle import Layout, Plan, check_lies_on_one, laid_out
 from windtunnel.planning.space import Space, divisors, expert_degrees, shared_experts
 
 TRIED_MOST = 24
+TENSOR_MOST = 8  # the rule is of nodes of eight; recipes for racks of 72 have no more
 
 
 def rule_of_thumb(space: Space) -> Layout | None:
     """The first plan in the order of the rule that is legal and fits; None where there is none."""
     domain = space.cluster.gpus_in_domain
     heads = space.model.layers[0].attention.heads
-    tensor = max((tp for tp in divisors(domain) if heads % tp == 0), default=1)
+    tensor = max((tp for tp in divisors(domain) if tp <= TENSOR_MOST and heads % tp == 0), default=1)
     pipelines = [pp for pp in divisors(space.cluster.n_gpus) if pp <= space.model.n_layers]
     zero = max(space.features.zero)
     degrees = [tp for tp in dict.fromkeys((1, tensor)) if tp == 1 or space.features.tensor]

@@ -22,6 +22,7 @@ from windtunnel.planning.fields.features import FEATURES
 from windtunnel.planning.objectives.robust import Trouble, progress
 from windtunnel.planning.oracle import laid_out, memory_bytes
 from windtunnel.planning.space import Space, context_kinds, savings, structures
+from windtunnel.planning.thumb import rule_of_thumb
 
 FIXED = ["--global-batch", "16", "--seq-len", "2048", "--tp", "2", "--pp", "1", "--cp", "1", "--recompute", "none"]
 
@@ -111,6 +112,13 @@ def test_the_least_memory_is_that_of_every_plan(capsys: pytest.CaptureFixture[st
     assert found * (1.0 - document["gap"]) <= least <= found <= least / 0.99
     assert found < asked(capsys, "--micro-batch", "1", "--top", "1")["plans"][0]["peak_memory_bytes"]
     assert "iB more and takes" in document["decides"]
+
+
+def test_the_rule_of_thumb_cuts_layers_over_eight_gpus_of_a_rack_at_most() -> None:
+    given = {"global_batch": 64, "seq_len": 4096}
+    thumb = rule_of_thumb(Space(load_model("llama-3-70b"), parse_cluster("gb200-nvl72:64"), given))
+    assert thumb is not None
+    assert thumb.plan.tp == 8
 
 
 def test_a_front_counts_no_plan_twice(capsys: pytest.CaptureFixture[str]) -> None:
