@@ -150,7 +150,7 @@ class Layout:
             changes |= {"zero_stage": 0, "overlap_grad_reduce": None, "overlap_param_gather": None}
         plan = self.plan.model_copy(update=changes)
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
-        sharded = (self.shard_group, self.replicas, self.dp) if inside else ()
+        sharded = (self.shard_group, self.replicas, self.dp, self.holds_low_precision) if inside else ()
         placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
         beside = (TRAITS[self.schedule].hides_dispatch, self.late_members)
         return (plan, links, self.etp, self.vocab_padded, self.shares_once, sharded, placed, beside)

@@ -277,6 +277,20 @@ def test_gathered_weights_are_quantised_in_every_pass() -> None:
     assert quantising_ns(framework="torchtitan") == pytest.approx(2 * quantising_ns(), rel=0.1)
 
 
+def test_passes_with_parameters_in_another_format_are_not_the_same() -> None:
+    plan = {"zero_stage": 3, "precision": "fp8", "release": "nemo-25.02"}  # keeps fp8, and gathers 16 bits
+    usual, asked = (
+        resolve(MODEL, parse_cluster("h100-sxm:16"), checked)
+        for checked in (
+            Plan(global_batch=32, seq_len=2048, **plan),
+            Plan(global_batch=32, seq_len=2048, fp8_parameters=False, **plan),
+        )
+    )
+    assert usual.plan == asked.plan
+    assert usual.pass_key != asked.pass_key
+    assert ask(**plan).step_time_ns != ask(**plan, fp8_parameters=False).step_time_ns
+
+
 def test_gathered_fp8_weights_are_transposed_on_hopper() -> None:
     def each(cluster: str, **plan: Any) -> int:
         """What so many more micro-batches add to memory-bound kernels."""
