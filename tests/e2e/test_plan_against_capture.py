@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 pytest.importorskip("torch")
-
-SCRIPT = Path(__file__).parents[2] / "validation" / "capture" / "plan_against_capture.py"
 
 
 @pytest.fixture(scope="module")
 def comparison() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[SCRIPT.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("capture/plan_against_capture.py")
 
 
 @pytest.mark.parametrize("name", ["debug fsdp2 4 ac", pytest.param("debug tp 4", marks=pytest.mark.long)])

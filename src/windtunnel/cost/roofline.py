@@ -60,6 +60,11 @@ def gemm_efficiency(gpu: Gpu, dtype: str) -> Efficiency:
     return Efficiency(float(found["peak"]), float(found["k_half"]), float(found["band"]))
 
 
+def streamed_bytes_per_s(gpu: Gpu) -> float:
+    """What a long kernel streams."""
+    return gpu.memory_bandwidth_bytes_per_s * memory_efficiency(gpu)[0]
+
+
 def memory_efficiency(gpu: Gpu) -> tuple[float, float]:
     """Share of HBM bandwidth that a long streaming kernel reaches, and the log half-width of its band."""
     entry = by_generation(constants()["generations"], gpu.generation)["memory"]

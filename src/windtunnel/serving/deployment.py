@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from windtunnel.cost.inference.kernels import WEIGHT_BYTES
+from windtunnel.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Layer, Model

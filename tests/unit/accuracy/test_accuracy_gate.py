@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 ROOT = Path(__file__).parents[3]
 WORSE = 0.3  # percentage points that rounding and another libm may bring
@@ -15,12 +14,7 @@ WORSE = 0.3  # percentage points that rounding and another libm may bring
 
 @pytest.fixture(scope="module")
 def gate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gate", ROOT / "validation/gate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["gate"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("gate.py")
 
 
 def test_every_source_has_a_committed_figure(gate: ModuleType) -> None:

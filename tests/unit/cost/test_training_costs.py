@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +8,7 @@ from typing import get_args
 
 import pytest
 import yaml
+from scripts import script
 
 from windtunnel.cost import training
 from windtunnel.cost.training import MATH, SCALE_OUT, SCALE_UP, TRAFFIC, Software, software, training_costs
@@ -22,12 +21,7 @@ FILE = ROOT / "src/windtunnel/cost/calibration/training.yaml"
 
 @pytest.fixture(scope="module")
 def fit() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fit", ROOT / "validation/fit.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["fit"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("fit.py")
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from scripts import script
 
 from windtunnel.cost.measured.cache import package_data
 
-SCRIPT = Path(__file__).parents[3] / "validation" / "kernels.py"
 SYSTEMS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "gb200", "b300_sxm", "gb300", "l40s")
 needs_package = pytest.mark.skipif(package_data() is None, reason="aiconfigurator-core is not installed")
 
 
 @pytest.fixture(scope="module")
 def kernels() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("validation_kernels", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("kernels.py")
 
 
 @needs_package

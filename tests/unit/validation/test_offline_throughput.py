@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 from windtunnel.cost.measured.cache import package_data
-
-SCRIPT = Path(__file__).parents[3] / "validation" / "serving" / "offline_throughput.py"
 
 
 @pytest.fixture(scope="module")
 def offline() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("validation_offline_throughput", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("serving/offline_throughput.py")
 
 
 def test_graphs_are_those_listed_up_to_the_largest_batch_and_that_one(offline: ModuleType) -> None:

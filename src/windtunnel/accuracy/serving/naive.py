@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from windtunnel.accuracy.serving.models import model_named
 from windtunnel.accuracy.serving.rows import ServingRow, deployment_of, gpu_of
-from windtunnel.cost.inference.kernels import WEIGHT_BYTES
+from windtunnel.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.errors import UserError
 from windtunnel.hardware.gpu import Gpu
 from windtunnel.model.architecture import Model

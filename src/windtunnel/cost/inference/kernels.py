@@ -3,9 +3,7 @@
     decode attention   measured over (batch, context) for the nearest (heads, KV heads, head size); else
                        KV bytes / (bandwidth x efficiency) + launch
     latent attention   the same, over heads alone: one latent of 576 numbers per token is read by all heads (MLA)
-    experts            measured over the tokens of the expert group for the model's own shape; else the bytes of the
-                       experts that get a token, N (1 - (1 - k/N)^T) of N, or their FLOPs, whichever is longer, times
-                       what the nearest shape that was timed takes of the same
+    experts            `cost.inference.experts`
     all-reduce         the engines' own one-shot and two-shot kernels inside a CUDA graph; NCCL's above 8 GPUs
     dense products     `cost.kernels`, as in training
 
@@ -17,56 +15,21 @@ chip, where in a real step other layers have been meanwhile. Tables: aiconfigura
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple, final
-
-import numpy as np
+from typing import final
 
 from windtunnel.cost import roofline
 from windtunnel.cost.communication.collectives import collective, group_of
 from windtunnel.cost.inference import measured
 from windtunnel.cost.inference.dense import DTYPES, gemm_s, quantised_grids
-from windtunnel.cost.inference.surface import FAR_CONTEXT, Curve, Surface, at_least, curve, fastest, surface
+from windtunnel.cost.inference.experts import Engine, Experts, experts_of
+from windtunnel.cost.inference.formats import GEMM_DTYPE, WEIGHT_BYTES
+from windtunnel.cost.inference.surface import FAR_CONTEXT, Curve, Surface, at_least, curve, surface
 from windtunnel.cost.kernels import KernelCosts, kernel_costs
 from windtunnel.cost.measured.interpolation import LogGrid
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.hardware.gpu import Gpu
-
-WEIGHT_BYTES = {
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-    "fp8_block": 1.008,
-    "nvfp4": 0.5625,
-    "mxfp4": 0.53125,
-    "int8": 1.0,
-    "int4": 0.53,
-}
-"""Bytes of a weight with its scales: of 4 bytes per 128 x 128 (fp8_block), of 1 byte per 16 (nvfp4) or 32 (mxfp4)."""
-MOE_NAMES = {
-    "bf16": "bfloat16",
-    "fp16": "bfloat16",
-    "fp8": "fp8",
-    "fp8_block": "fp8_block",
-    "nvfp4": "nvfp4",
-    "mxfp4": "w4a16_mxfp4",
-    "int4": "int4_wo",
-}
-ALIKE = {"mxfp4": "int4"}
-"""Whose experts stand in where none of a format were timed on a GPU: engines multiply both in 16 bits with Marlin there
-(vLLM: fused_moe/oracle/mxfp4.py)."""
-GEMM_DTYPE = {"fp8_block": "fp8", "mxfp4": "bf16", "int4": "bf16"}  # weights of 4 bits are multiplied in 16
-SAME_CHIP = {"gb200": "b200_sxm"}
-"""Whose table a kernel that is asked for by name is read from.
-
-GB200's own has TensorRT-LLM's CUTLASS experts in NVFP4 at 0.4 to 0.9 of B200's time, which one chip cannot;
-TensorRT-LLM 1.0 ran on both as B200's table says.
-"""
-SKEW = "power_law_1.01"  # how unevenly tokens fall on experts where the tables give a choice; what its package assumes
-ROUTED_TILE = 16  # tokens by which an expert's rows are padded, as in the grouped kernels of vLLM and SGLang
 
 
 @final
@@ -119,7 +82,7 @@ class InferenceKernels:
     @property
     def bandwidth(self) -> float:
         """Bytes per second that a long kernel streams."""
-        return self.gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(self.gpu)[0]
+        return roofline.streamed_bytes_per_s(self.gpu)
 
     def stream_s(self, bytes_total: float) -> float:
         """A kernel that reads and writes so many bytes."""
@@ -154,7 +117,8 @@ class InferenceKernels:
         self, hidden: int, inter: int, topk: int, experts: int, tp: int, ep: int, dtype: str, gated: bool = True
     ) -> Curve:
         """Over the tokens of the whole expert group: routing, both products and the sum, on the busiest GPU."""
-        return _experts(self, _Experts(hidden, inter, topk, experts, tp, ep, dtype, gated))
+        layer = Experts(hidden, inter, topk, experts, tp, ep, dtype, gated)
+        return experts_of(Engine(self.gpu, self.framework, self.expert_kernel), layer)
 
     def all_reduce_s(self, bytes_total: float, gpus: int) -> float:
         """Sum over `gpus` neighbours."""
@@ -180,7 +144,7 @@ def _decode_attention(
     gpu: Gpu, framework: str, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, window: int | None
 ) -> Surface:
     per_token = 2.0 * kv_heads * head_dim * (1.0 if kv_dtype == "fp8" else 2.0)
-    for _, path in _tables(gpu, "attention", "generation_attention_perf", framework):
+    for _, path in measured.tables(gpu.kernel_tables, "attention", "generation_attention_perf", framework):
         kinds = measured.distinct(path, ("num_heads", "num_key_value_heads", "head_dim"), ())
         # Multi-head attention is listed with as many KV heads as heads, or with 0 for "the same".
         fits = [kind for kind in kinds if kind[1] > 0]
@@ -216,7 +180,7 @@ def _decode_attention(
 def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtype: str) -> Surface:
     kv = "fp8" if kv_dtype == "fp8" else "bfloat16"
     per_token = latent * (1.0 if kv_dtype == "fp8" else 2.0)
-    for _, path in _tables(gpu, "mla", "generation_mla_perf", framework):
+    for _, path in measured.tables(gpu.kernel_tables, "mla", "generation_mla_perf", framework):
         timed = [kind[0] for kind in measured.distinct(path, ("num_heads",), (("kv_cache_dtype", kv),))]
         if not timed:
             continue
@@ -227,160 +191,6 @@ def _latent_attention(gpu: Gpu, framework: str, heads: int, latent: int, kv_dtyp
         table = surface(found["batch_size"].astype(float), found["step"].astype(float) + 1.0, seconds)
         return at_least(table, per_token / gpu.memory_bandwidth_bytes_per_s)
     return _streamed(gpu, per_token, flops_per_token=4.0 * heads * latent)
-
-
-class _Experts(NamedTuple):
-    """Routed experts of one layer, and over how many GPUs they lie."""
-
-    hidden: int
-    inter: int
-    topk: int
-    experts: int
-    tp: int
-    ep: int
-    dtype: str
-    gated: bool
-
-
-@lru_cache(maxsize=512)
-def _experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
-    line = _priced_experts(kernels, layer)
-    weights = layer.topk / layer.ep * _weights_of_one(layer) * WEIGHT_BYTES[layer.dtype]  # what one token takes
-    least = weights / kernels.gpu.memory_bandwidth_bytes_per_s
-    return Curve(line.nodes, tuple(max(least, s) for s in line.seconds))
-
-
-def _priced_experts(kernels: InferenceKernels, layer: _Experts) -> Curve:
-    timed = _timed_experts(kernels, layer)
-    if timed is not None:
-        return timed
-    nodes = tuple(float(2**i) for i in range(0, 15))
-    seconds = tuple(_experts_s(kernels, tokens, layer) for tokens in nodes)
-    if kernels.gpu.supports(GEMM_DTYPE.get(layer.dtype, layer.dtype)):
-        near = _nearest_experts(kernels, layer)
-        if near is None and layer.dtype in ALIKE:
-            near = _nearest_experts(kernels, layer._replace(dtype=ALIKE[layer.dtype]))
-        line = None if near is None else _timed_experts(kernels, near)
-        if near is None or line is None:
-            return Curve(nodes, seconds)
-        # What the nearest shape takes beyond its bytes or FLOPs: 0.5 to 3 times, alike for shapes that are.
-        over = [line.at(tokens) / _experts_s(kernels, tokens, near) for tokens in nodes]
-        return curve(np.array(nodes), np.array(seconds) * np.array(over))
-    # Multiplied in 16 bits, as dense products are: what that takes less the bytes of weights that are not read.
-    plain = _experts(kernels, layer._replace(dtype="bf16"))
-    saved = (WEIGHT_BYTES["bf16"] - WEIGHT_BYTES[layer.dtype]) / kernels.bandwidth
-    weights = tuple(_touched(tokens, layer) / layer.ep * _weights_of_one(layer) for tokens in nodes)
-    rows = zip(nodes, seconds, weights, strict=True)
-    return Curve(nodes, tuple(max(own, plain.at(tokens) - saved * held) for tokens, own, held in rows))
-
-
-def _nearest_experts(kernels: InferenceKernels, layer: _Experts) -> _Experts | None:
-    """The shape that is most like it of those that were timed in its format, by any engine, all experts on each GPU.
-
-    So how uneven a table has its experts lie over GPUs does not come along: the formula's are even.
-    """
-    shapes = ("hidden_size", "inter_size", "topk", "num_experts")
-    where = (("moe_dtype", MOE_NAMES.get(layer.dtype, "bfloat16")),)
-    found = [
-        layer._replace(hidden=kind[0], inter=kind[1], topk=kind[2], experts=kind[3], ep=1)
-        for _, path in _tables(kernels.gpu, "moe", "moe_perf", kernels.framework)
-        for kind in measured.distinct(path, shapes, where)
-    ]
-
-    def unlike(one: _Experts) -> float:
-        shared = one.experts / one.topk * layer.topk / layer.experts
-        sizes = (one.hidden / layer.hidden, one.inter / layer.inter, shared)
-        return sum(abs(math.log(ratio)) for ratio in sizes)
-
-    return min(found, key=unlike, default=None)
-
-
-def _timed_experts(kernels: InferenceKernels, layer: _Experts) -> Curve | None:
-    """Of the tables, where they hold the shape.
-
-    FP8 scaled per tensor never takes longer than the same scaled by blocks, which reads as much and computes more: the
-    fastest of the engine's own tables in that format, of any version, and of the table that is read first. Where one
-    says otherwise, its kernel was not tuned (vLLM 0.24 on Hopper: 3 to 5 times what 0.19 and blocks take).
-    """
-    name = MOE_NAMES.get(layer.dtype, "bfloat16")
-    found = (
-        timed
-        for path, source in _expert_tables(kernels, name)
-        for wanted in (name, "fp8_block" if name == "fp8" else name)
-        if (timed := _timed_in(path, source, wanted, layer)) is not None
-    )
-    first = next(found, None)
-    if first is None or name != "fp8":
-        return None if first is None else first[1]
-    system = kernels.gpu.kernel_tables
-    own = measured.every(system, "moe", "moe_perf", kernels.framework) if system else []
-    others = [_timed_in(path, (), "fp8", layer) for path in own]
-    others += [_timed_in(path, (), "fp8_block", layer) for _, path in _tables(kernels.gpu, "moe", "moe_perf", "sglang")]
-    like = [one[1] for one in (first, *others) if one is not None and one[0] <= first[0]]
-    return fastest(like)
-
-
-def _timed_in(
-    path: Path, source: tuple[tuple[str, object], ...], dtype: str, layer: _Experts
-) -> tuple[float, Curve] | None:
-    """From one table: how unlike its parallel sizes are (0: the same), and the times of the nearest, scaled by them."""
-    hidden, inter, topk, experts, tp, ep = layer[:6]
-    shape = {"hidden_size": hidden, "inter_size": inter, "topk": topk, "num_experts": experts}
-    where: tuple[tuple[str, object], ...] = (*shape.items(), ("moe_dtype", dtype), *source)
-    kinds = measured.distinct(path, ("moe_tp_size", "moe_ep_size", "distribution"), where)
-    if not kinds:
-        return None
-
-    def unlike(kind: tuple[Any, ...]) -> float:
-        return abs(math.log(kind[0] / tp)) + abs(math.log(kind[1] / ep))
-
-    sizes = [kind for kind in kinds if kind[2] == SKEW] or list(kinds)
-    chosen = min(sizes, key=lambda kind: (unlike(kind), kind[2]))
-    where = (*where, ("moe_tp_size", chosen[0]), ("moe_ep_size", chosen[1]), ("distribution", chosen[2]))
-    found = measured.rows(path, ("num_tokens", "latency"), where)
-    line = curve(found["num_tokens"].astype(float), found["latency"] * 1e-3)
-    ratio = chosen[0] * chosen[1] / (tp * ep)
-    if ratio != 1.0:
-        scaled = tuple(s * ratio if ratio > 1.0 else max(s * ratio, line.seconds[0]) for s in line.seconds)
-        line = Curve(line.nodes, scaled)
-    return unlike(chosen), line
-
-
-def _expert_tables(kernels: InferenceKernels, dtype: str) -> Iterator[tuple[Path, tuple[tuple[str, object], ...]]]:
-    """Tables of experts and, where a kernel was asked for by name, which of their rows; that kernel's come first."""
-    system, word = kernels.gpu.kernel_tables, kernels.expert_kernel
-    board = SAME_CHIP.get(system or "", system)
-    for path in measured.every(board, "moe", "moe_perf", kernels.framework) if board and word else ():
-        for (source,) in measured.distinct(path, ("kernel_source",), (("moe_dtype", dtype),)):
-            if word in source:
-                yield path, (("kernel_source", source),)
-    for _, path in _tables(kernels.gpu, "moe", "moe_perf", kernels.framework):
-        yield path, ()
-
-
-def _touched(tokens: float, layer: _Experts) -> float:
-    """Experts of the layer that get a token."""
-    if layer.topk >= layer.experts:
-        return float(layer.experts)
-    return layer.experts * -math.expm1(tokens * math.log1p(-layer.topk / layer.experts))
-
-
-def _weights_of_one(layer: _Experts) -> float:
-    """Weights of one expert on one GPU."""
-    return (3 if layer.gated else 2) * layer.hidden * layer.inter / layer.tp
-
-
-def _experts_s(kernels: InferenceKernels, tokens: float, layer: _Experts) -> float:
-    """Weights of the experts that get a token, or their products, whichever is longer, on one of tp x ep GPUs."""
-    hidden, inter, topk, _, tp, ep, dtype, _ = layer
-    touched, of_one = _touched(tokens, layer), _weights_of_one(layer)
-    bytes_total = touched / ep * of_one * WEIGHT_BYTES[dtype] + 4.0 * tokens * topk / ep * (hidden + inter / tp)
-    rows = tokens * topk / ep + touched / ep * ROUTED_TILE / 2
-    held = GEMM_DTYPE.get(dtype, dtype)
-    rate = kernels.gpu.peak_flops(held if kernels.gpu.supports(held) else "bf16")
-    efficiency = roofline.gemm_efficiency(kernels.gpu, held if kernels.gpu.supports(held) else "bf16").peak
-    launch = 4 * roofline.launch_floor_s()  # sort, two grouped products, sum
-    return launch + max(bytes_total / kernels.bandwidth, 2.0 * rows * of_one / (rate * efficiency * 0.7))
 
 
 @lru_cache(maxsize=64)
@@ -410,10 +220,6 @@ def _all_reduce(cluster: Cluster, framework: str, release: str, gpus: int) -> Cu
     return Curve(nodes, ours)
 
 
-def _tables(gpu: Gpu, operation: str, name: str, framework: str) -> list[tuple[str, Any]]:
-    return list(measured.paths(gpu.kernel_tables, operation, name, framework)) if gpu.kernel_tables else []
-
-
 def _distance(timed: tuple[int, int, int], wanted: tuple[int, int, int]) -> tuple[float, float]:
     """How unlike two shapes are: head size first, then KV heads, then query heads."""
     heads, kv, dim = (abs(math.log(a / b)) for a, b in zip(timed, wanted, strict=True))
@@ -422,7 +228,7 @@ def _distance(timed: tuple[int, int, int], wanted: tuple[int, int, int]) -> tupl
 
 def _streamed(gpu: Gpu, bytes_per_token: float, flops_per_token: float = 0.0) -> Surface:
     """Bytes of the cache over bandwidth, FLOPs over the rate, and a launch, for a GPU without tables."""
-    bandwidth = gpu.memory_bandwidth_bytes_per_s * roofline.memory_efficiency(gpu)[0]
+    bandwidth = roofline.streamed_bytes_per_s(gpu)
     per_token = max(bytes_per_token / bandwidth, flops_per_token / (0.4 * gpu.peak_flops("bf16")))
     launch = 2 * roofline.launch_floor_s()
     batches, contexts = (1.0, 4096.0), (1.0, 1 << 20)

@@ -26,6 +26,11 @@ def available() -> bool:
     return package_data() is not None
 
 
+def tables(system: str | None, operation: str, name: str, framework: str) -> list[tuple[str, Path]]:
+    """As `paths`, in a list; none of a GPU that has no tables."""
+    return list(paths(system, operation, name, framework)) if system else []
+
+
 def paths(system: str, operation: str, name: str, framework: str, release: str = "") -> Iterator[tuple[str, Path]]:
     """(framework, file) of a table, that of `framework` first; of each the newest version, up to `release` if given."""
     for one in (framework, *(other for other in FRAMEWORKS if other != framework)):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.cost.inference.kernels import WEIGHT_BYTES
+from windtunnel.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Layer, Model
 from windtunnel.serving.deployment import Deployment
