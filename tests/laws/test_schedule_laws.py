@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ideal_schedule import durations, in_flight, makespan
 
-from windtunnel.training.schedules import NAMES, Kind, Schedule, schedule, walk
+from windtunnel.training.schedules import NAMES, Kind, Schedule, chunks_in_flight, schedule, walk
 
 law = settings(deadline=None)  # the machine may be busy
 times = st.floats(0.1, 3.0)
@@ -21,6 +21,9 @@ times = st.floats(0.1, 3.0)
 def legal(name: str, stages: int, factor: int, rest: int, chunks: int) -> Schedule:
     """A legal schedule near the numbers drawn."""
     if name == "interleaved":
+        if rest:  # groups of any size, the last one of what is left
+            micro_batches = 1 + (factor - 1) * stages + rest
+            return schedule(name, stages, micro_batches, chunks, min(rest, micro_batches))
         return schedule(name, stages, stages * factor, chunks)
     if name == "dualpipe":
         stages += stages % 2
@@ -134,6 +137,42 @@ def test_interleaved_bubble_is_p_minus_1_over_v_m(p, groups, v, f, b, w):
     m = p * groups
     s = schedule("interleaved", p, m, v)
     assert bubble(s, f / v, b / v, w / v) / work(s, f / v, b / v, w / v) == pytest.approx((p - 1) / (v * m))
+
+
+@law
+@given(st.integers(2, 6), st.integers(0, 4), st.integers(1, 3), st.integers(0, 9), st.integers(2, 4), times, times)
+def test_groups_of_at_least_p_have_the_same_bubble_and_hold_more(p, more, groups, rest, v, f, b):
+    """Whole groups, and one of what is left where that is at least p: nobody waits between groups."""
+    n = p + more
+    rest = rest if p <= rest < n else 0
+    m = n * groups + rest
+    s = schedule("interleaved", p, m, v, n)
+    assert bubble(s, f, b, 0.0) / work(s, f, b, 0.0) == pytest.approx((p - 1) / (v * m))
+    rank = np.arange(p)
+    assert in_flight(s).tolist() == np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * n + 1).tolist()
+
+
+@law
+@given(st.integers(2, 8), st.integers(1, 7), st.integers(1, 20), st.integers(2, 4), times, times)
+def test_groups_smaller_than_p_hold_less_and_wait(p, n, m, v, f, b):
+    n = min(n, p - 1, m)
+    s = schedule("interleaved", p, m, v, n)
+    assert bubble(s, f, b, 0.0) >= (p - 1) * (f + b) - 1e-9
+    whole = schedule("interleaved", p, p * -(-m // p), v)
+    assert np.all(in_flight(s) <= in_flight(whole))
+    if m <= n:  # one group: as long as one of p would take, but for the passes that are not there
+        assert makespan(s, f, b, 0.0) <= makespan(schedule("interleaved", p, p, v), f, b, 0.0) + 1e-9
+
+
+@law
+@given(st.integers(2, 8), st.integers(1, 12), st.integers(1, 20), st.integers(2, 4))
+def test_passes_in_flight_are_those_before_the_first_backward(p, n, m, v):
+    s = schedule("interleaved", p, m, v, min(n, m))
+    found = chunks_in_flight(p, m, v, min(n, m))
+    for rank in range(p):
+        kind, chunk = s.kind[s.of_rank(rank)], s.chunk[s.of_rank(rank)]
+        first = int(np.argmax(kind == Kind.BACKWARD))
+        assert found[rank].tolist() == np.bincount(chunk[:first], minlength=v).tolist()
 
 
 @law

@@ -214,8 +214,8 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
             )  # `config_MI300X_1x8x1.sh` of a third party, after AMD's v5.0 reference: full, by block, 21 layers
         return ("full",) if framework_of(row) == "maxtext" else ("none", "full")
     if text == "none" and re.match(r"meta\b", row.framework.lower()):
-        # Not even a layer is computed again, but Meta's SwiGLU keeps its two inputs and makes their product anew in the
-        # backward kernel (xformers/ops/swiglu_op.py; as arXiv 2302.13971, section 2.4, says of outputs of linear layers).
+        # No layer is computed again, but Meta's SwiGLU keeps its two inputs and makes their product anew in the
+        # backward kernel (xformers/ops/swiglu_op.py; arXiv 2302.13971, section 2.4: outputs of linear layers are kept).
         return ("selective:activation",)
     if text in ("none", "full"):
         return (text,)

@@ -61,6 +61,9 @@ class PlanFlags:
     virtual_stages: Annotated[
         int | None, _flag(LAYOUT, "Model chunks per pipeline rank, interleaved (1).", "--virtual-stages", "--vpp")
     ] = None
+    micro_batch_group: Annotated[
+        int | None, _flag(LAYOUT, "Micro-batches through one model chunk before the next, interleaved (pp).")
+    ] = None
     layers_per_stage: Annotated[
         str | None, _flag(LAYOUT, "Layers of each virtual stage in model order, e.g. 7,8,8,7.")
     ] = None

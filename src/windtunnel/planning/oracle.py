@@ -54,7 +54,8 @@ HOST_SHARE = 0.9  # of a host's memory: the rest is the system's, the data loade
 def laid_out(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     """The plan as it would run. Raises UserError where `predict` would: a degree or a schedule that cannot be."""
     layout = resolve(model, cluster, plan)
-    legal(layout.schedule, layout.plan.pp, layout.micro_batches, layout.plan.virtual_stages)
+    plan = layout.plan
+    legal(layout.schedule, plan.pp, layout.micro_batches, plan.virtual_stages, plan.micro_batch_group)
     return layout
 
 

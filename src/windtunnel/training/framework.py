@@ -50,6 +50,7 @@ class Habits:
     # ZeRO stages at which a pipeline gathers shards and reduces gradients once in a step (`pipelined_shards.py`): FSDP2
     # in torch.distributed.pipelining; and ZeRO-2 beside others, as Llama 3's trainer has it (arXiv 2407.21783, 3.3.2).
     pipeline_shares_once: tuple[int, ...] = ()
+    equal_groups: bool = False  # interleaving cuts the micro-batches into equal groups; elsewhere each has pp of them
     copies_exchanges: bool = False  # DTensor copies what it cuts or joins along the second dimension
     overlaps_one_product: bool = False  # `overlap_tp` finds a reduce-scatter behind one product, not behind a sum
     sums_norms_apart: bool = False  # over tensor-parallel ranks, one collective for each gradient
@@ -80,6 +81,7 @@ _FSDP = Habits(
     message_parameters=40e6,
     overlap_param_gather=True,
     pipeline_shares_once=(2, 3),
+    equal_groups=True,  # `ScheduleInterleaved1F1B` of torch.distributed.pipelining
     copies_exchanges=True,
     overlaps_one_product=True,
     sums_norms_apart=True,
@@ -155,7 +157,13 @@ _BESIDE_MEGATRON = replace(
 )
 _UNMEASURED = replace(_BESIDE_MEGATRON, vocabulary_unit=1, scatters_sends=False, fused_norms=True, measured=False)
 _FSDP_WITHOUT_DTENSOR = replace(
-    _FSDP, fused_optimizer=True, pipeline_shares_once=(), copies_exchanges=False, sums_norms_apart=False, measured=False
+    _FSDP,
+    fused_optimizer=True,
+    pipeline_shares_once=(),
+    equal_groups=False,
+    copies_exchanges=False,
+    sums_norms_apart=False,
+    measured=False,
 )
 HABITS |= {
     "megatron-deepspeed": replace(

@@ -18,13 +18,14 @@ from windtunnel.model import Model
 from windtunnel.training.framework import HABITS, PURE, Habits, check_plain
 from windtunnel.training.layout_checks import check_adapters, check_model, check_precision, check_schedule, check_size
 from windtunnel.training.plan import PARAMETER_FORMATS, PEAK_DTYPE, Plan
-from windtunnel.training.schedules import TRAITS, Schedule, schedule
+from windtunnel.training.schedules import TRAITS, Schedule, equal_groups, schedule
 
 # Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
 _OUTSIDE_PASSES: dict[str, object] = {
     "pp": 1,
     "dp": None,
     "virtual_stages": 1,
+    "micro_batch_group": None,
     "layers_per_stage": None,
     "account_for_embedding": None,
     "schedule": None,
@@ -157,7 +158,8 @@ class Layout:
 
     def schedule_table(self) -> Schedule:
         """The actions of its pipeline schedule."""
-        return schedule(self.schedule, self.plan.pp, self.micro_batches, self.plan.virtual_stages)
+        plan = self.plan
+        return schedule(self.schedule, plan.pp, self.micro_batches, plan.virtual_stages, plan.micro_batch_group)
 
     def group(self, name: str) -> Group:
         """Who takes part in a collective of the named kind (see the module docstring for the order of ranks)."""
@@ -213,6 +215,11 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
     check_schedule(schedule, plan, micro_batches)
+    if schedule == "interleaved" and plan.micro_batch_group is None and habits.equal_groups:
+        group = equal_groups(plan.pp, micro_batches)
+        if group != plan.pp:
+            changes |= {"micro_batch_group": group}
+            plan = plan.model_copy(update={"micro_batch_group": group})
     check_size(plan, model, cluster, micro_batches)
     if (plan.recompute_layers or 0) > len(model.layers):
         remedy = f"the model has {len(model.layers)} layers: use full, or full:N with fewer"

@@ -32,6 +32,11 @@ def check_schedule(schedule: str, plan: Plan, micro_batches: int) -> None:
             f"schedule {schedule} has no virtual stages, but virtual_stages = {plan.virtual_stages}",
             "use schedule interleaved or virtual_stages 1",
         )
+    if plan.micro_batch_group is not None and schedule != "interleaved":
+        raise LayoutError(
+            f"micro_batch_group = {plan.micro_batch_group} with schedule {schedule}, which has no groups",
+            "use virtual_stages 2 or more, or leave it out",
+        )
     if plan.pp == 1 and plan.schedule not in (None, "gpipe", "1f1b"):
         raise LayoutError(f"schedule {schedule} with pp = 1", "there is no pipeline: use pp 2 or more, or leave it out")
     if plan.virtual_stages > 1 and plan.pp == 1:

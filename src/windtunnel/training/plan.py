@@ -41,6 +41,9 @@ class Plan(BaseModel):
     etp: Degree | None = Field(default=None, description="tensor-parallel degree inside experts (default: tp)")
     dp: Degree | None = Field(default=None, description="data-parallel degree (default: GPUs / (tp pp cp))")
     virtual_stages: Degree = Field(default=1, description="model chunks per pipeline rank (interleaving)")
+    micro_batch_group: Degree | None = Field(
+        default=None, description="micro-batches that go through one model chunk before the next (interleaving)"
+    )
     layers_per_stage: tuple[int, ...] | None = Field(
         default=None, description="layers of each virtual stage, in model order"
     )

@@ -61,7 +61,7 @@ def test_a_complete_row_is_one_plan_and_no_assumption(case: Any) -> None:
         ({"precision": "fp8", "framework": "torchtitan (PyTorch FSDP2)"}, "precision", "fp8-current"),
         ({"recompute": "selective (attention core)"}, "recompute", "selective:core_attention"),
         ({"recompute": "selective: layernorm+moe_act"}, "recompute", "selective:norms,moe_activation"),
-        ({"framework": "Meta (Megatron-like)"}, "recompute", "selective:activation"),  # its SwiGLU's product is made anew
+        ({"framework": "Meta (Megatron-like)"}, "recompute", "selective:activation"),  # SwiGLU's product
         ({"offload": "activations of 20 layers"}, "offload_activations", 20),
         ({"attention_impl": "unfused (fused softmax kernel)"}, "attention_impl", "unfused"),
         ({"source": "MLPerf Training v4.1"}, "release", "mlperf-v4.1"),

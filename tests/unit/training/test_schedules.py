@@ -92,6 +92,7 @@ def test_the_same_arguments_give_the_same_frozen_object():
         (("interleaved", 4, 10, 2), "multiple of 4"),
         (("interleaved", 4, 3, 2), "groups of 4"),
         (("interleaved", 4, 8, 1), "choose 1f1b"),
+        (("interleaved", 4, 8, 2, 9), "micro_batch_group 8 or less"),
         (("1f1b", 4, 8, 2), "choose interleaved"),
         (("zb-v", 4, 8, 3), "2 model chunks"),
         (("1f1b", 0, 8), "at least 1"),

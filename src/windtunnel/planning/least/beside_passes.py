@@ -15,7 +15,7 @@ from windtunnel.training.lowering.shards.step_shards import BUCKETS_MOST, gather
 from windtunnel.training.memory.model_state import optimizer_price, state_bytes
 from windtunnel.training.memory.peak import least_reserved, outside_bytes
 from windtunnel.training.pricing import Pricer, parameter_bytes
-from windtunnel.training.schedules import TRAITS
+from windtunnel.training.schedules import TRAITS, chunks_in_flight
 
 CATEGORIES = 8  # of memory at most, each rounded down to a whole byte
 ROUNDED = 2  # bytes: times that reserved memory is rounded down
@@ -43,11 +43,8 @@ def kept_in_flight(layout: Layout, kept: NDArray[np.float64]) -> NDArray[np.floa
         return np.zeros(stages)
     by_chunk = kept.reshape(-1, stages)
     if layout.schedule == "interleaved" and stages > 1:
-        # A rank takes `stages` micro-batches through its first piece, then as many through the next, and starts over.
-        passes = np.minimum(micro_batches * chunks, 2 * (stages - 1 - rank) + (chunks - 1) * stages + 1)
-        rounds, rest = np.divmod(passes, stages * chunks)
-        of_chunk = rounds * stages + np.clip(rest - stages * np.arange(chunks)[:, None], 0, stages)
-        return np.asarray((of_chunk * by_chunk).sum(axis=0), np.float64)
+        of_chunk = chunks_in_flight(stages, micro_batches, chunks, layout.plan.micro_batch_group or stages)
+        return np.asarray((of_chunk.T * by_chunk).sum(axis=0), np.float64)
     least = by_chunk.min(axis=0)
     if layout.schedule in ("1f1b", "zb-h1") and stages > 1:
         return np.asarray(np.minimum(micro_batches, stages - rank) * least, np.float64)

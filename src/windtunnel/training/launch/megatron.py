@@ -27,7 +27,8 @@ USUAL = {
 }  # fmt: skip
 WRITTEN = {
     "framework", "tp", "pp", "cp", "cp_kind", "virtual_stages", "layers_per_stage", "account_for_embedding", "ep",
-    "etp", "dp", "sequence_parallel", "micro_batch", "global_batch", "seq_len", "zero_stage", "shard_group",
+    "micro_batch_group", "etp", "dp", "sequence_parallel", "micro_batch", "global_batch", "seq_len", "zero_stage",
+    "shard_group",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_tp", "overlap_p2p", "overlap_ep", "recompute",
     "offload_optimizer", "gradient_dtype", "precision", "fp8_parameters", "cuda_graphs", "compile", "optimizer",
     "optimizer_dtype", "bucket_parameters", "release", "lora_targets",
@@ -52,7 +53,7 @@ def interleaves(pp: int, overlap_p2p: bool | None) -> bool:
 
 def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     """The arguments, one or two a line, and the plan fields that have none."""
-    left = left_out(plan)
+    left = left_out(plan, dp)
     lines = list(_arguments(plan, dp))
     text = " \\\n  ".join(lines) + "\n"
     if left:
@@ -60,7 +61,7 @@ def write(plan: Mapping[str, Any], dp: int) -> tuple[str, tuple[str, ...]]:
     return text, tuple(left)
 
 
-def left_out(plan: Mapping[str, Any]) -> list[str]:
+def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
     """Plan fields that have no argument."""
     usual: dict[str, Any] = dict(USUAL)
     if (plan.get("tp") or 1) == 1:
@@ -79,6 +80,10 @@ def left_out(plan: Mapping[str, Any]) -> list[str]:
         found.append("cuda_graphs with full recomputation")
     if _batches_sends(plan):
         found.append("overlap_p2p off with interleaving over two stages")
+    if _short_group(plan, dp):
+        found.append(
+            f"micro_batch_group {plan['micro_batch_group']}: one group is smaller than the {plan['pp']} stages"
+        )
     found += _not_with_muon(plan)
     kind, _, detail = str(plan.get("recompute") or "none").partition(":")
     parts = [part for part in detail.split(",") if part in PARTS_LEFT_OUT] if kind == "selective" else []
@@ -93,6 +98,15 @@ def _batches_sends(plan: Mapping[str, Any]) -> bool:
     """Whether the plan is of an interleaved pipeline that is refused."""
     several = (plan.get("virtual_stages") or 1) > 1
     return several and not interleaves(plan.get("pp") or 1, plan.get("overlap_p2p"))
+
+
+def _short_group(plan: Mapping[str, Any], dp: int) -> bool:
+    """Whether a group of micro-batches is smaller than the pipeline, which `schedules.py` of Megatron-Core refuses."""
+    group = plan.get("micro_batch_group")
+    if not group:
+        return False
+    last = plan["global_batch"] // (plan.get("micro_batch") or 1) // dp % group
+    return bool(group < (plan.get("pp") or 1) or 0 < last < (plan.get("pp") or 1))
 
 
 def _not_with_muon(plan: Mapping[str, Any]) -> list[str]:
@@ -122,6 +136,8 @@ def _arguments(plan: Mapping[str, Any], dp: int) -> Iterator[str]:
         yield f"--pipeline-model-parallel-layout {_layout(layers)}"
     elif chunks > 1:
         yield f"--num-virtual-stages-per-pipeline-rank {chunks}"
+    if chunks > 1 and plan.get("micro_batch_group") and not _short_group(plan, dp):
+        yield f"--microbatch-group-size-per-virtual-pipeline-stage {plan['micro_batch_group']}"
     if plan.get("account_for_embedding"):
         yield "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     if (plan.get("ep") or 1) > 1:

@@ -220,6 +220,8 @@ def _pipeline(found: _Arguments, pp: int) -> dict[str, Any]:
     if chunks is not None and chunks > 1 and pp > 1:
         fields["virtual_stages"] = chunks
         fields["overlap_p2p"] = not found.on("--no-overlap-p2p-communication")
+        if group := found.number("--microbatch-group-size-per-virtual-pipeline-stage"):
+            fields["micro_batch_group"] = group
     both = [found.on(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
     if all(both):
         fields["account_for_embedding"] = True

@@ -11,7 +11,7 @@ from windtunnel.training.schedules.dual_pipe import can_pair, dual_pipe
 from windtunnel.training.schedules.dual_pipe_v import can_fill_v, dual_pipe_v
 from windtunnel.training.schedules.gpipe import gpipe
 from windtunnel.training.schedules.ideal_times import walk
-from windtunnel.training.schedules.interleaved import can_interleave, interleaved
+from windtunnel.training.schedules.interleaved import can_interleave, chunks_in_flight, equal_groups, interleaved
 from windtunnel.training.schedules.one_f_one_b import one_f_one_b
 from windtunnel.training.schedules.table import Kind, Schedule, in_line, stacked, table
 from windtunnel.training.schedules.traits import TRAITS, Traits
@@ -24,6 +24,8 @@ __all__ = [
     "Kind",
     "Schedule",
     "Traits",
+    "chunks_in_flight",
+    "equal_groups",
     "legal",
     "schedule",
     "walk",
@@ -40,7 +42,7 @@ _MADE_BY = {
 NAMES = tuple(TRAITS)
 
 
-def legal(name: str, stages: int, micro_batches: int, chunks: int = 1) -> None:
+def legal(name: str, stages: int, micro_batches: int, chunks: int = 1, group: int | None = None) -> None:
     """Whether `schedule` would take these arguments, without making the table.
 
     Raises `UnknownNameError` and `LayoutError` as it does.
@@ -58,7 +60,7 @@ def legal(name: str, stages: int, micro_batches: int, chunks: int = 1) -> None:
         )
     if stages > 1:
         if name == "interleaved":
-            can_interleave(stages, micro_batches, chunks)
+            can_interleave(stages, micro_batches, chunks, group)
         elif name == "dualpipe":
             can_pair(stages, micro_batches)
         elif name == "dualpipe-v":
@@ -66,19 +68,20 @@ def legal(name: str, stages: int, micro_batches: int, chunks: int = 1) -> None:
 
 
 @lru_cache(maxsize=256)
-def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
+def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, group: int | None = None) -> Schedule:
     """The table of one schedule. The same arguments give the same object.
 
     `chunks`: model pieces per rank. The interleaved schedule needs it; zb-v, dualpipe and dualpipe-v always have two
-    (1 then means "not said"), the others one.
+    (1 then means "not said"), the others one. `group`: micro-batches that the interleaved schedule runs through one
+    piece before the next (default: as many as stages).
     With one stage there is no pipeline: every schedule is then plain gradient accumulation.
     Raises `UnknownNameError` and `LayoutError`.
     """
-    legal(name, stages, micro_batches, chunks)
+    legal(name, stages, micro_batches, chunks, group)
     if stages == 1:
         return _accumulation(name, micro_batches, 2 if TRAITS[name].turns else chunks)
     if name == "interleaved":
-        return interleaved(stages, micro_batches, chunks)
+        return interleaved(stages, micro_batches, chunks, group)
     return _MADE_BY[name](stages, micro_batches)
 
 

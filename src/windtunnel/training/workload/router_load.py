@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from windtunnel.errors import SpecError
 from windtunnel.model import Model
 from windtunnel.training.layout import Layout
-from windtunnel.training.schedules import schedule
 from windtunnel.training.workload.histogram_file import Row, read_histogram
 
 FORMS = (("expert", "tokens"), ("layer", "expert", "tokens"), ("step", "layer", "expert", "tokens"))
@@ -79,13 +78,13 @@ def parse_router_load(text: str, model: Model, *, seed: int = 0) -> tuple[Router
 
 def rank_loads_of(router: RouterLoad | None, layout: Layout) -> RankLoads:
     """The loads that make each layer's time and each device's memory; all 1 without a router's."""
-    n, ep, stages = layout.model.n_layers, layout.plan.ep, layout.plan.pp
+    n, ep = layout.model.n_layers, layout.plan.ep
     if router is None:
         return RankLoads((1.0,) * n, (1.0,) * n, 1.0, (1.0, 0, 0))
     loads = np.stack([router.rank_loads(layer, ep) for layer in range(n)])
     hottest = loads.max(axis=1)
     fullest, kept = hottest.copy(), _kept(layout)
-    held = schedule(layout.schedule, stages, layout.micro_batches, layout.plan.virtual_stages).virtual_stage
+    held = layout.schedule_table().virtual_stage
     for row in held:
         layers = [layer for stage in row for layer in layout.virtual_layers[stage] if kept[layer]]
         rank = int(np.argmax(np.round(loads[layers].sum(axis=0), DIGITS)))
