@@ -40,7 +40,7 @@ def test_what_only_a_lost_machine_had_comes_from_storage(notice_s: float) -> Non
 
 def test_a_notice_long_enough_saves_the_load() -> None:
     found = _lone("spotserve", [_goes(0, 30.0)], 2, [0.0, 600.0])
-    pass_s = WHOLE.token_s(1, 1)
+    pass_s = WHOLE.token_s(1, 1, 1)
     assert found.moved_bytes == pytest.approx(WHOLE.weight_bytes)
     assert MOVE_S - pass_s <= found.paused_s <= MOVE_S
     assert found.recomputed_tokens == 0
@@ -72,7 +72,7 @@ def test_a_machine_that_is_ready_within_the_notice_takes_over() -> None:
 
 def test_a_new_machine_launches_once() -> None:
     """Lost at 320 s; another comes at 400 s, launched at 430 s: 40 GB at 1 GB/s later it answers."""
-    lone = WHOLE.prompt_s(1, 1) + WHOLE.output * WHOLE.token_s(1, 1)
+    lone = WHOLE.prompt_s(1, 1, 1) + WHOLE.output * WHOLE.token_s(1, 1, 1)
     for policy in POLICIES:
         found = _lone(policy, [_goes(0, 0.0), Change(400.0, 1, True)], 1, [0.0, 350.0])
         assert found.latency_s[1] == pytest.approx(400.0 + LAUNCH_S + LOAD_S - 350.0 + lone), policy
@@ -93,7 +93,7 @@ def test_more_notice_never_hurts(machines: int, less: float, more: float, sent: 
     assert found[1].recomputed_tokens <= found[0].recomputed_tokens
     cache_s = (WHOLE.prompt + WHOLE.output) * WHOLE.kv_token_bytes / ONE.network_bytes_per_s
     assert found[1].paused_s <= found[0].paused_s + cache_s
-    assert found[1].latency_s[0] <= found[0].latency_s[0] + cache_s + WHOLE.token_s(1, 1)
+    assert found[1].latency_s[0] <= found[0].latency_s[0] + cache_s + WHOLE.token_s(1, 1, 1)
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,14 +5,16 @@
 
 The form and columns are those of DistServe's profile (simdistserve/estimators): `gpu, engine, model, tp, phase,
 batch_threshold, a_ms, b_ms, c_ms`. A pipeline of PP stages works on PP micro-batches at once. A decode step of the
-whole batch therefore takes the line at a PP-th of batch and contexts; prompts leave one stage after the other, so an
-engine takes the next batch after one stage, and `prompt_tail_ns` later its tokens are there. `step_s` is host time.
+whole batch therefore takes the line at a PP-th of batch and contexts. With a `clock`,
+prompts follow each other through the stages, each as slow as it is long, at most PP batches at once (as DistServe's
+engine does); their tokens are there at `done_ticks`. `step_s` is host time.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,9 +36,18 @@ class FittedTimes:
     threshold: int
     pp: int = 1
     step_s: float = 0.0  # host time of every step
+    prompt_s: float = 0.0  # more, of a step with prompts
     stage_ms: float = 1.0  # of a prompt batch, per stage: hand-over between stages; only with PP > 1
     pads_prompts: bool = False  # all prompts of a step to the longest (vLLM before 0.2.7)
+    clock: Callable[[], int] | None = None  # ticks; of an engine that starts prompts in a pipeline
+    done_ticks: int = 0  # when the prompts that started last leave the last stage
     _lines: dict[int, DecodeLine] = field(default_factory=dict, repr=False)
+    _free: list[int] = field(default_factory=list, repr=False)  # of each stage, ticks
+    _ends: deque[int] = field(default_factory=deque, repr=False)  # of the last PP batches
+
+    def __post_init__(self) -> None:
+        self._free = [0] * self.pp
+        self._ends = deque([0] * self.pp, self.pp)
 
     def decode(self, sequences: int) -> DecodeLine:
         """Step of `sequences` that all add one token."""
@@ -58,19 +69,22 @@ class FittedTimes:
         tokens = sum(n for n, _ in chunks)
         squares = sum((n + past) ** 2 - past**2 for n, past in chunks)
         ms = (a + b * tokens + c * squares) / self.pp + (self.stage_ms * self.pp if self.pp > 1 else 0.0)
-        length = max(1, round(TICKS_PER_S * (ms * 1e-3 + self.step_s)))
+        length = max(1, round(TICKS_PER_S * (ms * 1e-3 + self.step_s + self.prompt_s)))
+        if self.clock is not None:
+            return self._through(length, self.clock())
         if decoding:
             line = self.decode(decoding)
             length += line.at(context_sum) - min(line.base[0], round(TICKS_PER_S * self.small[0] * 1e-3))
         return length
 
-    def prompt_tail_ns(self, tokens: int) -> int:
-        """From the first stage's end to the last's, for a prompt alone."""
-        if self.pp == 1:
-            return 0
-        a, b, c = self.prefill
-        stage = (a + b * tokens + c * tokens**2) / self.pp + self.stage_ms * self.pp
-        return round((self.pp - 1) * stage * 1e6)
+    def _through(self, stage: int, begun: int) -> int:
+        """Ticks until the next batch of prompts may start, where this one takes `stage` on every stage."""
+        at = begun
+        for place, free in enumerate(self._free):
+            at = self._free[place] = max(at, free) + stage
+        self._ends.append(at)
+        self.done_ticks = at
+        return max(self._free[0], self._ends[0]) - begun
 
 
 def read_fits(path: Path) -> dict[tuple[str, str, str, int], tuple[Line, Line, Line, int]]:

@@ -83,7 +83,7 @@ def test_steps_and_memory_are_those_of_serve() -> None:
     model, cluster = load_model("llama-3.1-70b"), parse_cluster("h100-sxm:8")
     priced = Priced(model, cluster, Deployment(), 1000, 200)
     engine = engine_of(model, cluster, Deployment(tp=4))
-    assert priced.token_s(4, 8) == engine.times.decode(8).at(8 * 1100) / 1024e9
+    assert priced.token_s(1, 4, 8) == engine.times.decode(8).at(8 * 1100) / 1024e9
     for tensor in (1, 2, 4):
         for pipeline in (1, 2):
             whole = engine_of(model, cluster, Deployment(tp=tensor, pp=pipeline))

@@ -2,8 +2,8 @@
 
 A memory-bound kernel is a + b x bytes, and bytes grow with the product of batch and context: bilinear interpolation in
 the sizes themselves gives that back exactly, where logs would bend it. Measured times are made monotone first: a
-larger batch or a longer context never takes less. Beyond the last node a line goes on at its last slope, at least at
-that of a ray through the origin's side (never flat): work is still work there.
+larger batch or a longer context never takes less. Beyond the last node a line goes on as it came from a quarter of it,
+since two neighbours alone may be noise, and at half of its mean at least: work is still work there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from windtunnel.cost.measured.interpolation import monotone
 
 Array = NDArray[np.float64]
 FAR_BATCH, FAR_CONTEXT = 16384.0, float(1 << 24)
+STRETCH = 0.25  # of the last node: where the line that goes on beyond it comes from
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +34,13 @@ class Curve:
         nodes, seconds = self.nodes, self.seconds
         if size <= nodes[0] or len(nodes) == 1:
             return seconds[0] * max(1.0, size / nodes[0]) if len(nodes) == 1 else seconds[0]
+        if size > nodes[-1]:
+            before = max(0, bisect_right(nodes, STRETCH * nodes[-1]) - 1)
+            slope = (seconds[-1] - seconds[before]) / (nodes[-1] - nodes[before])
+            return seconds[-1] + max(slope, 0.5 * seconds[-1] / nodes[-1]) * (size - nodes[-1])
         place = min(bisect_right(nodes, size), len(nodes) - 1)
         low, high = nodes[place - 1], nodes[place]
         slope = (seconds[place] - seconds[place - 1]) / (high - low)
-        if size > nodes[-1]:
-            slope = max(slope, 0.5 * seconds[-1] / nodes[-1])
-            return seconds[-1] + slope * (size - nodes[-1])
         return seconds[place - 1] + slope * (size - low)
 
 

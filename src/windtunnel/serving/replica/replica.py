@@ -104,6 +104,11 @@ class Replica:
             elif len(self.waiting) == 1:
                 self._cut(now_ns << SHIFT, self.rules.gather_steps)
 
+    @property
+    def clock_ticks(self) -> int:
+        """When the step that runs began, or the last one ended."""
+        return self._clock
+
     def advance(self) -> list[Sequence]:
         """The current event ends: returns the requests that finished, their stamps set, and begins the next."""
         finished = self._end_mixed() if self._mode == MIXED else self._end_run()

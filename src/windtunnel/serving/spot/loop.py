@@ -10,8 +10,8 @@ restart     the layout is chosen as by spotserve, but everything stops, loads fr
 A machine launches when it comes, beside those that serve; what has served launches again where it loads from storage.
 A migration takes only from machines that are there until its end, and every GPU has its part of its machine's network.
 
-A state machine on `engine.events`: `handle(now_ns, event) -> actions`. Requests wait in one queue, in the order of
-arrival; those that were interrupted come first. Of one time: what is learnt of machines, stop, going on, all else.
+A state machine on `engine.events`: `handle(now_ns, event) -> actions`. Of one time: what is learnt of machines, stop,
+going on, all else.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from typing import final
 
 from windtunnel.engine.events import At, Cancel, run
+from windtunnel.serving.spot.dispatch import Queue
 from windtunnel.serving.spot.mapping import Position, map_positions, missing_layers, positions_of
 from windtunnel.serving.spot.reconfigure import Choice, Received, choose, migrate
 from windtunnel.serving.spot.served import Machine, Served, choices_of
-from windtunnel.serving.spot.state import NS, PLACES, Batch, Change, Happens, Move, Played, Policy, Replica
+from windtunnel.serving.spot.state import NS, PLACES, Batch, Change, Happens, Move, Played, Policy, Replica, ServerRules
 
 RATE_WINDOW_S = 30.0  # over which arrivals are counted, and in which a queue should be gone, when a layout is chosen
 LEARN, STOP, RESUME = -3, -2, -1  # of one time, in this order; then losses, ends and arrivals
@@ -45,11 +46,10 @@ class SpotServing:
     grace_s: float = 30.0
     first: Sequence[int] = ()  # machines that are there and loaded at the start
     leaves_ns: Mapping[int, int] = field(default_factory=dict)  # machine -> when it goes, if not a grace after notice
+    rules: ServerRules = field(default_factory=ServerRules)
     usable: set[int] = field(default_factory=set)  # alive and without notice
     never: set[int] = field(default_factory=set)  # got notice before they were launched
     doomed: dict[int, int] = field(default_factory=dict)  # machine -> ns at which it goes
-    waiting: deque[int] = field(default_factory=deque)
-    again: deque[int] = field(default_factory=deque)  # interrupted, before all others
     ended_ns: dict[int, int] = field(default_factory=dict)
     layout: Choice | None = None
     held: dict[int, Position] = field(default_factory=dict)  # GPU (machine x PLACES + place) -> position
@@ -69,6 +69,7 @@ class SpotServing:
     _choices_for: int = 0
 
     def __post_init__(self) -> None:
+        self.queue = Queue(self.rules)
         self.usable = set(self.first)
         span = max(self.arrivals_s[-1], 1.0) if self.arrivals_s else 1.0
         self._usual_rate = len(self.arrivals_s) / span
@@ -84,7 +85,7 @@ class SpotServing:
         if len(self.ended_ns) == len(self.arrivals_s):
             return actions
         if event.kind == "arrive":
-            self.waiting.append(event.which)
+            self.queue.put(event.which)
             self._recent.append(now_ns)
             self._watch_load(now_ns, actions)
         elif event.kind == "done":
@@ -114,7 +115,9 @@ class SpotServing:
 
     def _watch_load(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
         """SpotServe changes its layout for the load as well: where the queue outgrows what the layout can do."""
-        if self.policy != "spotserve" or self.move is not None or self.layout is None or self._leaves_ns() < NEVER_NS:
+        if self.rules.plan is not None or self.policy != "spotserve" or self.move is not None:
+            return
+        if self.layout is None or self._leaves_ns() < NEVER_NS:
             return
         if now_ns < self._settled_ns or self._rate(now_ns) <= self.layout.throughput_per_s:
             return
@@ -171,7 +174,7 @@ class SpotServing:
                 return
             if self.policy == "spotserve":
                 actions.append(At(now_ns, Happens("stop"), STOP, "stop"))
-            elif self.layout.throughput_per_s < self._rate(now_ns):
+            elif self.rules.plan is not None or self.layout.throughput_per_s < self._rate(now_ns):
                 self._from_storage(now_ns, actions)
 
     # -------------------------------------------------------------------------------------- stopping and going on
@@ -215,6 +218,7 @@ class SpotServing:
             return
         for number in sorted(self.replicas):
             if number in move.carried:
+                self.queue.take_back(self.replicas[number])
                 actions.append(Cancel(("done", number)))
             else:
                 self._interrupt(now_ns, number, actions)
@@ -282,31 +286,24 @@ class SpotServing:
     def _start(self, now_ns: int, actions: list[At[Happens] | Cancel]) -> None:
         if self.move is not None or self.layout is None:
             return
-        _, _, tensor = self.layout.layout
+        _, pipeline, tensor = self.layout.layout
+        for number, requests in self.queue.hand_out(self.replicas, self.layout.batch):
+            prompt_s = self.model.prompt_s(pipeline, tensor, len(requests))
+            self.replicas[number].batch = Batch(requests, now_ns, prompt_s, -1.0, 0)
         for number, one in self.replicas.items():
-            if not one.open:
-                continue
             batch = one.batch
-            if batch is None:
-                taken = [self._pop() for _ in range(min(self.layout.batch, len(self.again) + len(self.waiting)))]
-                if not taken:
-                    continue
-                prompt_s = self.model.prompt_s(tensor, len(taken))
-                batch = one.batch = Batch(taken, now_ns, prompt_s, -1.0, 0)
-            if batch.token_s < 0.0:
+            if one.open and batch is not None and batch.token_s < 0.0:
                 batch.begun_ns = now_ns
-                batch.token_s = self.model.token_s(tensor, len(batch.requests))
+                batch.token_s = self.model.token_s(pipeline, tensor, len(batch.requests))
                 left = batch.prompt_s + batch.token_s * (self.model.output - batch.tokens)
                 actions.append(At(now_ns + round(left * NS), Happens("done", number), key=("done", number)))
 
-    def _pop(self) -> int:
-        return self.again.popleft() if self.again else self.waiting.popleft()
-
     def _interrupt(self, now_ns: int, number: int, actions: list[At[Happens] | Cancel]) -> None:
+        self.queue.take_back(self.replicas[number])
         batch = self.replicas[number].batch
         if batch is not None:
             self.recomputed += batch.now(now_ns, self.model.output) * len(batch.requests)
-            self.again.extendleft(reversed(batch.requests))
+            self.queue.put(*batch.requests)
             self.replicas[number].batch = None
             actions.append(Cancel(("done", number)))
 
@@ -333,6 +330,8 @@ class SpotServing:
 
     def _choose(self, machines: int, now_ns: int) -> Choice | None:
         gpus = machines * self.machine.gpus
+        if self.rules.plan is not None:
+            return self.rules.plan(gpus)
         if gpus > self._choices_for:
             self._choices, self._choices_for = list(choices_of(self.model, gpus)), gpus
         fits = (lambda one: True) if self.policy != "reroute" else self._whole_machines
@@ -346,7 +345,7 @@ class SpotServing:
     def _rate(self, now_ns: int) -> float:
         while self._recent and self._recent[0] < now_ns - RATE_WINDOW_S * NS:
             self._recent.popleft()
-        return max(self._usual_rate, (len(self._recent) + len(self.again) + len(self.waiting)) / RATE_WINDOW_S)
+        return max(self._usual_rate, (len(self._recent) + len(self.queue)) / RATE_WINDOW_S)
 
     def _gpus(self) -> list[int]:
         return [m * PLACES + place for m in sorted(self.usable) for place in range(self.machine.gpus)]
@@ -395,7 +394,7 @@ class SpotServing:
             )
             for place, wanted in enumerate(found.positions)
         ]
-        pass_s = model.token_s(new[2], 1)
+        pass_s = model.token_s(new[1], new[2], 1)
         schedule = migrate(received, self.machine.network_bytes_per_s / self.machine.gpus, pass_s / model.layers)
         return Move(
             plan,
@@ -424,10 +423,13 @@ def play(
     machines: int,
     grace_s: float = 30.0,
     horizon_s: float = 4 * 3600.0,
+    rules: ServerRules | None = None,
 ) -> Played:
     """All requests through one policy. `machines` are there at the start: 0, 1, ...; `changes` name others or these."""
     leaves = {one.machine: round(one.gone_s * NS) for one in changes if one.gone_s is not None}
-    serving = SpotServing(model, machine, policy, arrivals_s, grace_s, tuple(range(machines)), leaves)
+    serving = SpotServing(
+        model, machine, policy, arrivals_s, grace_s, tuple(range(machines)), leaves, rules or ServerRules()
+    )
     start = [At(round(at * NS), Happens("arrive", number)) for number, at in enumerate(arrivals_s)]
     for one in changes:
         at = one.at_s + (machine.launch_s if one.comes else 0.0)  # a new machine launches beside those that serve

@@ -65,19 +65,19 @@ class Served(Protocol):
     def tensors(self) -> tuple[int, ...]:
         """Tensor-parallel sizes that there are."""
 
-    def prompt_s(self, tensor: int, batch: int) -> float:
+    def prompt_s(self, pipeline: int, tensor: int, batch: int) -> float:
         """The prompts of a batch."""
 
-    def token_s(self, tensor: int, batch: int) -> float:
+    def token_s(self, pipeline: int, tensor: int, batch: int) -> float:
         """One decode step of a batch."""
 
     def fits(self, pipeline: int, tensor: int, batch: int) -> bool:
         """Whether every GPU has room for its part of the weights and of a full batch's cache."""
 
 
-def latency_s(model: Served, tensor: int, batch: int) -> float:
+def latency_s(model: Served, pipeline: int, tensor: int, batch: int) -> float:
     """From a batch's start to its end; stages of a pipeline follow each other."""
-    return model.prompt_s(tensor, batch) + model.output * model.token_s(tensor, batch)
+    return model.prompt_s(pipeline, tensor, batch) + model.output * model.token_s(pipeline, tensor, batch)
 
 
 def choices_of(model: Served, most_gpus: int, most_batch: int = 8) -> Iterator[Choice]:
@@ -89,7 +89,7 @@ def choices_of(model: Served, most_gpus: int, most_batch: int = 8) -> Iterator[C
             batch = 1
             while batch <= most_batch:
                 if model.fits(pipeline, tensor, batch):
-                    latency = latency_s(model, tensor, batch)
+                    latency = latency_s(model, pipeline, tensor, batch)
                     for data in range(1, most_gpus // (tensor * pipeline) + 1):
                         yield Choice((data, pipeline, tensor), batch, data * batch / latency, latency)
                 batch *= 2
@@ -138,12 +138,12 @@ class Priced:
             self._engines[tensor] = engine_of(self.model, self.cluster, replace(self.deployment, tp=tensor, pp=1))
         return self._engines[tensor]
 
-    def prompt_s(self, tensor: int, batch: int) -> float:
-        """The prompts of a batch, one step."""
+    def prompt_s(self, pipeline: int, tensor: int, batch: int) -> float:
+        """The prompts of a batch, one step, on whatever number of stages."""
         return self.engine(tensor).times.mixed(0, 0, [(self.prompt, 0)] * batch, batch) / TICKS_PER_S
 
-    def token_s(self, tensor: int, batch: int) -> float:
-        """One decode step of a batch at its mean context."""
+    def token_s(self, pipeline: int, tensor: int, batch: int) -> float:
+        """One decode step of a batch at its mean context, on whatever number of stages."""
         context = batch * (self.prompt + self.output // 2)
         return self.engine(tensor).times.decode(batch).at(context) / TICKS_PER_S
 

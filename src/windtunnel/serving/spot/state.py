@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from windtunnel.serving.spot.mapping import Position
@@ -47,6 +48,19 @@ class Played:
     replicas_loaded: int = 0  # by re-routing, in place of those that went
 
 
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """What the server before the replicas does. As it is: layouts for the load, a batch when a replica is free.
+
+    SpotServe's own server plans for a rate it is told, so `plan` is all it needs: the layout for so many GPUs, of
+    re-routing's first one too. It gives requests ahead: 1 for SpotServe, 2 for what it is compared with.
+    """
+
+    plan: Callable[[int], Choice | None] | None = None
+    powers_of_two: bool = False  # batches of 1, 2, 4, ... only
+    ahead: int = 0  # full batches that a replica may have, its running one included; 0: nothing before it is free
+
+
 @dataclass(eq=False, slots=True)
 class Batch:
     """Requests that one replica answers together."""
@@ -73,6 +87,7 @@ class Replica:
     rank: int = 0  # its data rank in the layout
     open: bool = True
     batch: Batch | None = None
+    ahead: list[int] = field(default_factory=list)  # requests that it got before it was free
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What one-shot generation costs on SpotServe's machines, in place of the package's prices: four T4 behind PCIe 3.
+"""Prices of one-shot generation that a test can work out by hand: machines of four T4 behind PCIe 3.
 
     token     weights / (tensor x bandwidth) + layers x 2 sums over tensor ranks;   a token passes all stages in turn
     prompt    2 x parameters x batch x prompt / (tensor x FLOP/s) + layers x 2 x activations / PCIe, where tensor > 1
@@ -49,12 +49,12 @@ class SpotModel:
         """Cache of one token, all layers."""
         return 8.0 * self.layers * self.hidden
 
-    def token_s(self, tensor: int, batch: int) -> float:
+    def token_s(self, pipeline: int, tensor: int, batch: int) -> float:
         """One decode step of a batch."""
         read = self.weight_bytes + batch * (self.prompt + self.output / 2) * self.kv_token_bytes
         return read / (tensor * self.gpu.bandwidth_bytes_per_s) + self._sums_s(tensor, batch)
 
-    def prompt_s(self, tensor: int, batch: int) -> float:
+    def prompt_s(self, pipeline: int, tensor: int, batch: int) -> float:
         """The prompts of a batch."""
         tokens = batch * self.prompt
         return 2.0 * self.parameters * tokens / (tensor * self.gpu.flops_per_s) + self._sums_s(tensor, tokens)
