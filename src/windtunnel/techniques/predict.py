@@ -145,6 +145,11 @@ def explained(
     if last.tokens_per_step != first.tokens_per_step:
         work.notes.append("step times are of the larger batch's tokens")
     one_only = len(names) == 1
+    sparse_figures = work.details.get("sparse_gradients", {}) if one_only else {}
+    if sparse_figures and seconds > without and chosen[0][1].ratio < sparse_figures["break_even_ratio"]:
+        work.notes.append(
+            "break_even_ratio is of the exchange alone: where the backward pass hides that, choosing costs more than it saves"
+        )
     gain = TechniqueGain(
         name="+".join(names),
         step_time_without_s=without,

@@ -81,6 +81,15 @@ def test_fewer_chunks_take_less_time_and_ratio_one_changes_nothing() -> None:
     assert dense("sparse_gradients:ratio=1").technique.gain == 1.0
 
 
+def test_why_fewer_bytes_may_save_no_time_is_told() -> None:
+    hidden = gain("gpt2-xl", "a100-80gb:16", {**DENSE, "overlap_grad_reduce": True}, "sparse_gradients:ratio=0.01")
+    assert hidden.technique.gain < 1.0
+    assert any("exchange alone" in note for note in hidden.technique.notes)
+    exposed = dense("sparse_gradients:ratio=0.01").technique
+    assert exposed.gain > 1.0
+    assert not any("exchange alone" in note for note in exposed.notes)
+
+
 def test_coarse_chunks_break_even_where_the_formula_says() -> None:
     """The exchange alone, choosing included: below the ratio it is shorter, above it longer."""
     from windtunnel.techniques.flat import lower_flat
