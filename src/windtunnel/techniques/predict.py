@@ -148,7 +148,7 @@ def explained(
     sparse_figures = work.details.get("sparse_gradients", {}) if one_only else {}
     if sparse_figures and seconds > without and chosen[0][1].ratio < sparse_figures["break_even_ratio"]:
         work.notes.append(
-            "break_even_ratio is of the exchange alone: where the backward pass hides that, choosing costs more than it saves"
+            "break_even_ratio is of the exchange alone: where the backward pass hides that, choosing only costs"
         )
     gain = TechniqueGain(
         name="+".join(names),
