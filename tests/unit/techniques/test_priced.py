@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
@@ -374,3 +375,21 @@ def test_replicas_of_shards_are_reduced_after_the_shards_though_nothing_overlaps
     assert replicas
     for task in replicas:
         assert [tasks[one].name for one in task.after] == ["reduce gradients"]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: SparsePlan(ratio="a"), "ratio = 'a': give a number"),
+        (lambda: SparsePlan(chunk=2.5), "chunk = 2.5: give a whole number"),
+        (lambda: SparsePlan(ratio=float("nan")), "ratio = nan: give a number above 0"),
+        (lambda: MegaScalePlan(features=3), "features = 3: give text"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_message(made: Callable[[], object], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        made()
+
+
+def test_numbers_may_be_whole_where_they_need_not_be() -> None:
+    assert SparsePlan(ratio=1).ratio == 1
