@@ -91,6 +91,14 @@ def test_why_fewer_bytes_may_save_no_time_is_told() -> None:
     assert not any("exchange alone" in note for note in exposed.notes)
 
 
+def test_a_step_that_fits_with_the_technique_alone_is_told() -> None:
+    plan = {"global_batch": 4, "seq_len": 1024}
+    result = gain("llama-3-8b", "a100-80gb:1", plan, "offload")
+    assert result.status == "ok"
+    assert any(note.startswith("the step without does not fit: 128 GiB of") for note in result.technique.notes)
+    assert not any("does not fit:" in note for note in dense("local_sgd").technique.notes)
+
+
 def test_coarse_chunks_break_even_where_the_formula_says() -> None:
     """The exchange alone, choosing included: below the ratio it is shorter, above it longer."""
     from windtunnel.techniques.flat import lower_flat
