@@ -82,6 +82,13 @@ def texts(field: str, value: object) -> tuple[str, ...]:
     return tuple(value)  # type: ignore[arg-type]
 
 
+def held(field: str, value: object, annotation: str) -> None:
+    """Raise SpecError where a value is not what the annotation of its field says; what is not understood is left."""
+    kinds = _alternatives(annotation)
+    if kinds is not None:
+        _held(field, value, {field: kinds})
+
+
 def _checking(function: Callable[P, R], names: Sequence[str]) -> Callable[P, R]:
     code = function.__code__
     in_order = code.co_varnames[: code.co_argcount]

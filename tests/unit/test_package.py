@@ -10,6 +10,8 @@ from importlib.resources import files
 import pytest
 
 import windtunnel
+from windtunnel.errors import UserError
+from windtunnel.techniques import offload
 
 HEAVY = ("numpy", "numba", "pyarrow", "pydantic", "rich", "jinja2", "yaml", "scipy", "pandas", "torch")
 
@@ -76,3 +78,12 @@ def test_the_module_runs_as_the_command() -> None:
         [sys.executable, "-m", "windtunnel", "version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.startswith(f"windtunnel {windtunnel.__version__}")
+
+
+def test_what_needs_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "windtunnel.techniques.offload.windowed", raising=False)
+    with pytest.raises(
+        UserError, match=r"offload.apply needs PyTorch; install it with: pip install 'windtunnel\[torch\]'"
+    ):
+        _ = offload.apply

@@ -2,9 +2,9 @@
 
     python validation/techniques/published.py FOLDER
 
-FOLDER holds lina_ratios.csv, stronghold_timings.csv, megascale_ablation.csv and other_headlines.csv (facts from the
-papers and the artifact, each with its source; not part of this repository). Settings that a source leaves open are
-written down here, once, and are not tuned for a row.
+FOLDER holds lina_ratios.csv and stronghold_timings.csv (facts from the paper and the artifact, each with its source;
+not part of this repository). Settings that a source leaves open are written down here, once, and are not tuned for a
+row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import csv
 import statistics
 import sys
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from windtunnel.hardware import Cluster, parse_cluster
@@ -19,8 +21,14 @@ from windtunnel.model import Model, load_model
 from windtunnel.model.families import transformer
 from windtunnel.result import TechniqueGain
 from windtunnel.techniques import explained, predict_with
+from windtunnel.techniques.flat import Task
+from windtunnel.techniques.flat.lower import lower_flat
+from windtunnel.techniques.flat.play import play
+from windtunnel.techniques.megascale.features import FEATURES, MegaScalePlan, with_feature, without
 from windtunnel.techniques.priced import Drawn
-from windtunnel.training import predict, read_plan
+from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
+from windtunnel.techniques.prioritised_all_to_all.price import figures, rewrite
+from windtunnel.training import Plan, predict, read_plan
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -76,20 +84,43 @@ def stronghold(folder: Path) -> None:
         print(f"  {layers} layers: window by formula {chosen.parameters['window']}, best of the measured {window}")
 
 
-# Transformer-XL, the one of the paper's models whose size can be told: with 4 and with 16 experts it has 117M and 419M
-# parameters in 12 layers (table 1), so 2.10M an expert: hidden 512 and 2,048 inside, two matrices, which is the
-# published enwik8 model of that name (github kimiyoung/transformer-xl, run_enwik8_base.sh); from there its 22 sequences
-# of 512 a GPU. 24 layers where no number is said (section 7.1). PyTorch 1.10: fp32 with TF32 multiplications, gradients
-# in DistributedDataParallel's buckets of 25 MiB.
+# Lina's runs. Section 7 gives means over three models: Transformer-XL of 24 layers, GPT-2 of 12, and BERT2GPT2, an
+# encoder and a decoder of 12 (github huggingface/transformers; its cross-attention is left out here). Transformer-XL's
+# size follows from table 1: with 4 and with 16 experts it has 117M and 419M parameters in 12 layers, so 2.10M an
+# expert: hidden 512 and 2,048 inside, two matrices, which is the published enwik8 model of that name (github
+# kimiyoung/transformer-xl, run_enwik8_base.sh); table 1 is read with that script's 22 sequences of 512 a GPU. Its 8
+# heads also see 512 tokens of memory (the script's mem_len): as many scores as 16 heads have without; its product with
+# relative positions is left out.
+# Section 7 says no batch, but how much of 40 GB a run with 16 experts took (table 4): the most sequences that fit in
+# it. Experts on a device as section 7.2 says. PyTorch 1.10: fp32 with TF32 multiplications, gradients in
+# DistributedDataParallel's buckets of 25 MiB.
 # DeepSpeed's MoE layer sends a token once for each of its experts, and multiplies tokens with a mask to get them there.
 RELEASE = "deepspeed-0.6"
-LAYERS, SEQUENCES, SEQ_LEN, BUCKET = 24, 22, 512, 6_553_600
+SEQUENCES, BUCKET = 22, 6_553_600
+EXPERTS = (2, 4, 8, 16)
+PRIORITY, UNPACKED = "lina:packing=1,micro_op=0,pipeline=false", "lina:packing=1"
 
 
-def lina_model(experts: int, layers: int) -> Model:
+@dataclass(frozen=True)
+class Dense:
+    """One of the paper's models before its feed-forwards become experts. `used`: share of 40 GB with 16 experts."""
+
+    hidden: int
+    layers: int
+    heads: int
+    vocab: int
+    seq_len: int
+    used: float
+
+
+XL = Dense(512, 24, 16, 204, 512, 0.721)
+MODELS = (XL, Dense(768, 12, 12, 50257, 1024, 0.838), Dense(768, 24, 12, 30522 + 50257, 512, 0.743))
+
+
+def lina_model(dense: Dense, experts: int) -> Model:
     return transformer(
-        hidden=512, layers=layers, heads=8, vocab=204, ffn=2048, experts=experts, topk=2, family="gpt", gated=False,
-        max_sequence_length=1024,
+        hidden=dense.hidden, layers=dense.layers, heads=dense.heads, vocab=dense.vocab, ffn=4 * dense.hidden,
+        experts=experts, topk=2, family="gpt", gated=False, max_sequence_length=1024,
     )  # fmt: skip
 
 
@@ -110,23 +141,44 @@ def lina_cluster(gpus: int) -> Cluster:
     )  # fmt: skip
 
 
-def lina_gain(gpus: int, technique: str, layers: int = LAYERS) -> tuple[TechniqueGain, Drawn]:
-    """What it gains, and the timeline without it."""
-    plan = read_plan(
-        {"global_batch": SEQUENCES * gpus, "micro_batch": SEQUENCES, "seq_len": SEQ_LEN, "ep": gpus, "zero_stage": 0,
-         "precision": "fp32", "gradient_dtype": "fp32", "bucket_parameters": BUCKET, "attention_impl": "unfused",
-         "release": RELEASE}
+def lina_plan(dense: Dense, gpus: int, sequences: int) -> Plan:
+    return read_plan(
+        {"global_batch": sequences * gpus, "micro_batch": sequences, "seq_len": dense.seq_len, "ep": gpus,
+         "zero_stage": 0, "precision": "fp32", "gradient_dtype": "fp32", "bucket_parameters": BUCKET,
+         "attention_impl": "unfused", "release": RELEASE}
     )  # fmt: skip
-    found, drawn = explained(lina_model(gpus, layers), lina_cluster(gpus), plan, [technique])
+
+
+@cache
+def sequences_of(dense: Dense) -> int:
+    """The most sequences a GPU whose step takes no more than the published memory."""
+    model, machine, count = lina_model(dense, 16), lina_cluster(16), 0
+    while True:
+        held = predict(model, machine, lina_plan(dense, 16, count + 1)).peak_memory.device_bytes
+        if held > dense.used * machine.gpu.memory_bytes:
+            return count
+        count += 1
+
+
+def lina_gain(dense: Dense, gpus: int, technique: str, sequences: int | None = None) -> tuple[TechniqueGain, Drawn]:
+    """What it gains, and the timeline without it."""
+    plan = lina_plan(dense, gpus, sequences or sequences_of(dense))
+    found, drawn = explained(lina_model(dense, gpus), lina_cluster(gpus), plan, [technique])
     assert found.technique is not None, "asked for"
     assert drawn is not None, "tasks are rewritten"
     return found.technique, drawn[0]
 
 
-def by_rule(gpus: int) -> TechniqueGain:
-    """All of Lina, packed as its own rule has it: until the experts take as long as their exchange."""
-    packing = lina_gain(gpus, "lina")[0].details["packing_by_rule"]
-    return lina_gain(gpus, f"lina:packing={packing}")[0]
+def gains(experts: int, technique: str) -> list[TechniqueGain]:
+    """Of the three models, one each."""
+    return [lina_gain(dense, experts, technique)[0] for dense in MODELS]
+
+
+def packed(experts: int) -> list[TechniqueGain]:
+    """All of Lina: two experts on a device, four where Transformer-XL has 16 (section 7.2)."""
+    return [
+        lina_gain(dense, experts, f"lina:packing={4 if experts == 16 and dense is XL else 2}")[0] for dense in MODELS
+    ]
 
 
 def contended(drawn: Drawn) -> list[float]:
@@ -139,33 +191,73 @@ def contended(drawn: Drawn) -> list[float]:
     return found
 
 
+def without_gradients(drawn: Drawn) -> float:
+    """How many times as long a step takes as one that reduces no gradients at all: the most that an order can bring."""
+    tasks = [replace(task, work_ns=0) if task.role == "reduce" else task for task in drawn.tasks]
+    return play(drawn.tasks, drawn.lanes).makespan_ns / play(tasks, drawn.lanes).makespan_ns
+
+
+def every_gradient(experts: int) -> tuple[float, float, float]:
+    """Were experts' gradients reduced over all GPUs too: slowdown of backward all-to-alls, gains of two orders."""
+    model = lina_model(XL, experts)
+    of_experts = XL.layers * experts * 2 * XL.hidden * 4 * XL.hidden
+    times = model.parameters / (model.parameters - of_experts)
+
+    def heavier(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        return tuple(
+            replace(task, work_ns=round(task.work_ns * times), bytes_total=task.bytes_total * times)
+            if task.role == "reduce"
+            else task
+            for task in tasks
+        )
+
+    step = lower_flat(model, lina_cluster(experts), lina_plan(XL, experts, sequences_of(XL))).rewritten(heavier)
+    alone = rewrite(step, LinaPlan(packing=1, micro_op=0, pipeline=False))[0]
+    pieces = rewrite(step, LinaPlan(packing=1, pipeline=False))[0]
+    return figures(step)["slowdown_backward"], step.seconds() / alone.seconds(), step.seconds() / pieces.seconds()
+
+
 def lina(folder: Path) -> None:
     published = {row["id"]: row["value"] for row in rows(folder, "lina_ratios.csv")}
     if not published:
         return
-    print("Lina (Transformer-XL of 24 layers where not said)")
-    whole = "lina:packing=1"
-    four = lina_gain(4, "lina:packing=2")[0]  # of four: the most that leaves an exchange
+    tokens = [f"{sequences_of(dense)} x {dense.seq_len}" for dense in MODELS]
+    print(f"Lina (means over Transformer-XL, GPT-2 and BERT2GPT2; tokens a GPU {', '.join(tokens)})")
+    priority = {experts: gains(experts, PRIORITY) for experts in EXPERTS}
+    four = packed(4)
     cases = [
-        ("lina-01", "all of Lina, 2 experts", by_rule(2)),
-        ("lina-02", "all of Lina, 16 experts", by_rule(16)),
-        ("lina-03", "priority alone, 4 experts", lina_gain(4, "lina:packing=1,micro_op=0,pipeline=false")[0]),
-        ("lina-04", "no packing, 2 experts", lina_gain(2, whole)[0]),
-        ("lina-05", "no packing, 4 experts", lina_gain(4, whole)[0]),
+        ("lina-01", "all of Lina, 2 experts", packed(2)),
+        ("lina-02", "all of Lina, 16 experts", packed(16)),
+        ("lina-03", "priority alone, 2 to 16 experts", [one for some in priority.values() for one in some]),
+        ("lina-04", "no packing, 2 experts", gains(2, UNPACKED)),
+        ("lina-05", "no packing, 4 experts", gains(4, UNPACKED)),
     ]
-    for key, what, gained in cases:
-        line(f"{key} {what} (packing {gained.parameters['packing']})", float(published[key]), gained.gain, "x")
-    backward = four.details["all_to_all_backward_gain"]
-    words = f"lina-06 backward all-to-all, 4 experts (packing {four.parameters['packing']})"
-    line(words, float(published["lina-06"]), backward, "x")
-    for which, text in zip(("without", "with"), published["lina-07"].split(","), strict=True):
-        line(f"lina-07 pipelining efficiency {which}", float(text), 100 * four.details[f"pipelining_{which}"], "%")
+    for key, what, found in cases:
+        line(f"{key} {what}", float(published[key]), statistics.mean(one.gain for one in found), "x")
+    backward = statistics.mean(one.details["all_to_all_backward_gain"] for one in four)
+    line("lina-06 backward all-to-all, 4 experts", float(published["lina-06"]), backward, "x")
+    for packing, text in zip((1, 4), published["lina-07"].split(","), strict=True):
+        busy = lina_gain(XL, 16, f"lina:packing={packing}")[0].details["pipelining_with"]
+        line(
+            f"lina-07 pipelining efficiency, Transformer-XL, 16 experts, packing {packing}",
+            float(text),
+            100 * busy,
+            "%",
+        )
+    for experts, told in ((4, 1.37), (8, 1.73)):  # section 7.2.1
+        line(f"all of Lina, {experts} experts", told, statistics.mean(one.gain for one in packed(experts)), "x")
+    for experts in EXPERTS:
+        most = [without_gradients(lina_gain(dense, experts, PRIORITY)[1]) for dense in MODELS]
+        print(f"  {experts} experts, no gradients reduced at all: {', '.join(f'{one:.2f}' for one in most)} x")
+    slowed, alone, pieces = every_gradient(16)
+    print(f"  16 experts, all gradients reduced over all GPUs: backward all-to-all {slowed:.2f} x slower,")
+    print(f"    gain of priority {alone:.2f} x, with micro-operations {pieces:.2f} x (Transformer-XL)")
     for key, layers, gpus in (("lina-08", 12, 4), ("lina-09", 36, 4), ("lina-10", 24, 16)):
-        found, drawn = lina_gain(gpus, "lina:packing=1,micro_op=0,pipeline=false", layers)
-        seconds = found.details["all_to_all_s_without"]
+        given, drawn = lina_gain(replace(XL, layers=layers), gpus, PRIORITY, SEQUENCES)
+        seconds = given.details["all_to_all_s_without"]
         ms, share = (float(part) for part in published[key].split(","))
         line(f"{key} all-to-all a step, {layers} layers on {gpus}", ms, 1e3 * seconds, "ms")
-        line(f"{key} its share of the step", share, 100 * seconds / found.step_time_without_s, "%")
+        line(f"{key} its share of the step", share, 100 * seconds / given.step_time_without_s, "%")
         if key == "lina-08":
             met = contended(drawn)
             if met:
@@ -175,28 +267,52 @@ def lina(folder: Path) -> None:
             print(f"  {len(met)} of {count} backward all-to-alls meet an all-reduce (lina-11)")
 
 
-MEGASCALE = {
-    "parallel transformer block": "parallel_block",
-    "sliding window attention": "sliding_window",
-    "TP communication overlap": "tp_overlap",
-    "PP communication overlap": "pp_overlap",
-    "DP communication overlap": "dp_overlap",
-    "efficient operators": "efficient_operators",
-    "LAMB": "larger_batch",
-}
+# MegaScale's tables 3 and 2. The baseline is Megatron-LM at commit 285068c8 (2023-01), 64,000 words; the last row has
+# three times the batch. Table 2 has the first and the last row's runs at a batch of 768, in seconds.
+BASELINE_MFU = 47.7
+MFU_WITH = {
+    "parallel_block": 52.3, "sliding_window": 53.3, "tp_overlap": 55.5, "pp_overlap": 58.0, "dp_overlap": 59.5,
+    "efficient_operators": 61.2, "other": 62.3, "larger_batch": 65.3,
+}  # fmt: skip
+STEP_768_S, MFU_768, ALL_768_S = 40.0, 53.0, 32.0
 
 
-def megascale(folder: Path) -> None:
-    plan = read_plan({"global_batch": 256, "seq_len": 2048, "tp": 8, "pp": 8, "virtual_stages": 6})
-    found = predict_with(load_model("gpt3-175b"), parse_cluster("a100-80gb:256"), plan, ["megascale:features=all"])
-    assert found.technique is not None, "asked for"
-    print("MegaScale's ablation (175B, 256 A100, batch 256; tp 8, pp 8, 6 virtual stages): ratio of MFU")
-    for row in rows(folder, "megascale_ablation.csv"):
-        published = float(row["value"])
-        feature = next((name for text, name in MEGASCALE.items() if text in row["what"]), None)
-        predicted = found.technique.details[feature] if feature else 1.0
-        line(f"{row['id']} {row['what'][:44]}" + ("" if feature else " (not priced)"), published, predicted)
-        print(f"  {'':66} about {48 * (predicted - published):+.1f} points of MFU")
+def megascale() -> None:
+    model, cluster = replace(load_model("gpt3-175b"), vocab_size=64_000), parse_cluster("a100-80gb:256")
+    asked = MegaScalePlan("all", batch_factor=3)
+
+    def steps(batch: int) -> list[float]:
+        """Seconds without any feature, then with one more each, to the last but the larger batch."""
+        plan = read_plan({"global_batch": batch, "seq_len": 2048, "tp": 8, "pp": 8, "virtual_stages": 6})
+        having, plan = model, without(plan, FEATURES)
+        found = [predict(having, cluster, plan)]
+        for name in FEATURES[:-1]:
+            having, plan = with_feature(having, plan, name, asked)
+            found.append(predict(having, cluster, plan))
+        if batch == 256:
+            print(f"  baseline: published {BASELINE_MFU} % MFU, predicted {100 * (found[0].mfu or 0.0):.1f}")
+        return [one.step_time_s for one in found]
+
+    print(
+        "MegaScale's ablation (175B, 256 A100, batch 256; tp 8, pp 8, 6 virtual stages): ratio of MFU, one feature more"
+    )
+    small, large = steps(256), steps(768)
+    ratios = {name: small[i] / small[i + 1] for i, name in enumerate(FEATURES[:-1])}
+    ratios |= {"other": 1.0, "larger_batch": 3 * small[-1] / large[-1]}
+    before = BASELINE_MFU
+    for name, after in MFU_WITH.items():
+        line(name + (" (not priced)" if name == "other" else ""), after / before, ratios[name])
+        print(f"  {'':66} {before * (ratios[name] - after / before):+.1f} points of MFU")
+        before = after
+    seconds = STEP_768_S / 3 * MFU_768  # of 256 sequences, times MFU
+    saved, saved_768 = seconds / BASELINE_MFU - seconds / MFU_WITH["other"], STEP_768_S - ALL_768_S
+    work = (saved_768 - saved) / 2
+    print(f"  saved by all at batch 256 and 768: {saved:.2f} and {saved_768:.2f} s,")
+    print(f"    so {work:.2f} s that grow with the batch and {saved - work:.2f} s that do not")
+    for i, name in enumerate(FEATURES[:-1]):
+        one, three = small[i] - small[i + 1], large[i] - large[i + 1]
+        growing = (three - one) / 2
+        print(f"    predicted, {name:20} {growing:5.2f} s that grow with the batch, {one - growing:5.2f} s that do not")
 
 
 SERIAL = {"overlap_grad_reduce": False, "overlap_param_gather": False}
@@ -227,7 +343,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     stronghold(folder)
     lina(folder)
-    megascale(folder)
+    megascale()
     centauri()
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from windtunnel.cli.asked import ASKED, CommandLine, without_outputs
 from windtunnel.cli.calibrate import calibrate
@@ -117,6 +117,9 @@ def _forget_output() -> None:
 def _said(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError):
         return _not_given(error)
+    if isinstance(error, UnusedCliTokensError):
+        words = " ".join(error.unused_tokens or ())
+        return f"nothing takes {words!r}: an option has one value, and is given again for another; see {_help(error)}"
     return _not_known(error) if isinstance(error, UnknownOptionError) else str(error)
 
 

@@ -16,15 +16,17 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from windtunnel.errors import LayoutError, SpecError
 from windtunnel.techniques.collective_partitioning.parameters import PartitionPlan
-from windtunnel.techniques.named import asked, legal
+from windtunnel.techniques.named import TECHNIQUES, asked, legal
 from windtunnel.techniques.sparse_gradients.parameters import SparsePlan
 
 PARTS_ARE_MINE = "peers' shards of gradients are made from this rank's: times are the job's, losses are not"
 APPLIED = ("collective_partitioning", "sparse_gradients")
+KNOWN = {name for one in TECHNIQUES for name in (one.name, *one.aliases)}
 
 
 def checked(texts: Sequence[str]) -> None:
@@ -46,6 +48,16 @@ def checked(texts: Sequence[str]) -> None:
     if len(found) > 1:
         names = " and ".join(technique.name for technique, _ in found)
         raise SpecError("--technique", names, "DistributedDataParallel has one communication hook: give one technique")
+
+
+def none_behind_the_script(arguments: Sequence[str]) -> None:
+    """Raise SpecError where the script's own words ask for a technique: it would be left out without a word."""
+    for word, next_word in pairwise((*arguments, "")):
+        option, equals, value = word.partition("=")
+        text = value if equals else next_word
+        if option == "--technique" and text.partition(":")[0].strip().lower().replace("-", "_") in KNOWN:
+            remedy = "put --technique before the script: what follows the script is given to the script"
+            raise SpecError("--technique", text, remedy)
 
 
 class Applied:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -114,6 +115,9 @@ def emulate_ranks(asked: Emulation) -> dict[int, Outcome]:
     Raises: as `emulate`.
     """
     _check(asked)
+    if find_spec("torch") is None:
+        remedy = "install it with: pip install 'windtunnel[torch]', or run windtunnel in the script's environment"
+        raise UserError(f"run needs PyTorch; {remedy}")
     sweep()
     with terminated_is_an_end(), _Run(asked) as run:
         return dict(sorted(run.watch().items()))  # not in the order in which they ended
@@ -262,10 +266,11 @@ def watched(asked: Emulation) -> list[int]:
 
 
 def _check(asked: Emulation) -> None:
-    if asked.techniques:
-        from windtunnel.emulate.ddp_technique import checked
+    if asked.techniques or any(word.startswith("--technique") for word in asked.launch.arguments):
+        from windtunnel.emulate.ddp_technique import checked, none_behind_the_script
 
         checked(asked.techniques)
+        none_behind_the_script(asked.launch.arguments)
     if asked.techniques and asked.tape is not None:
         raise SpecError("--technique", asked.techniques[0], "a tape holds what the script alone said: leave out --tape")
     size = asked.launch.world_size

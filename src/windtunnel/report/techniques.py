@@ -30,7 +30,7 @@ def print_techniques(listed: Sequence[Mapping[str, Any]], console: Console) -> N
             _hanging(console, 2, f"not with: {', '.join(one['excludes'])}")
         for parameter in one["parameters"]:
             choices = f"; one of {', '.join(parameter['one_of'])}" if parameter["one_of"] else ""
-            _hanging(console, 4, f"{parameter['name']}={parameter['default']}  {parameter['help']}{choices}")
+            _hanging(console, 4, f"{parameter['name']}={_shown(parameter['default'])}  {parameter['help']}{choices}")
 
 
 def _hanging(console: Console, columns: int, line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from windtunnel.arguments import held
 from windtunnel.errors import SpecError
 
 
@@ -19,6 +20,7 @@ class Parameters:
             value, rule = getattr(self, field.name), field.metadata
             if value is None:
                 continue
+            held(field.name, value, str(field.type))
             if "one_of" in rule and value not in rule["one_of"]:
                 raise SpecError(field.name, value, f"give one of {', '.join(map(str, rule['one_of']))}")
             above, least, most = (rule.get(name) for name in ("above", "least", "most"))

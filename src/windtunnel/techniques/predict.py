@@ -33,6 +33,7 @@ from windtunnel.techniques.prioritised_all_to_all import price as lina
 from windtunnel.techniques.prioritised_all_to_all.parameters import LinaPlan
 from windtunnel.techniques.sparse_gradients import price as sparse
 from windtunnel.training import Plan, predict, read_plan
+from windtunnel.units import format_bytes
 
 
 @dataclass(eq=False)
@@ -144,7 +145,15 @@ def explained(
     without = first.step_time_s * last.tokens_per_step / first.tokens_per_step
     if last.tokens_per_step != first.tokens_per_step:
         work.notes.append("step times are of the larger batch's tokens")
+    needed, capacity = first.peak_memory.device_bytes, first.capacity_of(first.peak_memory)
+    if first.status == "infeasible" and needed > capacity:
+        work.notes.append(f"the step without does not fit: {format_bytes(needed)} of {format_bytes(capacity)}")
     one_only = len(names) == 1
+    sparse_figures = work.details.get("sparse_gradients", {}) if one_only else {}
+    if sparse_figures and seconds > without and chosen[0][1].ratio < sparse_figures["break_even_ratio"]:
+        work.notes.append(
+            "break_even_ratio is of the exchange alone: where the backward pass hides that, choosing only costs"
+        )
     gain = TechniqueGain(
         name="+".join(names),
         step_time_without_s=without,

@@ -102,6 +102,10 @@ def test_a_word_that_is_missing_is_named(words: str, said: str, capsys: pytest.C
     ("words", "said"),
     [
         ("plan llama-3-8b --cluster h100-sxm:8 --bogus", "unknown option --bogus: see `windtunnel plan --help`"),
+        (
+            "plan llama-3-8b --cluster h100-sxm:8 --techniques lina centauri",
+            "nothing takes 'centauri': an option has one value, and is given again for another; see `windtunnel plan",
+        ),
         ("sweep --bogus", "unknown option --bogus: see `windtunnel sweep --help`"),
         ("fleet flows t.txt --bogus=3", "unknown option --bogus: see `windtunnel fleet flows --help`"),
         ("fleet t.csv --polcy fifo", "unknown option --polcy: did you mean --policy?"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from windtunnel.emulate.ddp_technique import applied, checked
+from windtunnel.capture.arguments import Launch
+from windtunnel.emulate.ddp_technique import applied, checked, none_behind_the_script
+from windtunnel.emulate.run import Emulation, emulate_ranks
 from windtunnel.errors import LayoutError, UserError
 
 
@@ -29,6 +31,23 @@ def test_what_can() -> None:
     checked([])
     checked(["sparse_gradients:ratio=0.01"])
     checked(["centauri:group=true"])
+
+
+@pytest.mark.parametrize("words", [("--technique", "sparse_gradients:ratio=0.01"), ("--technique=Centauri",)])
+def test_a_technique_behind_the_script_is_not_left_out_without_a_word(words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match="before the script"):
+        none_behind_the_script(("--config", "x", *words, "--more"))
+
+
+def test_a_script_may_have_techniques_of_its_own() -> None:
+    none_behind_the_script(())
+    none_behind_the_script(("--technique", "beam-search", "--techniques", "sparse_gradients", "--technique"))
+
+
+def test_a_run_without_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.emulate.run.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"run needs PyTorch; install it with: pip install 'windtunnel\[torch\]'"):
+        emulate_ranks(Emulation(Launch("train.py", (), False, 2, 2), 0, "h100-sxm:2"))
 
 
 @pytest.mark.extras

@@ -121,3 +121,14 @@ def test_long_lines_of_techniques_stay_indented() -> None:
     first, *others = _text(console).splitlines()
     assert first == "lina"
     assert all(line.startswith("  ") and len(line) <= 60 for line in others)
+
+
+def test_values_of_a_parameter_are_shown_as_they_are_given() -> None:
+    parameter = {"name": "nvme", "default": False, "help": "a drive", "one_of": []}
+    one = {
+        "name": "offload", "aliases": [], "does": "what", "needs": "memory", "runs": "it", "excludes": [],
+        "parameters": [parameter],
+    }  # fmt: skip
+    console = _screen()
+    print_techniques([one], console)
+    assert "nvme=false  a drive" in _text(console)

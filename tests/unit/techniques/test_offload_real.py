@@ -257,8 +257,35 @@ def test_a_failing_update_is_raised() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"window": 0}, "give 1 to 8"), ({"window": "auto"}, "needs a budget"),
-     ({"window": "auto", "device_memory": 1000}, "a window of one layer needs"), ({"layers": []}, "two or more")],
+     ({"window": "auto", "device_memory": 1000}, "a window of one layer needs"), ({"layers": []}, "two or more"),
+     ({"window": 2.5}, "a whole number or auto"), ({"updaters": 0}, "1 or more")],
 )  # fmt: skip
 def test_bad_parameters_are_one_message(changes, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         offload.apply(Net(), adam, **{"window": 2, **changes})
+
+
+def test_a_model_has_one_window_at_a_time() -> None:
+    model = Net()
+    run = offload.apply(model, adam, window=2)
+    with pytest.raises(SpecError, match="has a window already"):
+        offload.apply(model, adam, window=2)
+    run.close()
+    offload.apply(model, adam, window=3).close()
+
+
+def test_parameters_that_are_away_are_not_read_or_written_behind_the_windows_back() -> None:
+    model = Net()
+    run = offload.apply(model, adam, window=2)
+    with pytest.raises(RuntimeError, match="whole_parameters"):
+        model.state_dict()
+    with pytest.raises(RuntimeError, match="whole_parameters"):
+        model.load_state_dict(run.whole_parameters())
+    before = run.whole_parameters()
+    run.close()
+    assert all(torch.equal(kept, before[name]) for name, kept in model.state_dict().items())
+
+
+def test_what_is_no_module_is_one_message() -> None:
+    with pytest.raises(SpecError, match=r"give a torch.nn.Module"):
+        offload.apply(3, adam, window=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
@@ -79,6 +80,23 @@ def test_fewer_chunks_take_less_time_and_ratio_one_changes_nothing() -> None:
     times = [dense(f"sparse_gradients:ratio={ratio}").technique.step_time_with_s for ratio in (0.01, 0.1, 0.5)]
     assert times == sorted(times)
     assert dense("sparse_gradients:ratio=1").technique.gain == 1.0
+
+
+def test_why_fewer_bytes_may_save_no_time_is_told() -> None:
+    hidden = gain("gpt2-xl", "a100-80gb:16", {**DENSE, "overlap_grad_reduce": True}, "sparse_gradients:ratio=0.01")
+    assert hidden.technique.gain < 1.0
+    assert any("exchange alone" in note for note in hidden.technique.notes)
+    exposed = dense("sparse_gradients:ratio=0.01").technique
+    assert exposed.gain > 1.0
+    assert not any("exchange alone" in note for note in exposed.notes)
+
+
+def test_a_step_that_fits_with_the_technique_alone_is_told() -> None:
+    plan = {"global_batch": 4, "seq_len": 1024}
+    result = gain("llama-3-8b", "a100-80gb:1", plan, "offload")
+    assert result.status == "ok"
+    assert any(note.startswith("the step without does not fit: 128 GiB of") for note in result.technique.notes)
+    assert not any("does not fit:" in note for note in dense("local_sgd").technique.notes)
 
 
 def test_coarse_chunks_break_even_where_the_formula_says() -> None:
@@ -365,3 +383,21 @@ def test_replicas_of_shards_are_reduced_after_the_shards_though_nothing_overlaps
     assert replicas
     for task in replicas:
         assert [tasks[one].name for one in task.after] == ["reduce gradients"]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: SparsePlan(ratio="a"), "ratio = 'a': give a number"),
+        (lambda: SparsePlan(chunk=2.5), "chunk = 2.5: give a whole number"),
+        (lambda: SparsePlan(ratio=float("nan")), "ratio = nan: give a number above 0"),
+        (lambda: MegaScalePlan(features=3), "features = 3: give text"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_message(made: Callable[[], object], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        made()
+
+
+def test_numbers_may_be_whole_where_they_need_not_be() -> None:
+    assert SparsePlan(ratio=1).ratio == 1

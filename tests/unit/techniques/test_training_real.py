@@ -113,11 +113,20 @@ def test_the_hook_is_one_that_ddp_takes(on_ranks) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+def test_local_sgd_takes_an_optimizer_and_its_rates() -> None:
+    with pytest.raises(SpecError, match=r"optimizer = 1.0: give a torch.optim.Optimizer"):
+        local_sgd.LearningRate(1.0, LocalPlan())
+    with pytest.raises(SpecError, match="rates = 3: give a LearningRate"):
+        local_sgd.LocalSGD(_model(), 3)
+
+
 def test_bad_sparse_parameters_are_one_message() -> None:
     with pytest.raises(SpecError, match="above 0"):
         sparse_gradients.State(_model(), ratio=0.0)
     with pytest.raises(SpecError, match="1 or more"):
         sparse_gradients.State(_model(), chunk=0)
+    with pytest.raises(SpecError, match=r"give the torch.nn.Module"):
+        sparse_gradients.State(3, ratio=0.5)
     state = sparse_gradients.State(_model(), ratio=0.5)
     with pytest.raises(SpecError, match="another model"):
         state.load_state_dict({"residual": {"other": torch.ones(1)}, "velocity": {}, "log_tau": None, "step": 0})

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from windtunnel.errors import SpecError
 from windtunnel.techniques.local_sgd.parameters import LocalPlan
 
 
@@ -27,6 +28,8 @@ class LearningRate:
     """Sets the learning rate of each parameter group to its first one times phi(r) psi(k)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, plan: LocalPlan) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SpecError("optimizer", optimizer, "give a torch.optim.Optimizer")
         self.optimizer, self.plan = optimizer, plan
         self.first = [float(group["lr"]) for group in optimizer.param_groups]
         self.round = self.local = 0
@@ -60,6 +63,8 @@ class LocalSGD:
     """Averages a model's weights over a process group at the end of each round."""
 
     def __init__(self, model: nn.Module, rates: LearningRate, group: Any = None) -> None:
+        if not isinstance(rates, LearningRate):
+            raise SpecError("rates", rates, "give a LearningRate of the optimizer that trains the model")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.rates, self.group, self.bytes_sent = rates, group, 0
 

@@ -21,19 +21,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
+from windtunnel.arguments import typed
 from windtunnel.errors import SpecError
 from windtunnel.techniques.offload.arena import Arena, HostedLayer, Link, device_bytes_of
 from windtunnel.units import parse_bytes
 
 MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 KEPT = 10_000
+_AWAY: WeakSet[nn.Module] = WeakSet()  # layers that some window has taken
 MOMENTS = 2  # of Adam, taken when a window is chosen before there is any state
 
 
+@typed("window", "device_memory", "updaters", "link_bytes_per_s")
 def apply(
     model: nn.Module,
     optimizer: MakeOptimizer,
@@ -51,9 +55,15 @@ def apply(
     stay; auto: as many as `device_memory` (bytes, or "8 GiB") holds with parameters, gradients and two moments each.
     `link_bytes_per_s` throttles copies, to try out a slower link. Raises SpecError.
     """
+    if not isinstance(model, nn.Module):
+        raise SpecError("model", model, "give a torch.nn.Module")
     found = list(layers) if layers is not None else _layers_of(model)
     if len(found) < 2:
         raise SpecError("layers", len(found), "give the module's layers, two or more, in the order in which they run")
+    if any(layer in _AWAY for layer in found):
+        raise SpecError("model", type(model).__name__, "it has a window already: close() that one first")
+    if updaters < 1:
+        raise SpecError("updaters", updaters, "give 1 or more")
     if window == "auto":
         if device_memory is None:
             raise SpecError("device_memory", None, "a window by formula needs a budget, e.g. '8 GiB'")
@@ -124,6 +134,7 @@ class Windowed:
         self._handles = [self._hook(number, layer) for number, layer in enumerate(self.hosted)]
         self._handles.append([model.register_forward_pre_hook(lambda module, args: self._new_pass())])
         for layer in self.hosted:
+            _AWAY.add(layer.layer)
             layer.drop()
         self.arena.peak = self.arena.now
         for number in range(min(self.window, self.away)):
@@ -138,7 +149,15 @@ class Windowed:
             if self._left[number] == 0:
                 self._after_backward(number)
 
+        def refused(*_: Any) -> None:  # memory that has been given back would be read or written
+            raise RuntimeError(
+                "parameters of this model are on the host: use the window's state_dict(), load_state_dict() or"
+                " whole_parameters(), or close() it first"
+            )
+
         return [
+            hosted.layer.register_state_dict_pre_hook(refused),
+            hosted.layer.register_load_state_dict_pre_hook(refused),
             hosted.layer.register_forward_pre_hook(lambda module, args: self._before_forward(number)),
             hosted.layer.register_forward_hook(lambda module, args, out: self._after_forward(number, out)),
             *(parameter.register_post_accumulate_grad_hook(accumulated) for parameter in taught),
@@ -319,6 +338,7 @@ class Windowed:
             self._ask(number)
             self._coming[number].result()
             assert hosted.here, "just fetched"
+            _AWAY.discard(hosted.layer)
         for pool in (self._fetches, self._outs, self._updates):
             pool.shutdown()
 

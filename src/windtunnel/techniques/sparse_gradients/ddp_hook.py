@@ -34,6 +34,8 @@ class State:
     """What the hook keeps between steps. `sent` and `dense` count elements, norms included."""
 
     def __init__(self, module: nn.Module, plan: SparsePlan | None = None, group: Any = None, **parameters: Any) -> None:
+        if not isinstance(module, nn.Module):
+            raise SpecError("module", module, "give the torch.nn.Module whose gradients are reduced")
         self.plan = plan if plan is not None else SparsePlan(**parameters)
         self.group = group
         self.names: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
