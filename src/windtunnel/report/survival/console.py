@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,8 +12,10 @@ from windtunnel.report.figures import dollars, plain
 from windtunnel.report.prediction.console import heading
 from windtunnel.report.printing import columns, print_trimmed
 from windtunnel.resilience import PolicyEntry, Survival
-from windtunnel.resilience.spot import SpotAnswer
 from windtunnel.units import format_count, format_many, format_percent, format_time
+
+if TYPE_CHECKING:
+    from windtunnel.resilience.spot import SpotAnswer
 
 
 def print_survival(answer: Survival, console: Console) -> None:
