@@ -13,7 +13,7 @@ from typing import Literal
 from windtunnel.engine.events import At, Cancel, run
 from windtunnel.resilience.failures.draw import NEVER, SLOW, FailureTrace
 from windtunnel.resilience.policies.policy import Phases, Policy
-from windtunnel.resilience.run.outcome import (
+from windtunnel.resilience.run.many import (
     FEWER,
     FIRST_PHASE,
     LOST,

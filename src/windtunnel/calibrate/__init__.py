@@ -8,19 +8,8 @@ functions only, so that importing this costs nothing.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import Any
-
 from windtunnel.calibrate.run import Outcome, calibrate
+from windtunnel.lazy import called_as
 
 __all__ = ["Outcome", "calibrate"]
-
-
-class _Callable(ModuleType):
-    def __call__(self, *arguments: Any, **options: Any) -> Outcome:
-        """`windtunnel.calibrate.run.calibrate`."""
-        return calibrate(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+called_as(__name__, "run")

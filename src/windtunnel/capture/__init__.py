@@ -13,17 +13,6 @@ torch_private/      all that rests on what PyTorch does not promise to keep
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import Any
+from windtunnel.lazy import called_as
 
-
-class _Callable(ModuleType):
-    def __call__(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """`windtunnel.capture.question.capture`."""
-        from windtunnel.capture.question import capture
-
-        return capture(*arguments, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+called_as(__name__, "question")

@@ -23,9 +23,8 @@ from windtunnel.errors import SpecError
 from windtunnel.process import terminated_is_an_end
 from windtunnel.programs.folder import publish, runs_document, table_document
 from windtunnel.programs.program_file import numbers_of, read_program
-from windtunnel.programs.rank_classes.axes import RankAxes
 from windtunnel.programs.rank_classes.equality import first_difference
-from windtunnel.programs.rank_classes.grid import Grid, find_grid
+from windtunnel.programs.rank_classes.grid import Grid, RankAxes, find_grid
 from windtunnel.programs.rank_classes.representatives import Table, draw, find_axes, find_classes
 from windtunnel.programs.rank_classes.search import NoClassesError
 from windtunnel.programs.rank_classes.uneven_shards import Tail

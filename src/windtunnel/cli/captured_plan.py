@@ -37,7 +37,7 @@ def plan_script(
     if json:
         print_answer("plan", document, band=band_of_best(document), warnings=document["assumed"])
     else:
-        from windtunnel.report.planning.captured import print_cuts
+        from windtunnel.report.planning.console import print_cuts
 
         print_cuts(document, stdout())
     return INFEASIBLE if document["status"] == "infeasible" else 0

@@ -13,7 +13,7 @@ from windtunnel.errors import SpecError, UserError
 if TYPE_CHECKING:
     from windtunnel.fleet.jobs.trace import Jobs
     from windtunnel.fleet.site import Site
-    from windtunnel.fleet.speeds import Speeds
+    from windtunnel.fleet.tables import Speeds
 
 DEGREES = ("tp", "pp", "cp", "ep")  # columns of the trace that say how a job is laid out; else data-parallel
 Layout = tuple[tuple[str, int], ...]  # fields of a plan
@@ -49,7 +49,7 @@ def predicted_speeds() -> Speeds:
 
     What it returns raises UserError for a job that does not say enough.
     """
-    from windtunnel.fleet.speeds import sizes
+    from windtunnel.fleet.tables import sizes
 
     def speeds(jobs: Jobs, index: int, kind: str, per_node: int, most: int) -> Mapping[int, float]:
         if not _says_enough(jobs, index):

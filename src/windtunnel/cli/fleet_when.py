@@ -24,7 +24,7 @@ def answer_when(
 ) -> None:
     """Print the answer of each policy. JSON: `when` by policy. Raises UserError."""
     from windtunnel.fleet.when import DRAWS, when
-    from windtunnel.report.fleet.when_console import print_when
+    from windtunnel.report.fleet.console import print_when
 
     answers = []
     for name in names:

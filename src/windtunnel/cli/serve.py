@@ -152,7 +152,7 @@ def serve(
         answer_pool(Path(model), report, json)
         return None
     if real is not None:
-        from windtunnel.report.serving.real import print_real
+        from windtunnel.report.serving.console import print_real
         from windtunnel.serving.real.compare import REQUESTS, compare
 
         with working("serving for real"):

@@ -20,7 +20,7 @@ def answer_pool(path: Path, page: Path | None, json: bool) -> None:
         answer = serve_pool(path)
     found = answer.to_dict()
     if page is not None:
-        from windtunnel.report.serving.pool_page import write_pool_page
+        from windtunnel.report.serving.page import write_pool_page
 
         write_pool_page(found, path.name, page)
         note(f"wrote {page}")
@@ -29,14 +29,14 @@ def answer_pool(path: Path, page: Path | None, json: bool) -> None:
     else:
         for warning in answer.warnings:
             note(warning)
-        from windtunnel.report.serving.pool_console import print_pool
+        from windtunnel.report.serving.console import print_pool
 
         print_pool(found, stdout())
 
 
 def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
     """A pool of weights: a file with `weights:` in place of `groups:`."""
-    from windtunnel.report.serving.weights_console import print_weight_pool
+    from windtunnel.report.serving.console import print_weight_pool
     from windtunnel.serving.weight_pool.study import read_weight_pool, run_weight_pool
 
     if page is not None:

@@ -29,7 +29,7 @@ def answer_spot(
     json: bool,
 ) -> None:
     """Ask and print. Raises UserError."""
-    from windtunnel.report.serving.spot_console import print_spot_serving
+    from windtunnel.report.serving.console import print_spot_serving
 
     answer = serve_on_spot(
         model,

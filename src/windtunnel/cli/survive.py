@@ -109,7 +109,7 @@ def survive(
     }  # fmt: skip
     if spot is not None:
         _refuse(of_study, "leave it out: with --spot the trace and its tables say all of the job")
-        from windtunnel.report.survival.spot_console import print_spot
+        from windtunnel.report.survival.console import print_spot
         from windtunnel.resilience.spot import survive_spot
 
         with working("surviving"):

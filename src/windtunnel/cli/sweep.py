@@ -31,7 +31,7 @@ def sweep(
         A study in YAML (docs/planning.md), or with --show a table that a sweep wrote.
     """
     if show is not None or study.suffix == ".parquet":
-        from windtunnel.sweeps.show import best_at_each
+        from windtunnel.sweeps.table import best_at_each
 
         rows = best_at_each(study, show or "time_vs_gpus")
         if json:

@@ -5,24 +5,6 @@
 
 from __future__ import annotations
 
-import sys
-from inspect import Signature, signature
-from types import ModuleType
-from typing import Any
+from windtunnel.lazy import called_as
 
-
-class _Study(ModuleType):
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """`windtunnel.fleet.study.fleet`."""
-        from windtunnel.fleet.study import fleet
-
-        return fleet(*arguments, **options)
-
-    @property
-    def __signature__(self) -> Signature:
-        from windtunnel.fleet.study import fleet
-
-        return signature(fleet)
-
-
-sys.modules[__name__].__class__ = _Study
+called_as(__name__, "study")

@@ -31,8 +31,7 @@ from windtunnel.fleet.outcome import (
 )
 from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
-from windtunnel.fleet.speeds import Speeds
-from windtunnel.fleet.tables import Tables
+from windtunnel.fleet.tables import Speeds, Tables
 
 HYBRID = ("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot")
 OVERSUBSCRIBED = ("requested", "rose", "rose-qos")

@@ -15,8 +15,7 @@ from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.outcome import Outcome, aggregates, write_jobs
 from windtunnel.fleet.run import Options, simulate
 from windtunnel.fleet.site import Site, parse_site
-from windtunnel.fleet.speeds import Runtime, speeds_by
-from windtunnel.fleet.tables import Tables
+from windtunnel.fleet.tables import Runtime, Tables, speeds_by
 
 
 @dataclass(frozen=True, eq=False)

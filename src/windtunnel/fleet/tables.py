@@ -3,19 +3,22 @@
 pollux_placements.csv, pollux_scalability.csv, pollux_validation.csv: steps of an application by placement and batch
 gavel_throughput.csv: steps per second of a model at a batch, by kind and number of GPUs; 0 = does not run
 ef_throughput.csv: iterations per second of a model at a batch, by GPU type and number of GPUs; empty = does not run
+
+Where no table was measured, how fast a job is on each number of GPUs is asked of whoever can predict it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputFileError
+from windtunnel.errors import InputFileError, UserError
 from windtunnel.fleet.adaptdl.application import Application, applications_of
 from windtunnel.fleet.jobs.table import small_columns
+from windtunnel.fleet.jobs.trace import Jobs
 
 PLACEMENTS = ("application", "placement", "local_batch", "step_s", "sync_s")
 SCALABILITY = ("application", "nodes", "replicas", "local_batch", "step_s", "sync_s")
@@ -91,3 +94,30 @@ class Tables:
         if not path.is_file():
             raise InputFileError(path, "is not there", f"--tables needs a folder with {name}")
         return small_columns(path, needed)
+
+
+Speeds = Callable[[Jobs, int, str, int, int], Mapping[int, float]]
+"""(jobs, row, kind of GPU, GPUs of a node, GPUs in all) -> iterations per second by number of GPUs that it fits on."""
+Runtime = Callable[[str, float, int], float]  # (model, batch, GPUs) -> seconds of an iteration
+MOST = 512  # GPUs of one job
+
+
+def sizes(asked: int, batch: float, most: int, least: int = 1) -> list[int]:
+    """Numbers of GPUs worth a look: `least` doubled, and what the job asks for, as far as they divide the batch."""
+    most = min(MOST, most)
+    doubled = [least << power for power in range(most.bit_length())]
+    return sorted({n for n in (*doubled, asked) if n <= most and n % least == 0 and batch % (n // least) == 0})
+
+
+def speeds_by(runtime: Runtime) -> Speeds:
+    """Speeds from seconds of an iteration. What it returns raises UserError for a job without batch_size."""
+
+    def speeds(jobs: Jobs, index: int, kind: str, per_node: int, most: int) -> Mapping[int, float]:
+        batch = float(jobs.batch_size[index])
+        if math.isnan(batch):
+            raise UserError(f"{jobs.where(index)}: batch_size is missing: how fast this job is hangs on it")
+        looked = sizes(int(jobs.gpus[index]), batch, most)
+        took = {gpus: runtime(jobs.model[index], batch, gpus) for gpus in looked}
+        return {gpus: 1 / seconds for gpus, seconds in took.items() if 0 < seconds < math.inf}
+
+    return speeds

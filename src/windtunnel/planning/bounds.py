@@ -42,10 +42,10 @@ from windtunnel.planning.least.block_times import (
     FORWARD,
     BlockCosts,
     block_costs,
+    block_work,
     forward_costs,
     splits_backward,
 )
-from windtunnel.planning.least.block_work import block_work
 from windtunnel.planning.least.blocks import (
     EMBEDDING,
     HEAD,

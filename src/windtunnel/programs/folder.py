@@ -29,8 +29,7 @@ from windtunnel.errors import InputFileError, UserError
 from windtunnel.input_file import read_yaml
 from windtunnel.programs.program import RankProgram
 from windtunnel.programs.program_file import read_program
-from windtunnel.programs.rank_classes.axes import RankAxes
-from windtunnel.programs.rank_classes.grid import Grid, Members
+from windtunnel.programs.rank_classes.grid import Grid, Members, RankAxes
 from windtunnel.programs.rank_classes.representatives import Stage, Table
 
 if TYPE_CHECKING:

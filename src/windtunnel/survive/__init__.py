@@ -9,12 +9,9 @@ This package is also the public name of the study, so it can be called.
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from windtunnel.lazy import lazily
+from windtunnel.lazy import called_as, lazily
 
 if TYPE_CHECKING:
     from windtunnel.survive.live.launcher import launch
@@ -23,13 +20,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RankLog", "launch", "train"]
 __getattr__ = lazily(__name__, {"RankLog": "watch.log", "launch": "live.launcher", "train": "live.train"})
-
-
-class _Callable(ModuleType):
-    """`windtunnel.survive(...)` is the study; Python binds the name of a package that is imported to the package."""
-
-    def __call__(self, model: Any, cluster: Any, plan: Any = None, **asked: Any) -> Any:
-        return import_module(f"{__name__}.question").survive(model, cluster, plan, **asked)
-
-
-sys.modules[__name__].__class__ = _Callable
+called_as(__name__, "question")

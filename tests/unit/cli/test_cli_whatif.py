@@ -11,7 +11,7 @@ import windtunnel
 from windtunnel.cli.app import main
 from windtunnel.cli.whatif import arguments_of, changed
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.report.prediction.asked import disturbing
+from windtunnel.report.prediction.spec_words import disturbing
 from windtunnel.result import Result
 
 PLAN = {"tp": 2, "pp": 2, "global_batch": 16, "seq_len": 2048, "overlap_tp": False}

@@ -11,7 +11,7 @@ from switch_traffic import all_to_all, paired
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
 from windtunnel.fleet.flows import on_switch, read_trace, run_flows
 from windtunnel.fleet.flows.study import static_key
-from windtunnel.fleet.flows.traffic import of_trace
+from windtunnel.fleet.flows.trace import of_trace
 
 HERE = Path(__file__).parent
 

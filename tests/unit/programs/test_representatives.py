@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.programs.rank_classes.axes import RankAxes
-from windtunnel.programs.rank_classes.grid import Grid, find_grid
+from windtunnel.programs.rank_classes.grid import Grid, RankAxes, find_grid
 from windtunnel.programs.rank_classes.representatives import draw, find_axes, find_classes
 from windtunnel.programs.rank_classes.uneven_shards import likely_cuts, short_from
 

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from windtunnel.report.prediction.categories import label_of
+from windtunnel.report.prediction.charts import heat_data
 from windtunnel.report.prediction.console import print_result
-from windtunnel.report.prediction.heatmap import heat_data
 from windtunnel.report.prediction.html import render_html
-from windtunnel.report.prediction.limit_groups import limit_groups
 from windtunnel.report.prediction.ranks import Ranks, foremost, path_words
+from windtunnel.report.prediction.rows import limit_groups
 from windtunnel.result import Limit, PathPart, RankClass, Result
 
 

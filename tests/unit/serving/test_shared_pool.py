@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from windtunnel.cli import main
 from windtunnel.errors import UserError
-from windtunnel.report.serving.pool_page import render_pool
+from windtunnel.report.serving.page import render_pool
 from windtunnel.serving import Deployment
 from windtunnel.serving.question import ask, made_or_read
 from windtunnel.serving.replica.replica import NEVER

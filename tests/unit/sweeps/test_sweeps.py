@@ -21,7 +21,7 @@ from windtunnel.sweeps import sweep
 from windtunnel.sweeps.journal import Journal, read_journal
 from windtunnel.sweeps.points import nested, point_of, read_study
 from windtunnel.sweeps.run_points import run_points
-from windtunnel.sweeps.show import best_at_each
+from windtunnel.sweeps.table import best_at_each
 
 GRID = {"verb": "predict", "grid": {"a": list(range(8)), "b.c": [1.5, 2.5]}}
 CALLED = "swept_functions:double"

@@ -12,9 +12,8 @@ import torch
 
 from windtunnel.capture.fake_tensors.control_flow import Answers, line_of_script
 from windtunnel.capture.fake_tensors.known_values import CREATED, KnownValues
-from windtunnel.capture.recorder.assembly import AFTER
 from windtunnel.capture.recorder.op_table import OpFacts
-from windtunnel.capture.recorder.rows import Rows
+from windtunnel.capture.recorder.rows import AFTER, Rows
 from windtunnel.capture.recorder.storages import Ledger
 from windtunnel.capture.torch_private import distributed as compat
 

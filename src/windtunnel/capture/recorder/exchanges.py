@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from windtunnel.capture.recorder.assembly import PLACE
 from windtunnel.capture.recorder.call_tensors import leaf_tensors, written_tensors
 from windtunnel.capture.recorder.modules import Place
 from windtunnel.capture.recorder.op_table import OpFacts
 from windtunnel.capture.recorder.protocol import Recording
+from windtunnel.capture.recorder.rows import PLACE
 from windtunnel.capture.torch_private import compile as compiler
 from windtunnel.programs.communication import Communication
 

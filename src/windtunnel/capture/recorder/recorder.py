@@ -30,13 +30,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from windtunnel.capture.fake_tensors.control_flow import Answers
 from windtunnel.capture.fake_tensors.data_dependent import Reader
 from windtunnel.capture.fake_tensors.dispatch_cache import FastFakes
-from windtunnel.capture.recorder.assembly import measured, ops_of
 from windtunnel.capture.recorder.call_tensors import local_part
 from windtunnel.capture.recorder.dispatch import Watch
 from windtunnel.capture.recorder.exchanges import Exchanges
 from windtunnel.capture.recorder.modules import Whereabouts
 from windtunnel.capture.recorder.op_table import OpFacts
-from windtunnel.capture.recorder.rows import Rows
+from windtunnel.capture.recorder.rows import Rows, measured, ops_of
 from windtunnel.capture.recorder.storages import Ledger, categorised
 from windtunnel.capture.recorder.uneven_shards import tails_of
 from windtunnel.capture.torch_private import compile as compiler

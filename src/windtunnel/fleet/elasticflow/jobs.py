@@ -13,8 +13,7 @@ from windtunnel.errors import UserError
 from windtunnel.fleet.elasticflow.state import EfJob
 from windtunnel.fleet.jobs.trace import Jobs
 from windtunnel.fleet.site import Site
-from windtunnel.fleet.speeds import Speeds
-from windtunnel.fleet.tables import Tables
+from windtunnel.fleet.tables import Speeds, Tables
 
 LARGEST = 64  # GPUs of one job
 SETTINGS = Path(__file__).parent / "settings.yaml"

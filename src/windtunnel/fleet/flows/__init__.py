@@ -1,8 +1,7 @@
 """Coflows: groups of flows that are done when the last is, and who goes first on shared ports."""
 
 from windtunnel.fleet.flows.study import CLOCKS, POLICIES, FlowsAnswer, policy_named, run_flows
-from windtunnel.fleet.flows.trace import Shuffle, Trace, read_trace
-from windtunnel.fleet.flows.traffic import Transfer, on_switch
+from windtunnel.fleet.flows.trace import Shuffle, Trace, Transfer, on_switch, read_trace
 
 __all__ = [
     "CLOCKS",

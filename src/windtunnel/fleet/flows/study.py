@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.coflows import MIB, Coflows, Finish, Queues, replay_coflows
 from windtunnel.errors import SpecError, UnknownNameError
 from windtunnel.fleet.flows import coflowsim
-from windtunnel.fleet.flows.trace import Trace
-from windtunnel.fleet.flows.traffic import of_trace
+from windtunnel.fleet.flows.trace import Trace, of_trace
 
 PORT_BYTES_PER_S = 128 * MIB  # CoflowSim's port, 1,024 Mib/s
 POLICIES = ("sebf", "scf", "ncf", "lcf", "fifo", "fair", "d-clas", "fai")

@@ -24,8 +24,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-from windtunnel.programs.rank_classes.axes import Place, RankAxes
-from windtunnel.programs.rank_classes.grid import Grid
+from windtunnel.programs.rank_classes.grid import Grid, Place, RankAxes
 from windtunnel.programs.rank_classes.search import Box, Digests, Search, find_boxes, is_in
 from windtunnel.programs.rank_classes.uneven_shards import Tail, likely_cuts
 

@@ -13,7 +13,7 @@ from itertools import pairwise, product
 from typing import NamedTuple, NoReturn
 
 from windtunnel.errors import UserError
-from windtunnel.programs.rank_classes.axes import Place, RankAxes
+from windtunnel.programs.rank_classes.grid import Place, RankAxes
 
 MOST_CUTS = 64  # of one axis at one stage; more are no structure but noise
 MOST_UNEXPLAINED = 16  # of those that no shard explains, along an axis that is longer than MOST_CUTS

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from windtunnel.programs.rank_classes.axes import RankAxes
-from windtunnel.programs.rank_classes.grid import Members
+from windtunnel.programs.rank_classes.grid import Members, RankAxes
 
 Tail = tuple[Members, Sequence[int]]  # a group, and the places in it at which parts become shorter
 

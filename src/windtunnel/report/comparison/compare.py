@@ -15,10 +15,9 @@ from typing import Any
 from windtunnel.errors import SpecError
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
-from windtunnel.report.prediction.asked import disturbing
 from windtunnel.report.prediction.categories import label_of
-from windtunnel.report.prediction.memory_parts import memory_parts
-from windtunnel.report.prediction.spec_words import difference_words, flatten, title
+from windtunnel.report.prediction.rows import memory_parts
+from windtunnel.report.prediction.spec_words import difference_words, disturbing, flatten, title
 from windtunnel.result import Result
 from windtunnel.step.scenario import NAMES
 from windtunnel.units import format_bytes

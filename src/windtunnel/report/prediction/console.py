@@ -19,11 +19,9 @@ from rich.text import Text
 
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
-from windtunnel.report.prediction.advice_rows import advice_view
 from windtunnel.report.prediction.categories import SOURCES, label_of, source_categories, time_categories
 from windtunnel.report.prediction.disturbed_lines import disturbed_lines
-from windtunnel.report.prediction.limit_groups import limit_groups
-from windtunnel.report.prediction.memory_parts import memory_parts
+from windtunnel.report.prediction.rows import advice_view, limit_groups, memory_parts
 from windtunnel.report.prediction.spec_words import calibrated_words, layout, model_name, title
 from windtunnel.report.printing import DIM, LABEL, NUMBER, REST, WORD, bar, grid, print_trimmed
 from windtunnel.report.techniques import gain_lines

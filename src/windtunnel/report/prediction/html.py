@@ -19,12 +19,11 @@ from windtunnel.report import figures
 from windtunnel.report.figures import plain
 from windtunnel.report.pages import page_template
 from windtunnel.report.prediction import charts
-from windtunnel.report.prediction.advice_rows import advice_view
 from windtunnel.report.prediction.categories import SOURCES, Category, label_of, source_categories, time_categories
+from windtunnel.report.prediction.charts import heat_data
 from windtunnel.report.prediction.console import command_lines
 from windtunnel.report.prediction.disturbed_page import disturbed_view
-from windtunnel.report.prediction.heatmap import heat_data
-from windtunnel.report.prediction.limit_groups import limit_groups
+from windtunnel.report.prediction.rows import advice_view, limit_groups
 from windtunnel.report.prediction.spec_words import calibrated_words, flatten, gpus, layout, model_name, shown
 from windtunnel.report.techniques import gain_rows, gain_words
 from windtunnel.result import Result

@@ -1,8 +1,12 @@
-"""What was predicted, in words: names and layout out of a Result's `spec`, whatever form its parts have."""
+"""What was predicted, in words: names and layout out of a Result's `spec`, whatever form its parts have.
+
+`Result.spec` holds model, cluster and plan; disturbances stand in `Result.reproduce` only.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -151,3 +155,23 @@ def layout(result: Result) -> tuple[tuple[str, str], ...]:
     if plan.get("recompute") not in (None, "none"):
         pairs.append(("recompute", shown(plan["recompute"])))
     return tuple(pairs)
+
+
+def disturbing(command: str) -> dict[str, Any]:
+    """`slow` as a list of texts, the others as their text; what the command does not name is not there."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return {}
+    found: dict[str, Any] = {}
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        if not flag.startswith("--") or name not in NAMES:
+            continue
+        text = value if equals else words[i + 1] if i + 1 < len(words) else ""
+        if name == "slow":
+            found.setdefault(name, []).append(text)
+        else:
+            found[name] = text
+    return found

@@ -1,4 +1,5 @@
-"""One offline HTML page of a serving result: latencies, latency-rate curves, use of time and memory, sources."""
+"""Offline HTML pages: of a serving result (latencies, latency-rate curves, use of time and memory, sources), and of a
+pool of models (latencies, replicas over time, GPUs and cost of each)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any
 
 from windtunnel.output_file import write_atomically
 from windtunnel.report.pages import page_template
-from windtunnel.report.serving.console import COLUMNS, ROWS, duration
+from windtunnel.report.serving.console import COLUMNS, POOL_COLUMNS, ROWS, duration, lines_of, rows_of
 
 WIDTH, HEIGHT = 380.0, 220.0
+POOL_WIDTH, POOL_HEIGHT = 460.0, 120.0
 CHARTS = (
     ("TTFT", "ttft_mean_s", "ttft_p99_s", "ttft_s"),
     ("TPOT", "tpot_mean_s", "tpot_p99_s", "tpot_s"),
@@ -139,3 +141,46 @@ def _round_logs(low: float, high: float) -> list[float]:
         if len(found) >= 3:
             return found
     return found
+
+
+def write_pool_page(found: Mapping[str, Any], name: str, path: Path) -> None:
+    """Write the page. `found`: `PoolResult.to_dict()`."""
+    write_atomically(path, render_pool(found, name).encode())
+
+
+def render_pool(found: Mapping[str, Any], name: str) -> str:
+    """The whole page; the same result gives the same text."""
+    end = max(found["total"]["duration_s"], 1e-9)
+    view = {
+        "name": name,
+        "columns": POOL_COLUMNS,
+        "rows": rows_of(found),
+        "lines": lines_of(found),
+        "charts": [_replica_chart(key, one["replicas"], end) for key, one in found["models"].items()],
+        "width": POOL_WIDTH,
+        "height": POOL_HEIGHT,
+        "specs": {
+            key: json.dumps(one["spec"], indent=1, sort_keys=True, default=str) for key, one in found["models"].items()
+        },
+    }
+    return page_template("serving_pool.html.j2").render(**view)
+
+
+def _replica_chart(name: str, points: Sequence[Mapping[str, Any]], end: float) -> dict[str, Any]:
+    most = max([point["serving"] + point["starting"] for point in points] or [1]) or 1
+
+    def line(values: Sequence[float]) -> str:
+        parts, before = [], None
+        for point, value in zip(points, values, strict=True):
+            x, y = min(point["at_s"] / end, 1.0) * POOL_WIDTH, POOL_HEIGHT * (1 - value / most)
+            parts.append(f"M{x:.1f},{y:.1f}" if before is None else f"H{x:.1f}V{y:.1f}")
+            before = y
+        return "".join(parts) + f"H{POOL_WIDTH:.1f}" if parts else ""
+
+    return {
+        "name": name,
+        "serving": line([point["serving"] for point in points]),
+        "all": line([point["serving"] + point["starting"] for point in points]),
+        "ticks": [{"y": f"{POOL_HEIGHT * (1 - n / most):.1f}", "label": str(n)} for n in sorted({0, most // 2, most})],
+        "times": [{"x": f"{share * POOL_WIDTH:.1f}", "label": f"{share * end:,.0f} s"} for share in (0.0, 0.5, 1.0)],
+    }

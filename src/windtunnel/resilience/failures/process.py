@@ -15,7 +15,6 @@ from typing import Literal
 
 Per = Literal["gpu", "node", "job"]
 Symptom = Literal["explicit", "hang", "silent", "manual", "planned"]
-PER: tuple[Per, ...] = ("gpu", "node", "job")
 DAY_S = 86_400.0
 
 

@@ -1,13 +1,40 @@
-"""Advice as rows: what a change of the plan gives, its step, its memory and its flags. Every one was predicted."""
+"""Rows that the console and the page share: parts of a GPU's memory, what limits a step, and advice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from windtunnel.report import figures
 from windtunnel.report.figures import plain
-from windtunnel.result import Advice, Result
+from windtunnel.report.prediction.categories import CONTEXT, UNUSED, Category, family_of, memory_categories
+from windtunnel.result import Advice, Limit, Result, StageMemory
 from windtunnel.units import format_bytes
+
+
+def memory_parts(stage: StageMemory) -> list[tuple[Category, int]]:
+    """Parts at the peak, in reading order: the allocated categories, what the allocator caches, and what is outside it.
+
+    The allocated and the reserved peak may fall at different moments; the cached part is their difference.
+    """
+    parts = {
+        **stage.categories,
+        UNUSED: stage.peak_reserved_bytes - stage.peak_allocated_bytes,
+        CONTEXT: stage.device_bytes - stage.peak_reserved_bytes,
+    }
+    return [(category, parts[key]) for key, category in memory_categories(parts).items()]
+
+
+_WORK = ("compute", "memory", "optimizer")
+
+
+def limit_groups(limits: Sequence[Limit]) -> list[tuple[str, list[Limit]]]:
+    """(title, limits, largest first) of each group that has any."""
+    ordered = sorted(limits, key=lambda limit: (-limit.share, limit.what))
+    work = [limit for limit in ordered if family_of(limit.what) in _WORK]
+    overheads = [limit for limit in ordered if family_of(limit.what) not in _WORK]
+    return [(title, group) for title, group in (("overheads", overheads), ("the work itself", work)) if group]
+
 
 KINDS = {
     "plan": "",
