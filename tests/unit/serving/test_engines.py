@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from windtunnel.cost.inference import inference_kernels
+from windtunnel.cost.inference.formats import WEIGHT_BYTES
 from windtunnel.cost.measured.cache import package_data
 from windtunnel.errors import InputFileError, LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
@@ -217,6 +218,18 @@ def test_experts_of_a_format_that_was_not_timed_follow_those_with_the_same_kerne
     mxfp4, int4 = (kernels.experts(2880, 2880, 4, 128, 1, 1, dtype) for dtype in ("mxfp4", "int4"))
     for tokens in (1.0, 64.0, 1024.0):
         assert mxfp4.at(tokens) == pytest.approx(int4.at(tokens), rel=0.02)
+
+
+def test_vllm_before_0_12_runs_mxfp4_experts_on_marlin_on_hopper_too() -> None:
+    """Sizes are filled up to multiples of 256 and 128, in time and in memory; Triton's kernels came with 0.12."""
+    model, cluster = load_model("gpt-oss-20b"), parse_cluster("h100-sxm:1")
+    layout = Deployment(expert_weights="mxfp4")
+    old, new = (engine_of(model, cluster, replace(layout, engine=f"vllm-{release}")) for release in ("0.11", "0.12"))
+    assert old.times.decode(64).at(64 * 1000) != pytest.approx(new.times.decode(64).at(64 * 1000), rel=0.05)
+    assert old.blocks < new.blocks
+    filled, plain = (weight_bytes(model, layout, kind) for kind in ("marlin", ""))
+    experts = 24 * 32 * 3 * 2880 * 2880 * WEIGHT_BYTES["mxfp4"]
+    assert filled - plain == pytest.approx(experts * (3072 * 2944 / 2880**2 - 1.0), rel=0.01)
 
 
 TIMED = ("a100-80gb", "h100-sxm", "b200", "l40s", "rtx-pro-6000")
