@@ -173,7 +173,9 @@ def _worst(rows: list[Mapping[str, str]], found: list[Found], count: int) -> Non
     for row, one in pairs[:count]:
         shown = " ".join(f"{one.values[name] / float(row[name]):.2f}" for name in MEASURES if row[name])
         lengths = f"{row['lengths']} {row['requests']} x {row['input_tokens']}/{row['output_tokens']}"
-        print(f"{row['id']} {row['model']} {row['gpu']} {row['engine']} {row['weights']} tp{row['tp']} {lengths}: {shown}")
+        print(
+            f"{row['id']} {row['model']} {row['gpu']} {row['engine']} {row['weights']} tp{row['tp']} {lengths}: {shown}"
+        )
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def layers_of(model: Model, deployment: Deployment, cluster: Cluster, profile: P
         chunked_prefill=None,
         max_model_len=None,
     )
-    chosen = profile.nvfp4_experts if deployment.routed == "nvfp4" else ""
+    chosen = {"nvfp4": profile.nvfp4_experts, "mxfp4": profile.mxfp4_experts}.get(deployment.routed, "")
     return _layers(model, slim, cluster, profile.framework, profile.release, kv, chosen)
 
 

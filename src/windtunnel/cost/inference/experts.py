@@ -16,7 +16,7 @@ import numpy as np
 
 from windtunnel.cost import roofline
 from windtunnel.cost.inference import measured
-from windtunnel.cost.inference.formats import GEMM_DTYPE, WEIGHT_BYTES
+from windtunnel.cost.inference.formats import GEMM_DTYPE, MARLIN, WEIGHT_BYTES, marlin_sizes
 from windtunnel.cost.inference.surface import Curve, curve, fastest
 from windtunnel.hardware.gpu import Gpu
 
@@ -66,6 +66,9 @@ class Experts(NamedTuple):
 @lru_cache(maxsize=512)
 def experts_of(engine: Engine, layer: Experts) -> Curve:
     """Routing, both products and the sum, on the busiest GPU."""
+    if engine.expert_kernel == MARLIN and layer.dtype in ALIKE:
+        hidden, inner = marlin_sizes(layer.hidden, -(-layer.inter // layer.tp))
+        layer = layer._replace(hidden=hidden, inter=inner * layer.tp)
     line = _priced_experts(engine, layer)
     weights = layer.topk / layer.ep * _weights_of_one(layer) * WEIGHT_BYTES[layer.dtype]  # what one token takes
     least = weights / engine.gpu.memory_bandwidth_bytes_per_s
@@ -73,13 +76,14 @@ def experts_of(engine: Engine, layer: Experts) -> Curve:
 
 
 def _priced_experts(engine: Engine, layer: Experts) -> Curve:
-    timed = _timed_experts(engine, layer)
+    marlin = engine.expert_kernel == MARLIN and layer.dtype in ALIKE  # though others were timed
+    timed = None if marlin else _timed_experts(engine, layer)
     if timed is not None:
         return timed
     nodes = tuple(float(2**i) for i in range(0, 15))
     seconds = tuple(_experts_s(engine, tokens, layer) for tokens in nodes)
     if engine.gpu.supports(GEMM_DTYPE.get(layer.dtype, layer.dtype)):
-        near = _nearest_experts(engine, layer)
+        near = None if marlin else _nearest_experts(engine, layer)
         if near is None and layer.dtype in ALIKE:
             near = _nearest_experts(engine, layer._replace(dtype=ALIKE[layer.dtype]))
         line = None if near is None else _timed_experts(engine, near)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windtunnel.cost.inference.formats import WEIGHT_BYTES
+from windtunnel.cost.inference.formats import MARLIN, WEIGHT_BYTES, marlin_sizes
 from windtunnel.hardware.cluster import Cluster
 from windtunnel.model.architecture import Layer, Model
 from windtunnel.serving.deployment import Deployment
@@ -53,8 +53,11 @@ def kv_bytes_per_token(model: Model, deployment: Deployment, kv: str) -> float:
     return total / deployment.pp
 
 
-def weight_bytes(model: Model, deployment: Deployment) -> float:
-    """Weights on one GPU: matrices, embedding and head over tensor parallelism, experts over their group."""
+def weight_bytes(model: Model, deployment: Deployment, mxfp4_experts: str = "") -> float:
+    """Weights on one GPU: matrices, embedding and head over tensor parallelism, experts over their group.
+
+    `mxfp4_experts`: as the engine's profile has it.
+    """
     dense, routed = WEIGHT_BYTES[deployment.weights], WEIGHT_BYTES[deployment.routed]
     slices, groups = deployment.expert_sizes
     total = 0.0
@@ -62,7 +65,12 @@ def weight_bytes(model: Model, deployment: Deployment) -> float:
         part = model.parameters_of(layer)
         total += count * WEIGHT_BYTES[deployment.projections(layer)] * part.attention / deployment.tp
         total += count * dense * (part.dense + part.shared) / deployment.tp
-        total += count * (2.0 * (part.router + part.norms) + routed * part.experts / (slices * groups))
+        filled = 1.0
+        if deployment.routed == "mxfp4" and mxfp4_experts == MARLIN and layer.feed_forward.kind != "dense":
+            inner = -(-layer.feed_forward.size // slices)
+            wide, tall = marlin_sizes(model.hidden_size, inner)
+            filled = wide * tall / (model.hidden_size * inner)
+        total += count * (2.0 * (part.router + part.norms) + filled * routed * part.experts / (slices * groups))
     ends = 2.0 * (model.embedding_parameters + model.head_parameters) / deployment.tp
     return total / deployment.pp + ends / (1 if deployment.pp == 1 else 2)
 
@@ -97,7 +105,7 @@ def memory_of(model: Model, deployment: Deployment, profile: Profile, cluster: C
     if profile.expert_workspace:
         layers += max((_expert_workspace(model, layer, deployment, budget) for layer in model.layers), default=0.0)
     activations = drawing + layers if profile.expert_workspace else max(drawing, layers)
-    weights = weight_bytes(model, deployment)
+    weights = weight_bytes(model, deployment, profile.mxfp4_experts)
     share = deployment.gpu_memory_utilization or profile.gpu_memory_utilization
     usable = float(cluster.gpu.usable_memory_bytes)
     if profile.utilization_of == "rest":
