@@ -17,7 +17,7 @@ from math import gcd
 from typing import Any
 
 from windtunnel.errors import UserError
-from windtunnel.planning.fields.features import FEATURES, HABIT, Features
+from windtunnel.planning.fields.features import HABIT, Features, features_of
 from windtunnel.planning.oracle import (
     PEAK_DTYPE,
     RECOMPUTE_PARTS,
@@ -131,7 +131,7 @@ def _values(base: Layout) -> Iterator[tuple[str, Any]]:
         yield from product(("cp_kind",), ("ring", "ulysses"))
     if experts:
         yield from product(("ep",), divisors(experts))
-        yield from product(("etp",), (1, plan.tp))
+        yield from product(("etp",), sorted({1, 2, 4, 8, plan.tp}))
     if plan.pp > 1:
         yield from product(("schedule",), SCHEDULES)
     sequences = plan.global_batch // base.dp
@@ -179,7 +179,8 @@ def _formats(base: Layout) -> Iterator[tuple[str, Any]]:
 def _kind(base: Layout, layout: Layout, fields: Mapping[str, Any]) -> str:
     if any(name in FORMATS for name in fields):
         return NUMBERS
-    has = FEATURES[layout.plan.framework]
+    plan = layout.plan
+    has = features_of(plan.framework, plan.release, plan.optimizer == "muon", plan.precision == "mxfp8")
     return PLAN if all(_has(has, base, layout, name) for name in fields) else OTHERS
 
 
@@ -191,8 +192,10 @@ def _has(has: Features, base: Layout, layout: Layout, name: str) -> bool:
         return False
     if name == "tp":
         return has.tensor or value == 1
-    if name in ("ep", "etp"):
+    if name == "ep":
         return has.experts or value == 1
+    if name == "etp":
+        return value == 1 or (has.experts and (value == plan.tp or has.folds))
     if name in ("cp", "cp_kind"):
         return plan.cp == 1 or plan.cp_kind in context_kinds(layout.model, has, plan.tp, plan.cp)
     if name in ("schedule", "virtual_stages", "pp"):

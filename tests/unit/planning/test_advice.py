@@ -117,6 +117,15 @@ def test_virtual_stages_bring_their_schedule() -> None:
     assert flags_of(change.fields) == "--virtual-stages 2 --schedule interleaved"
 
 
+@pytest.mark.parametrize(("release", "cut"), [("megatron-25.09", {2, 4, 8}), ("megatron-24.09", set())])
+def test_experts_are_cut_over_other_ranks_than_the_rest_where_a_release_can(release: str, cut: set[int]) -> None:
+    mixture = windtunnel.load_model("mixtral-8x7b")
+    base = laid_out(mixture, CLUSTER, read_plan(SMALL | {"cp": 4, "ep": 2, "release": release}))
+    found = {change.fields["etp"]: change.kind for change in changes_of(base) if "etp" in change.fields}
+    assert set(found) == {2, 4, 8}
+    assert {etp for etp, kind in found.items() if kind == PLAN} == cut
+
+
 def test_under_disturbances_only_what_still_helps(capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
