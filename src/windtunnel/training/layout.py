@@ -217,6 +217,12 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     check_schedule(schedule, plan, micro_batches)
     if schedule == "interleaved" and plan.micro_batch_group is None and habits.equal_groups:
         group = equal_groups(plan.pp, micro_batches)
+        if micro_batches % group:
+            rounds = micro_batches // plan.pp
+            raise LayoutError(
+                f"{micro_batches} micro-batches over {plan.pp} stages are no {rounds} equal groups",
+                f"make the micro-batches a multiple of {rounds}, or set micro_batch_group",
+            )
         if group != plan.pp:
             changes |= {"micro_batch_group": group}
             plan = plan.model_copy(update={"micro_batch_group": group})

@@ -12,6 +12,7 @@ from typing import Any
 
 from windtunnel.errors import SpecError
 from windtunnel.training.launch.found import PLAIN, Native, Options, with_left_out
+from windtunnel.training.schedules import equal_groups
 
 SCHEDULES = {
     "1f1b": "1F1B",
@@ -115,8 +116,9 @@ def left_out(plan: Mapping[str, Any], dp: int) -> list[str]:
         usual |= {name: plan.get(name) for name in ("sequence_parallel", "overlap_tp_backward")}
     if (plan.get("cp") or 1) == 1:
         usual["cp_kind"] = plan.get("cp_kind")
-    micro_batches = plan["global_batch"] // (plan.get("micro_batch") or 1) // dp
-    usual["micro_batch_group"] = micro_batches // max(1, micro_batches // (plan.get("pp") or 1))  # `equal_groups`
+    usual["micro_batch_group"] = equal_groups(
+        plan.get("pp") or 1, plan["global_batch"] // (plan.get("micro_batch") or 1) // dp
+    )
     found = with_left_out(plan, WRITTEN, usual)
     precision, recompute = plan.get("precision") or "bf16", plan.get("recompute") or "none"
     if precision not in (*CONVERTERS, "bf16", "fp32"):

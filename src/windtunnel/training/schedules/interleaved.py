@@ -52,14 +52,8 @@ def can_interleave(stages: int, micro_batches: int, chunks: int, group: int | No
 
 
 def equal_groups(stages: int, micro_batches: int) -> int:
-    """Size of the groups into which PyTorch's `ScheduleInterleaved1F1B` cuts. Raises LayoutError where it cannot."""
-    rounds = max(1, micro_batches // stages)
-    if micro_batches % rounds:
-        raise LayoutError(
-            f"{micro_batches} micro-batches over {stages} stages are no {rounds} equal groups",
-            f"make the micro-batches a multiple of {rounds}, or set micro_batch_group",
-        )
-    return micro_batches // rounds
+    """Size of the groups into which PyTorch's `ScheduleInterleaved1F1B` cuts, if all micro-batches are in one."""
+    return micro_batches // max(1, micro_batches // stages)
 
 
 def _groups(stages: int, micro_batches: int, chunks: int, group: int) -> tuple[NDArray[np.int64], ...]:
