@@ -409,7 +409,7 @@ def predicted(folder: Path) -> Iterator[tuple[str, ...]]:
 
 def answer(words: tuple[str, ...], folder: Path) -> str:
     """What the command prints, JSON where it has any, without run folders; its exit status last."""
-    from windtunnel.cli import main
+    from windtunnel.faces.cli import main
 
     stamps = folder / "stamps.csv"
     if words[0] == "predict":
@@ -450,7 +450,7 @@ def capture_all(folder: Path) -> bool:
         import torch  # noqa: F401
     except ModuleNotFoundError:
         return False
-    from windtunnel.cli import main
+    from windtunnel.faces.cli import main
 
     for name, (script, world, arguments) in SCRIPTS.items():
         where = folder / "captured" / name

@@ -1,0 +1,1 @@
+"""MegaScale's overlap set: features as changes of model and plan in `features`."""
