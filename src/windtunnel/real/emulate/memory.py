@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
+
     from windtunnel.real.capture.replacements import Replacements
 
 MARK, OPTIMIZER_MARK = "windtunnel: step ends", "windtunnel: optimizer begins"
@@ -232,7 +234,7 @@ def live_tensors(optimizers: Iterable[Any]) -> tuple[int, dict[str, dict[int, in
     owned: dict[str, dict[int, int]] = {category: {} for category in CATEGORIES}
     seen: dict[int, int] = {}
 
-    def take(category: str, tensor: Any) -> None:
+    def take(category: str, tensor: torch.Tensor) -> None:
         if not isinstance(tensor, torch.Tensor):
             return
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor

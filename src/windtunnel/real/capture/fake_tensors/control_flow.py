@@ -29,7 +29,10 @@ import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Answers:
                 return value
         return None
 
-    def value(self, dtype: Any, from_norm: bool) -> float | int | bool:
+    def value(self, dtype: torch.dtype, from_norm: bool) -> float | int | bool:
         """For a tensor of one element of which nothing is known."""
         import torch
 

@@ -11,12 +11,17 @@ What else follows from the key alone (specs, FLOPs, bytes) is found once and kep
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from windtunnel.real.capture.torch_private import recorder as compat
 from windtunnel.real.capture.torch_private.distributed import fake_tensor_class
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _NO_TENSORS = (
     torch.ops.profiler._record_function_enter_new.default,
@@ -38,9 +43,9 @@ class _Output(NamedTuple):
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     offset: int = 0
-    dtype: Any = None
+    dtype: torch.dtype = None
     attributes: Any = None  # what the fake tensor carries; None: a value that is no tensor
-    device: Any = None
+    device: torch.device = None
     constant: Any = None  # that value
 
 
@@ -112,7 +117,7 @@ class FastFakes:
         self.entry, self._taken = entry, tensors
         return out
 
-    def _ordinary(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def _ordinary(self, func: OpOverload, types: Any, args: Arguments, kwargs: Keywords) -> Any:
         with self._aside:
             return self._mode.dispatch(func, types, args, kwargs)
 
@@ -135,7 +140,9 @@ class FastFakes:
             else:
                 parts += (kind, value)
 
-    def _learnt(self, func: Any, args: Any, kwargs: Any, tensors: list[Any], out: Any) -> Entry | None:
+    def _learnt(
+        self, func: OpOverload, args: Arguments, kwargs: Keywords, tensors: list[Any], out: Any
+    ) -> Entry | None:
         if not compat.may_be_cached(self._mode, func, args, kwargs):
             return None
         container = type(out) if type(out) in (list, tuple) else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from windtunnel.real.capture.recorder.op_table import OpFacts
+
+if TYPE_CHECKING:
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -43,7 +46,7 @@ def leaf_tensors(out: Any) -> list[Any]:
     return []
 
 
-def written_tensors(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
+def written_tensors(facts: OpFacts, args: Arguments, kwargs: Keywords) -> list[Any]:
     """Those of its arguments that it writes in place."""
     found: list[Any] = []
     for i in facts.written:
@@ -55,6 +58,6 @@ def written_tensors(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
     return found
 
 
-def local_part(tensor: Any) -> Any:
+def local_part(tensor: torch.Tensor) -> Any:
     """The part of a DTensor that is here."""
     return getattr(tensor, "_local_tensor", tensor)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from windtunnel.real.capture.recorder.flops import Flops, formula_of
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 COMMUNICATION_NAMESPACES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 SILENT_NAMESPACES = frozenset(("prim", "profiler", "prims", "_dtensor", "inductor"))
@@ -68,7 +71,7 @@ class OpFacts:
     special: bool  # does not simply run: one of the above, or named below
 
 
-def facts_of(func: Any) -> OpFacts:
+def facts_of(func: OpOverload) -> OpFacts:
     """Facts of an overload `torch.ops.aten.mm.default`; higher-order ops count as compute of their name."""
     if not isinstance(func, torch._ops.OpOverload):
         name = f"higher_order.{func}"
@@ -113,7 +116,7 @@ def facts_of(func: Any) -> OpFacts:
     )
 
 
-def _depends(func: Any, short: str) -> bool:
+def _depends(func: OpOverload, short: str) -> bool:
     return short != "repeat_interleave" or func._overloadname in ("Tensor", "self_Tensor")
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,11 +33,14 @@ from windtunnel.studies.programs.communication import Communication
 from windtunnel.studies.programs.compiler.micro_pipeline import FACT
 from windtunnel.studies.programs.program import Op, TensorSpec
 
+if TYPE_CHECKING:
+    from windtunnel.real.operator_call import Arguments, Keywords
+
 _address = compat.storage_address
 _TOLD = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def told(args: Any, kwargs: Any) -> int:
+def told(args: Arguments, kwargs: Keywords) -> int:
     """A number for what an op is given besides tensors: factors, dimensions, dtypes."""
     return zlib.crc32(repr([*_plain(args), *_plain(sorted(kwargs.items()))]).encode())
 
@@ -89,7 +92,7 @@ class Rows:
         self.rows = self.rows[base - self.base :]
         self.base = base
 
-    def spec(self, tensor: Any) -> tuple[TensorSpec, int]:
+    def spec(self, tensor: torch.Tensor) -> tuple[TensorSpec, int]:
         """Of a tensor, and its bytes."""
         key = (tensor.shape, tensor.dtype, tensor.device.type)
         found = self._specs.get(key)
@@ -99,7 +102,7 @@ class Rows:
             found = self._specs[key] = (spec, tensor.numel() * tensor.element_size())
         return found
 
-    def writers(self, tensors: Any) -> set[int]:
+    def writers(self, tensors: Sequence[torch.Tensor]) -> set[int]:
         """The ops that wrote these last, of those that have been met."""
         writer = self.ledger.writer
         return {writer[n] for t in tensors if (n := self.ledger.known(t)) is not None and n in writer}
@@ -109,8 +112,8 @@ class Rows:
     def write(
         self,
         facts: OpFacts,
-        args: Any,
-        kwargs: Any,
+        args: Arguments,
+        kwargs: Keywords,
         inputs: list[Any],
         outputs: list[Any],
         out: Any,

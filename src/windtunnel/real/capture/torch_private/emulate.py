@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], None]) -> None:
@@ -23,7 +26,7 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
     said: list[bool] = []
 
     @functools.wraps(init)
-    def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+    def alone(self: Any, group: dist.ProcessGroup | None, use_dist: bool, coordinator_rank: int) -> None:
         if use_dist and not said:
             said.append(True)
             told("checkpoints hold the real rank's part only: they resume here, not on a cluster")

@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.capture.replacements import Replacements
+
+if TYPE_CHECKING:
+    from windtunnel.real.operator_call import Arguments, Keywords
 
 _OP = "triton_kernel"
 
@@ -41,7 +44,7 @@ def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
         def named(self: Any) -> str:
             return str(getattr(getattr(self, "fn", self), "__name__", "kernel"))
 
-        def seen(self: Any, args: Any, kwargs: Any) -> bool:
+        def seen(self: Any, args: Arguments, kwargs: Keywords) -> bool:
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, FakeTensor)]
             if not tensors:
                 return False

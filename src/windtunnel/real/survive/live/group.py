@@ -17,9 +17,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windtunnel.real.survive.live.place import Place
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 BUILD_TIMEOUT_S = 60.0
 ABORT_TAG = 2  # a message that nobody sends
@@ -38,7 +41,7 @@ class Building:
     def __init__(self, place: Place, generation: int, members: Sequence[str]) -> None:
         self.generation, self.members = generation, tuple(members)
         self.rank = self.members.index(place.name)
-        self.group: Any = None
+        self.group: dist.ProcessGroup | None = None
         self.over = threading.Event()
         self._place = place
         threading.Thread(target=self._build, daemon=True, name=f"group {generation}").start()

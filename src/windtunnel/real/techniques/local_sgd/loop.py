@@ -62,7 +62,7 @@ class LearningRate:
 class LocalSGD:
     """Averages a model's weights over a process group at the end of each round."""
 
-    def __init__(self, model: nn.Module, rates: LearningRate, group: Any = None) -> None:
+    def __init__(self, model: nn.Module, rates: LearningRate, group: dist.ProcessGroup | None = None) -> None:
         if not isinstance(rates, LearningRate):
             raise SpecError("rates", rates, "give a LearningRate of the optimizer that trains the model")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -33,7 +33,13 @@ LEAST = 1e-30
 class State:
     """What the hook keeps between steps. `sent` and `dense` count elements, norms included."""
 
-    def __init__(self, module: nn.Module, plan: SparsePlan | None = None, group: Any = None, **parameters: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: SparsePlan | None = None,
+        group: dist.ProcessGroup | None = None,
+        **parameters: Any,
+    ) -> None:
         if not isinstance(module, nn.Module):
             raise SpecError("module", module, "give the torch.nn.Module whose gradients are reduced")
         self.plan = plan if plan is not None else SparsePlan(**parameters)
