@@ -61,7 +61,7 @@ class Device:
         return {"device": self.name, "kind": self.kind, "threads": self.threads, "torch": self.software.get("torch")}
 
 
-def import_torch() -> Any:
+def import_torch() -> ModuleType:
     """torch, if there is one new enough.
 
     Raises:
@@ -75,7 +75,8 @@ def import_torch() -> Any:
     if found is None or (int(found[1]), int(found[2])) < LEAST_TORCH:
         least = ".".join(map(str, LEAST_TORCH))
         raise UserError(f"PyTorch {torch.__version__} is too old; install {least} or later: pip install -U torch")
-    return torch
+    module: ModuleType = torch
+    return module
 
 
 def describe(torch: ModuleType, spec: str | None, threads: int | None) -> Device:

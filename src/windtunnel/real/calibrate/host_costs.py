@@ -101,7 +101,7 @@ def calls_beside_ops(torch: ModuleType) -> dict[str, float]:
     x = torch.ones(2, 2, requires_grad=True)
     module = torch.nn.Identity()
 
-    def views() -> Any:
+    def views() -> object:
         y = x
         for _ in range(chain):
             y = y.view(2, 2)
@@ -161,7 +161,7 @@ def new_pages(torch: ModuleType, dtypes: Sequence[str], available_bytes: int, li
     for dtype in dtypes:
         tensor = torch.rand(2 * _NEW_BYTES // 4).to(torch_dtype(torch, dtype))
         found[f"new_page_update_{dtype}_s_per_byte"] = _newly(torch.sqrt, tensor)
-    held: list[Any] = []
+    held: list[object] = []
     for size, name in LARGER_PROCESSES.items():
         if 2 * (size << 30) > available_bytes or time.monotonic() - begun >= limit_s:
             break

@@ -85,8 +85,8 @@ class Checkpoints:
         return steps[-1] if steps else None
 
     def restore(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any] | None = None, *, step: int | None = None, reshard:
-        bool = False
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, others: dict[str, Any] | None = None, *,
+        step: int | None = None, reshard: bool = False,
     ) -> int | None:  # fmt: skip
         """Load the newest complete checkpoint, or that of `step`, in place; returns its step, None where there is none.
 

@@ -70,7 +70,7 @@ def _not_the_script() -> tuple[str, ...]:
     import torch
 
     packages = (os.path.dirname(str(module.__file__)) + os.sep for module in (torch, numpy))
-    ours = os.path.abspath(__file__).partition(f"{os.sep}capture{os.sep}")[0] + os.sep
+    ours = os.path.abspath(__file__).partition(f"{os.sep}real{os.sep}capture{os.sep}")[0] + os.sep
     return (ours, *packages, "<frozen", "<string>", *(str(one.__file__) for one in (contextlib, functools, runpy)))
 
 

@@ -43,7 +43,7 @@ def pretend_cuda(gpu: PretendedGpu | None = None, *, count: int = 8, device: int
         yield state
 
 
-def refuse_graphs(*_: Any, **__: Any) -> Any:
+def refuse_graphs(*_: object, **__: object) -> object:
     """In place of everything that begins a CUDA graph."""
     raise CudaGraphError(
         "the script captures a CUDA graph; its replay would be executed unseen: turn CUDA graphs off for the capture "
@@ -72,7 +72,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
         def wait_event(self, event: torch.cuda.Event) -> None:
             state.wait(self.stream_id, event.moment)
 
-        def record_event(self, event: torch.cuda.Event = None) -> Any:
+        def record_event(self, event: torch.cuda.Event = None) -> object:
             event = Event() if event is None else event
             event.record(self)
             return event
@@ -86,7 +86,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
         def is_capturing(self) -> bool:
             return False
 
-        def __enter__(self) -> Any:
+        def __enter__(self) -> object:
             self._before = state.use_stream(self.stream_id)
             return self
 
@@ -108,7 +108,7 @@ def make_classes(state: PretendedCuda) -> tuple[type, type, type]:
             self.device = torch.device("cuda", state.device)
             self.event_id = self.cuda_event = id(self)
 
-        def record(self, stream: torch.cuda.Stream = None) -> Any:
+        def record(self, stream: torch.cuda.Stream = None) -> object:
             self.moment = state.moment(state.stream if stream is None else stream.stream_id)
             return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -65,7 +65,7 @@ class OpFacts:
     written_names: tuple[str, ...]  # keyword arguments that it writes: out
     returns_written: bool  # gives back only what it wrote into
     flops: Flops | None
-    scalars: Callable[[tuple[Any, ...], dict[str, Any]], tuple[object, ...]] | None
+    scalars: Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]] | None
     shaped_by_data: bool
     moves: bool  # may copy between host and device
     special: bool  # does not simply run: one of the above, or named below
@@ -120,7 +120,9 @@ def _depends(func: OpOverload, short: str) -> bool:
     return short != "repeat_interleave" or func._overloadname in ("Tensor", "self_Tensor")
 
 
-def _scalars(short: str, names: list[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[object, ...]] | None:
+def _scalars(
+    short: str, names: list[str]
+) -> Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]] | None:
     """What besides shapes decides the cost: the strides of a product's factors, whether attention is causal, ..."""
     if short in _PRODUCTS:
         return lambda args, kwargs: tuple(tuple(a.stride()) for a in args if isinstance(a, torch.Tensor))
@@ -135,13 +137,13 @@ def _scalars(short: str, names: list[str]) -> Callable[[tuple[Any, ...], dict[st
     return None
 
 
-def _causal(names: list[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[object, ...]]:
+def _causal(names: list[str]) -> Callable[[tuple[object, ...], dict[str, object]], tuple[object, ...]]:
     named = next((name for name in ("is_causal", "causal", "custom_mask_type") if name in names), None)
     if named is None:
         return lambda args, kwargs: ()
     at = names.index(named)
 
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, ...]:
+    def read(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
         return (("is_causal", bool(args[at] if at < len(args) else kwargs.get(named, False))),)
 
     return read

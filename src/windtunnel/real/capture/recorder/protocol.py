@@ -23,5 +23,5 @@ class Recording(Records, Protocol):
     world: Any
     cuda: PretendedCuda | None
 
-    def read(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[Any]) -> Any:
+    def read(self, func: OpOverload, facts: OpFacts, args: Arguments, kwargs: Keywords, inputs: list[object]) -> object:
         """An op that gives Python a value: what it is told; the host waits for the device."""

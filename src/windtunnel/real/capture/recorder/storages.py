@@ -113,7 +113,7 @@ class Ledger:
         if self.current_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_at, self.peak_frames = self.current_bytes, at, frames_here(3)
 
-    def mark(self, tensors: Iterable[Any], category: str) -> None:
+    def mark(self, tensors: Iterable[object], category: str) -> None:
         """Say what the storages of `tensors` are for; the first word stands, unless it was communication."""
         for tensor in tensors:
             number = self.known(tensor)

@@ -32,21 +32,21 @@ def checkpoints_of_one_rank(replacements: Replacements, told: Callable[[str], No
             told("checkpoints hold the real rank's part only: they resume here, not on a cluster")
         init(self, group, False, coordinator_rank)
 
-    def partial_is_fine(*_: Any, **__: Any) -> list[str]:
+    def partial_is_fine(*_: object, **__: object) -> list[str]:
         return []
 
     replacements.set(wrapper, "__init__", alone)
     replacements.set(default_planner, "_validate_global_plan", partial_is_fine)
 
 
-def backend_of(group: Any, device: str) -> Any:
+def backend_of(group: Any, device: str) -> object:
     """The real backend that a group has for a device: `_get_backend`. Its methods let Python's lock go, ops do not."""
     import torch
 
     return group._get_backend(torch.device(device))
 
 
-def compiled_kernel(source: str, name: str) -> Any:
+def compiled_kernel(source: str, name: str) -> object:
     """A CUDA kernel from its source, by NVRTC: nothing public launches one on a stream without a C++ extension."""
     import torch
 

@@ -51,13 +51,13 @@ def flex_attention_in_one_op(note: Callable[[str], None]) -> Replacements:
             lse = query.new_empty(query.shape[:3], dtype=torch.float32)
         return out, lse, query.new_empty((0,), dtype=torch.float32)
 
-    def mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: torch.device = None) -> Any:
+    def mask(mask_mod: Any, B: Any, H: Any, Q_LEN: int, KV_LEN: int, device: torch.device = None) -> object:
         device = device or torch.accelerator.current_accelerator() or "cpu"
         return torch.empty((), dtype=torch.bool, device=device).expand(B or 1, H or 1, Q_LEN, KV_LEN)
 
     def blocks(
         mask: torch.Tensor, Q_BLOCK_SIZE: int = 128, KV_BLOCK_SIZE: int = 128, separate_full_blocks: bool = False
-    ) -> Any:
+    ) -> object:
         while mask.dim() < 4:
             mask = mask.unsqueeze(0)
         *outer, rows, columns = mask.shape

@@ -53,10 +53,10 @@ def triton_kernels_in_one_op(note: Callable[[str], None]) -> Iterator[None]:
             note(f"the Triton kernel {named(self)} was not run: priced by the bytes of its tensors")
             return True
 
-        def run_of_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_of_kernel(self: Any, *args: object, **kwargs: object) -> object:
             return None if seen(self, args, kwargs) else run(self, *args, **kwargs)
 
-        def run_of_tuner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_of_tuner(self: Any, *args: object, **kwargs: object) -> object:
             return None if seen(self, args, kwargs) else tuned(self, *args, **kwargs)
 
         patches = Replacements()

@@ -175,7 +175,7 @@ class ScriptClock:
 
 
 def optimizer_hooks(
-    begins: Callable[[], None], ends: Callable[[], None], each: Callable[[Any], None] | None = None
+    begins: Callable[[], None], ends: Callable[[], None], each: Callable[[object], None] | None = None
 ) -> Callable[[], None]:
     """Watch all optimizers: `begins` and `ends` are told of the one that the script stepped first, `each` of all before
     they step. The result undoes that.

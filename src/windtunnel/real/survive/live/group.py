@@ -28,7 +28,7 @@ BUILD_TIMEOUT_S = 60.0
 ABORT_TAG = 2  # a message that nobody sends
 
 
-def store_of(place: Place) -> Any:
+def store_of(place: Place) -> dist.Store:
     """A client of the launcher's store, for one thread."""
     from torch.distributed import TCPStore
 
@@ -57,7 +57,7 @@ class Building:
             self.group = None
         self.over.set()
 
-    def wait(self, given_up: Callable[[], bool]) -> Any:
+    def wait(self, given_up: Callable[[], bool]) -> object:
         """The group; None where it could not be built or `given_up()` says that nobody needs it any more."""
         while not self.over.wait(0.01):
             if given_up():
@@ -80,7 +80,7 @@ def abort(group: Any) -> None:
                 group.recv([torch.zeros(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
-def reduced(group: Any, pieces: Sequence[Any]) -> bool:
+def reduced(group: Any, pieces: Sequence[object]) -> bool:
     """All-reduce the pieces in place; False where a member is gone."""
     try:
         works = [group.allreduce([piece]) for piece in pieces]

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import SpecError
 from windtunnel.process import adopting_orphans
@@ -64,7 +64,7 @@ class Told:
     not_replaced: list[tuple[int, int]] = field(default_factory=list)  # (rank, step) that were asked for in vain
     reason: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         return asdict(self)
 

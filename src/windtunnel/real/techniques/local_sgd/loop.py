@@ -49,7 +49,7 @@ class LearningRate:
         for group, first in zip(self.optimizer.param_groups, self.first, strict=True):
             group["lr"] = first * factor
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Where it stands."""
         return {"round": self.round, "local": self.local, "first": list(self.first)}
 

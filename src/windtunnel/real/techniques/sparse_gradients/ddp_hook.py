@@ -55,7 +55,7 @@ class State:
         """Elements sent over those of whole gradients."""
         return self.sent / self.dense if self.dense else 1.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything that a run needs to go on; each rank's is its own."""
         return {
             "residual": {name: kept.clone() for name, kept in self.residual.items()},
