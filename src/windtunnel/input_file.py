@@ -12,6 +12,7 @@ import io
 import os
 import stat
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ from windtunnel.errors import InputFileError
 
 MIB = 1 << 20
 TEXT_BYTES_MOST = 64 * MIB  # of tables and specs
+TABLE_BYTES_MOST = 1024 * MIB  # of tables of which columns are read, not Python's texts
 UNPACKED_BYTES_MOST = 4096 * MIB
 YAML_NODES_MOST = 1_000_000  # aliases written out
 
@@ -41,8 +43,9 @@ def open_input(path: str | Path) -> IO[bytes]:
 def read_bytes(path: str | Path, most: int = TEXT_BYTES_MOST) -> bytes:
     """All of a file. OSError also where it is larger than `most` bytes."""
     with open_input(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        is_large = os.fstat(file.fileno()).st_size > most  # said before a sparse file of terabytes is read
+        content = b"" if is_large else file.read(most + 1)
+    if is_large or len(content) > most:
         raise OSError(0, f"is larger than {most // MIB} MiB", str(path))
     return content
 
@@ -106,21 +109,37 @@ def _reason(error: Exception) -> str:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file says, by the safe rules. OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError.
+    """What a YAML file of one document says; nothing in it is None. Raises as `read_yaml_documents`."""
+    return _constructed(path, lambda loader: [loader.get_single_node()])[0]
 
-    What looks like a date and is none, such as 2026-13-45, is a YAMLError too.
+
+def read_yaml_documents(path: str | Path) -> list[Any]:
+    """What each document of a YAML file says, by the safe rules. OSError, UnicodeDecodeError, yaml.YAMLError.
+
+    RecursionError, too; what looks like a date and is none, such as 2026-13-45, is a YAMLError.
     """
+    return _constructed(path, _nodes)
+
+
+def _nodes(loader: Any) -> Iterator[Any]:
+    while loader.check_node():
+        yield loader.get_node()
+
+
+def _constructed(path: str | Path, composed: Callable[[Any], Iterable[Any]]) -> list[Any]:
     import yaml
 
-    loader = yaml.SafeLoader(read_text(path))
+    loader = yaml.SafeLoader(read_text(path, "utf-8-sig"))
+    found, count = [], 0
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if yaml_nodes(node) > YAML_NODES_MOST:
-            raise OSError(0, f"stands for more than {YAML_NODES_MOST:,} values with its aliases written out", str(path))
-        return loader.construct_document(node)
-    except ValueError as error:
+        for node in composed(loader):
+            count += 0 if node is None else yaml_nodes(node)
+            if count > YAML_NODES_MOST:
+                problem = f"stands for more than {YAML_NODES_MOST:,} values with its aliases written out"
+                raise OSError(0, problem, str(path))
+            found.append(None if node is None else loader.construct_document(node))
+        return found
+    except (ValueError, OverflowError) as error:
         raise yaml.YAMLError(str(error)) from None
     finally:
         loader.dispose()

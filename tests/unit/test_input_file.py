@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.input_file import gunzip, read_bytes, read_text, read_yaml
+from windtunnel.input_file import gunzip, read_bytes, read_text, read_yaml, read_yaml_documents
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
@@ -24,6 +24,8 @@ def test_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert read_text(tmp_path / "text") == (tmp_path / "text").read_text(encoding="utf-8")
     (tmp_path / "x.yaml").write_text("a: &one [1, 2]\nb: *one\n")
     assert read_yaml(tmp_path / "x.yaml") == {"a": [1, 2], "b": [1, 2]}
+    (tmp_path / "two.yaml").write_text("a: 1\n---\n---\n[2]\n")
+    assert read_yaml_documents(tmp_path / "two.yaml") == [{"a": 1}, None, [2]]
     assert gunzip(gzip.compress(b"one") + gzip.compress(b"two")) == b"onetwo"
 
 
@@ -76,7 +78,37 @@ for words in json.load(sys.stdin):
 """
 
 
-@pytest.mark.parametrize("what", ["pipe", "device", "bomb"])
+def answers_in_bounded_memory(questions: list[list[str]], folder: Path) -> list[tuple[int, str]]:
+    """Status and message of each, all in one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_ALL],
+        input=json.dumps(questions),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=240,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(questions), (answers, done.stderr[-500:])
+    return answers
+
+
+def hostile(what: str, path: Path) -> None:
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what in ("/dev/zero", "/proc/self/mem"):
+        path.symlink_to(what)
+    elif what == "sparse":
+        with path.open("wb") as file:
+            file.truncate(20 << 30)
+    else:
+        path.write_text(BOMB)
+
+
+HOSTILE = ["pipe", "/dev/zero", "/proc/self/mem", "sparse", "bomb"]
+
+
+@pytest.mark.parametrize("what", HOSTILE)
 def test_every_input_of_a_prediction_is_read_so(what: str, tmp_path: Path) -> None:
     """All of them in one process of bounded memory."""
     questions = []
@@ -84,27 +116,26 @@ def test_every_input_of_a_prediction_is_read_so(what: str, tmp_path: Path) -> No
         (tmp_path / place).mkdir()
         name = {"model": "in.json", "--router-load": "in.csv", "--lengths": "in.csv"}.get(place, "in.yaml")
         path = tmp_path / place / name
-        if what == "pipe":
-            os.mkfifo(path)
-        elif what == "device":
-            path.symlink_to("/dev/zero")
-        else:
-            path.write_text(BOMB)
+        hostile(what, path)
         arguments = {"model": "mixtral-8x7b", "--cluster": "h100-sxm:8"} | {place: str(path)}
         model = arguments.pop("model")
         words = [word for pair in arguments.items() for word in pair]
         questions.append(["predict", model, *words, "--global-batch", "8", "--seq", "128", "--no-save"])
-    done = subprocess.run(
-        [sys.executable, "-c", ASK_ALL],
-        input=json.dumps(questions),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=240,
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(questions), (answers, done.stderr[-500:])
-    for (status, said), words in zip(answers, questions, strict=True):
+    for (status, said), words in zip(answers_in_bounded_memory(questions, tmp_path), questions, strict=True):
+        assert status == 2, (words, said)
+        assert said.startswith("windtunnel: error: "), words
+        assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_traces_jobs_and_studies_are_read_so(what: str, tmp_path: Path) -> None:
+    endings = ("yaml", "json", "csv", "parquet", "txt")
+    for ending in (*endings, "et", "json.gz"):
+        hostile(what, tmp_path / f"in.{ending}")
+    questions = [["fleet", f"in.{ending}", "--cluster", "v100:8"] for ending in endings]
+    questions += [["explain", f"in.{ending}"] for ending in ("json", "parquet", "et", "json.gz")]
+    questions += [["sweep", "in.yaml", "--out", "out.parquet"]]
+    for (status, said), words in zip(answers_in_bounded_memory(questions, tmp_path), questions, strict=True):
         assert status == 2, (words, said)
         assert said.startswith("windtunnel: error: "), words
         assert len(said.splitlines()) == 1

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputFileError
+from windtunnel.input_file import read_text, read_yaml_documents
 from windtunnel.studies.fleet.jobs.table import Table
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
@@ -55,8 +56,9 @@ def _documents(path: Path) -> list[Any]:
 
     kind = "JSON" if path.suffix.lower() == ".json" else "YAML"
     try:
-        text = path.read_text("utf-8-sig")
-        found = [json.loads(text)] if kind == "JSON" else list(yaml.safe_load_all(text))
+        found = [json.loads(read_text(path, "utf-8-sig"))] if kind == "JSON" else read_yaml_documents(path)
+    except OSError as error:
+        raise InputFileError(path, f"cannot be read ({error.strerror})", "give a trace that can be") from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # ValueError: bad UTF-8, 13th month
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else getattr(error, "lineno", None)

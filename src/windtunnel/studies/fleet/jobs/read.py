@@ -62,8 +62,11 @@ def _table(path: Path) -> Table:
 
         return read_manifests(path)
     if path.is_file() and path.suffix.lower() not in (".parquet", ".pq"):
-        with path.open("rb") as file:
-            first = file.readline(4096)
+        try:
+            with path.open("rb") as file:
+                first = file.readline(4096)
+        except OSError as error:
+            raise InputFileError(path, f"cannot be read ({error.strerror})", "give a trace that can be") from None
         if first.startswith(b"\x1f\x8b"):
             raise InputFileError(path, "is packed with gzip", f"unpack it first: gunzip -k {path.name}")
         if b"|" in first and b"," not in first:

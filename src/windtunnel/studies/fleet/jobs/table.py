@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputFileError, SpecError, UserError
+from windtunnel.input_file import MIB, TABLE_BYTES_MOST
 
 Floats = NDArray[np.float64]
 LONGEST_S = 4e9  # of a time: 126 years, and the year 2096 of Unix time; 2**63 ns are 9.2e9 s
+HEADER_MOST = 1 << 20  # characters of the line of names
 LARGEST = 1e15  # of any number in a trace; far beyond what is meant
 
 
@@ -108,9 +110,12 @@ def read_table(path: Path, delimiter: str = ",") -> Table:
     """A CSV or Parquet file. Raises InputFileError."""
     if not path.is_file():
         raise InputFileError(path, "is not a file", "give the path of a trace")
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(path)
-    return _read_csv(path, delimiter)
+    if path.stat().st_size > TABLE_BYTES_MOST:
+        raise InputFileError(path, f"is larger than {TABLE_BYTES_MOST // MIB} MiB", "give fewer of its lines")
+    try:
+        return _read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else _read_csv(path, delimiter)
+    except OSError as error:
+        raise InputFileError(path, f"cannot be read ({error.strerror})", "give a trace that can be") from None
 
 
 def _read_parquet(path: Path) -> Table:
@@ -132,7 +137,7 @@ def _read_csv(path: Path, delimiter: str) -> Table:
 
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            header = next(csv.reader(file, delimiter=delimiter), [])
+            header = next(csv.reader(iter(lambda: file.readline(HEADER_MOST), ""), delimiter=delimiter), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputFileError(path, f"is not text in UTF-8 ({_first_line(error)})", "save it as CSV in UTF-8") from None
     names = [name.strip() for name in header]

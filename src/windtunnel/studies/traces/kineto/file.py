@@ -17,7 +17,7 @@ from windtunnel.input_file import MIB, UNPACKED_BYTES_MOST, read_bytes
 from windtunnel.studies.traces.chakra.json_form import concatenated
 from windtunnel.studies.traces.json_trace import JsonTrace, whole_values
 
-TRACE_BYTES_MOST = 8192 * MIB
+TRACE_BYTES_MOST = 4096 * MIB
 _REMEDY = "give a trace written by torch.profiler's export_chrome_trace, or a Chakra trace"
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _RANK = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')

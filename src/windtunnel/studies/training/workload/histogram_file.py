@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windtunnel.errors import InputFileError, SpecError
-from windtunnel.input_file import open_input
+from windtunnel.input_file import read_text
 
 MOST = 1e15  # of anything: sums stay exact enough
 Row = tuple[int, tuple[int, ...], float]  # line, keys, count
@@ -21,7 +21,7 @@ Row = tuple[int, tuple[int, ...], float]  # line, keys, count
 def read_histogram(path: Path, forms: Sequence[tuple[str, ...]], see: str) -> tuple[tuple[str, ...], list[Row]]:
     """Columns of the file, one of `forms`, and its rows. Raises InputFileError or SpecError, `see` the remedy."""
     try:
-        with io.TextIOWrapper(open_input(path), encoding="utf-8-sig", newline="") as file:
+        with io.StringIO(read_text(path, "utf-8-sig"), newline="") as file:
             lines = csv.reader(file)
             header = tuple(name.strip() for name in next(lines, ()))
             if header not in forms:
