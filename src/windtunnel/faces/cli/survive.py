@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import note, print_answer, stdout, working
 from windtunnel.faces.cli.plan_flags import PlanFlags
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 
 if TYPE_CHECKING:
     from windtunnel.physics.hardware import Cluster

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.faces.report.figures import plain, significant
 from windtunnel.faces.report.pages import page_template
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.units import format_many, format_time
 
 if TYPE_CHECKING:

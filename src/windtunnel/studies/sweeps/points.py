@@ -30,8 +30,9 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import SpecError, UnknownNameError
-from windtunnel.input_file import TEXT_BYTES_MOST, read_bytes, read_mapping
+from windtunnel.errors import InputFileError, SpecError, UnknownNameError
+from windtunnel.files.bytes import TEXT_BYTES_MOST, read_bytes
+from windtunnel.files.document import read_mapping
 
 FIELDS = ("verb", "fixed", "grid", "list", "random", "optuna")
 # Public functions of windtunnel that only answer: none writes a file, runs a program or takes the name of a function.
@@ -94,7 +95,11 @@ def _digest(value: str) -> str:
         if stat.S_ISDIR(found.st_mode):
             return _digest_of_folder(value)
         return _digest_of(value, found.st_mtime_ns, found.st_size) if stat.S_ISREG(found.st_mode) else ""
-    except (OSError, ValueError):  # no name of a file at all, or one that nobody may read: whoever opens it says so
+    except (
+        OSError,
+        ValueError,
+        InputFileError,
+    ):  # no name of a file at all, or one that nobody may read: whoever opens it says so
         return ""
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from windtunnel.errors import SpecError, UnknownNameError, remedy_of
-from windtunnel.input_file import read_mapping as mapping_of
+from windtunnel.files.document import read_mapping
 
 Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
@@ -132,6 +132,9 @@ class Plan(BaseModel):
         return int(count) if count else None
 
 
+PLAN_FILE = "a plan is lines of `field: value`, see docs/plan.md"
+
+
 def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
     """A Plan from a mapping or a YAML file. Raises SpecError on a wrong field, InputFileError on a wrong file."""
     if isinstance(spec, Plan):
@@ -139,7 +142,7 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
         return spec
     where = None
     if isinstance(spec, str | Path):
-        where, spec = str(spec), read_mapping(Path(spec))
+        where, spec = str(spec), read_mapping(spec, PLAN_FILE)
     if not isinstance(spec, Mapping):
         raise SpecError("plan", spec, "give a mapping of its fields, or the path of a YAML file")
     try:
@@ -154,11 +157,6 @@ def read_plan(spec: Plan | str | Path | Mapping[str, Any]) -> Plan:
         raise SpecError("plan", dict(spec), f"keys must be field names ({error})", where) from None
     _check_recompute(plan.recompute, where)
     return plan
-
-
-def read_mapping(path: Path) -> Mapping[str, Any]:
-    """A YAML file of plan fields. Raises InputFileError."""
-    return mapping_of(path, "a plan is lines of `field: value`, see docs/plan.md")
 
 
 def _spec_error(error: ValidationError, where: str | None) -> SpecError | UnknownNameError:

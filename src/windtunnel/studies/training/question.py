@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import InputFileError, SpecError, UnknownNameError, UserError
+from windtunnel.files.document import value_of
 from windtunnel.physics.step.scenario import CALM, Scenario
 from windtunnel.studies.training.launch.native import ARGUMENTS, is_native, read_native
 
@@ -42,9 +43,10 @@ class Question:
 
         `machine`: what the word `cluster` stands for, where it has been read.
         """
+        from windtunnel.files.document import read_mapping
         from windtunnel.physics.model import load_model
         from windtunnel.studies.training import read_plan
-        from windtunnel.studies.training.plan import read_mapping
+        from windtunnel.studies.training.plan import PLAN_FILE
 
         changes = settings_of(sets)
         native = None
@@ -67,7 +69,7 @@ class Question:
         if native is not None:
             written = dict(native.fields)
         elif plan is not None:
-            written = dict(read_mapping(plan))
+            written = dict(read_mapping(plan, PLAN_FILE))
         fields = {**written, **flags, **changes["plan"]}
         for name in ("global_batch", "seq_len"):
             if fields.get(name) is None:
@@ -170,18 +172,13 @@ def changed_cluster(cluster: str, settings: Mapping[str, Any]) -> Cluster:
 
 def settings_of(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`PART.KEY=VALUE` of every `--set`, by part; each part is there, if empty."""
-    import yaml
-
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     for text in sets:
         key, equals, value = text.partition("=")
         part, dot, rest = key.strip().partition(".")
         if not equals or not dot or not rest or part not in PARTS:
             raise SpecError("--set", text, f"write PART.KEY=VALUE with PART one of {', '.join(PARTS)}")
-        try:
-            found[part][rest] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: what looks like a date and is none
-            found[part][rest] = value
+        found[part][rest] = value_of(value)
     return found
 
 

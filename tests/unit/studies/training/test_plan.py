@@ -70,7 +70,7 @@ def test_what_is_required_is_asked_for(missing: str) -> None:
         (None, "No such file"),
         ("tp: [", "line 1: expected the node content"),
         ("- tp", "no mapping"),
-        ("tp: 2\n2: 3\nglobal_batch: 8\nseq_len: 8\n", "keys"),
+        ("tp: 2\n2: 3\nglobal_batch: 8\nseq_len: 8\n", "unknown plan field '2'"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, content: str | None, words: str) -> None:

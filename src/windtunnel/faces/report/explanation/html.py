@@ -14,7 +14,7 @@ from windtunnel.faces.report import figures
 from windtunnel.faces.report.explanation.console import less, share_words, time_words
 from windtunnel.faces.report.figures import plain
 from windtunnel.faces.report.pages import page_template
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.studies.traces.stragglers.explanation import Explanation, Part
 
 _ROWS = 12  # parts of one sort; the JSON has them all

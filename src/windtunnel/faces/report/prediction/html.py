@@ -31,7 +31,7 @@ from windtunnel.faces.report.prediction.disturbed_page import disturbed_view
 from windtunnel.faces.report.prediction.rows import advice_view, limit_groups
 from windtunnel.faces.report.prediction.spec_words import calibrated_words, flatten, gpus, layout, model_name, shown
 from windtunnel.faces.report.techniques import gain_rows, gain_words
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.physics.step.result import Result
 from windtunnel.units import format_many
 

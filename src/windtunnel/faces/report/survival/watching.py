@@ -12,7 +12,7 @@ from rich.text import Text
 from windtunnel.faces.report.figures import plain
 from windtunnel.faces.report.pages import page_template
 from windtunnel.faces.report.printing import columns
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.real.survive.watch.verdict import Verdict
 from windtunnel.units import format_time
 

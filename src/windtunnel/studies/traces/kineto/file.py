@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputFileError
-from windtunnel.input_file import MIB, UNPACKED_BYTES_MOST, read_bytes
+from windtunnel.files.bytes import MIB, UNPACKED_BYTES_MOST, read_bytes
 from windtunnel.studies.traces.chakra.json_form import concatenated
 from windtunnel.studies.traces.json_trace import JsonTrace, whole_values
 
@@ -72,11 +72,7 @@ def _refuse_ours(path: Path, is_excerpt: bool, schema: object = None) -> None:
 
 def unpacked(path: Path) -> tuple[bytes, bool]:
     """The content of a plain or gzipped file, and whether the compressed stream is cut off or damaged."""
-    try:
-        raw = read_bytes(path, TRACE_BYTES_MOST)
-    except (OSError, MemoryError) as error:
-        said = getattr(error, "strerror", None) or "it does not fit in memory"
-        raise InputFileError(path, f"cannot be read ({said})", "check the path and its permissions") from error
+    raw = read_bytes(path, "give a trace of fewer steps, or of one rank", TRACE_BYTES_MOST)
     if raw[:2] != b"\x1f\x8b":
         return raw, False
     parts: list[bytes] = []
