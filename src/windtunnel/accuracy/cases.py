@@ -84,6 +84,8 @@ def _case(row: Row) -> Case:
     plans = tuple(Plan(**known, **fields) for fields in chosen)
     swept = tuple(name for name, values in open_fields.items() if len(values) > 1)
     notes = (*fabric_notes, *((assumed,) if assumed else ()), *assumptions)
+    if row.mtp_layers is not None:
+        model = model.with_changes(mtp_layers=row.mtp_layers)
     return Case(row, model, cluster, plans, swept, notes, wording.is_packed(row))
 
 
@@ -227,9 +229,10 @@ def _columns(row: Row) -> dict[str, Any]:
     stated |= {name: getattr(row, name) for name in ("schedule", "gradient_dtype") if getattr(row, name)}
     if row.cp_kind:
         stated["cp_kind"] = wording.context_kind_of(row.cp_kind)
-    if row.bucket_parameters is not None:
-        stated["bucket_parameters"] = row.bucket_parameters
-    return stated
+    for name in ("bucket_parameters", "etp"):
+        if getattr(row, name) is not None:
+            stated[name] = getattr(row, name)
+    return stated | wording.formats_of(row) | wording.stages_of(row)
 
 
 def _check_batch(row: Row) -> list[str]:

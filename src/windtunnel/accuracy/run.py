@@ -10,7 +10,7 @@ from windtunnel.accuracy.anchor import anchored
 from windtunnel.accuracy.in_order import in_order
 from windtunnel.accuracy.outcome import Outcome, outcome_of
 from windtunnel.accuracy.report import Report, report_of
-from windtunnel.accuracy.table import Row, read_tables
+from windtunnel.accuracy.table import Row, read_tables, unread_columns
 from windtunnel.errors import SpecError
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def run_validation(
     ]
     if anchor == "smallest":
         filled = anchored(filled)
-    return report_of(", ".join(str(one) for one in tables), filled, level=level, source=source, anchor=anchor)
+    words = ", ".join(str(one) for one in tables)
+    return report_of(words, filled, level=level, source=source, anchor=anchor, unread=unread_columns(tables))
 
 
 def _left_out(row: Row, level: str | None, source: str | None) -> str:

@@ -230,6 +230,42 @@ def recomputes_of(row: Row) -> tuple[str, ...]:
     raise UnreadableError(f"recompute {row.recompute!r} is not modelled")
 
 
+def formats_of(row: Row) -> dict[str, Any]:
+    """What travels between replicas, and what is launched as a graph, where a column says so.
+
+    Megatron-Core with `reuse_grad_buf_for_mxfp8_param_ag` gathers mxfp8 parameters as bf16, two bytes each.
+    """
+    fields: dict[str, Any] = {}
+    if row.grad_reduce_dtype:
+        if row.grad_reduce_dtype not in ("bf16", "fp32"):
+            raise UnreadableError(f"grad_reduce_dtype {row.grad_reduce_dtype!r} is not modelled")
+        fields["gradient_dtype"] = row.grad_reduce_dtype
+    if row.param_gather_dtype.lower().startswith("bf16"):
+        fields["fp8_parameters"] = False
+    graphs = row.cuda_graph.lower()
+    if graphs.startswith("full"):
+        fields["cuda_graphs"] = True
+    elif graphs.startswith("per layer"):  # experts, which are most launches, stay outside
+        fields["cuda_graphs"] = not row.moe
+    elif graphs == "none":
+        fields["cuda_graphs"] = False
+    elif graphs:
+        raise UnreadableError(f"cuda_graph {row.cuda_graph!r} is not modelled")
+    return fields
+
+
+def stages_of(row: Row) -> dict[str, Any]:
+    """Layers of each virtual stage by Megatron's `pipeline_model_parallel_layout`, such as `Et*4|(t*4|)*14tmL`."""
+    text = row.pipeline_layout
+    if not text:
+        return {}
+    for pattern in (r"\(([^()]*)\)\*(\d+)", r"([a-zA-Z])\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    if set(text) - set("EtmL|"):
+        raise UnreadableError(f"pipeline_layout {row.pipeline_layout!r} is not modelled")
+    return {"layers_per_stage": tuple(stage.count("t") for stage in text.split("|"))}
+
+
 def offloaded_layers(row: Row) -> int:
     """Layers whose activations go to the host."""
     text = row.offload.strip().lower()
