@@ -60,7 +60,8 @@ RECOMPUTED_PARTS = {
     "per-op sac": "ops",
     "layernorm": "norms",
     "mlp": "mlp",
-    "moe": "mlp",
+    "moe": "moe",
+    "shared_experts": "shared_experts",
     "moe_act": "moe_activation",
     "mla_up_proj": "mla_up_proj",
 }

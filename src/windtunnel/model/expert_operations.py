@@ -141,7 +141,7 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
     kept = KEPT_BYTES[shard.precision] if low else float(shard.activation_bytes)
     return Operation(
         name,
-        "mlp",
+        "moe",
         "grouped_gemm",
         shape=(groups, m, n, k),
         flops=2.0 * groups * even * n * k,

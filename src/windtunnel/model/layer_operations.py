@@ -115,8 +115,9 @@ def _feed_forward(block: FeedForward, model: Model, shard: Shard, load: float) -
 def _dense(size: int, block: FeedForward, model: Model, shard: Shard, prefix: str) -> list[Operation]:
     t, h, f = shard.tokens, model.hidden_size, size / shard.tp
     up = 2 if block.gated else 1
+    part = "mlp" if prefix == "mlp" else "shared_experts"
     return [
-        linear(f"{prefix}_up", "mlp", t, up * f, h, shard, side="column"),
+        linear(f"{prefix}_up", part, t, up * f, h, shard, side="column"),
         activate("activation", "activation", t, f, block, shard),
-        linear(f"{prefix}_down", "mlp", t, h, f, shard, side="row"),
+        linear(f"{prefix}_down", part, t, h, f, shard, side="row"),
     ]

@@ -23,7 +23,17 @@ Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp
 PARAMETER_FORMATS = ("fp8", "fp8-current", "mxfp8")  # in which recipes keep parameters: none in 4 bits
 PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # of a precision; others: itself
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
-RECOMPUTE_PARTS = ("attention", "core_attention", "mla_up_proj", "mlp", "norms", "activation", "moe_activation", "ops")
+RECOMPUTE_PARTS = (
+    *("attention", "core_attention", "mla_up_proj", "mlp", "moe", "shared_experts"),
+    *("norms", "activation", "moe_activation", "ops"),
+)
+# What is made again with a part: latent attention's projections with attention; a block from its input on.
+WITH_PART = {
+    "attention": ("mla_up_proj",),
+    "mlp": ("activation",),
+    "moe": ("router", "moe_permute", "moe_transfer", "moe_activation", "shared_experts", "activation"),
+    "shared_experts": ("activation",),
+}
 
 
 class Plan(BaseModel):
@@ -121,7 +131,7 @@ class Plan(BaseModel):
         """Named parts of selective recomputation; empty for none and full."""
         kind, _, parts = self.recompute.partition(":")
         named = frozenset(parts.split(",")) if kind == "selective" else frozenset()
-        return named | {"mla_up_proj"} if "attention" in named else named
+        return named.union(*(WITH_PART.get(part, ()) for part in named))
 
     @property
     def recompute_layers(self) -> int | None:
