@@ -19,6 +19,7 @@ class UnreadableError(Exception):
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
     ("jax", "maxtext"),  # PaxML as well
     ("maxtext", "maxtext"),
+    ("prime-rl", "torchtitan"),  # FSDP2, its parallel layers are torchtitan's
     ("megatron-deepspeed", "megatron-deepspeed"),
     ("deepspeed", "deepspeed"),
     ("internevo", "internevo"),
@@ -147,7 +148,10 @@ def is_known_framework(row: Row) -> bool:
 def family_of(row: Row) -> str:
     """Model family, for what the numbers of a row leave out (norms, biases, positions)."""
     family = row.model_family.lower()
-    return FAMILIES.get(family, family) or "llama"
+    if not family:
+        name = row.model.lower().replace("-", "")
+        return next((one for one in ("qwen3", "qwen2", "olmo3") if name.startswith(one)), "llama")
+    return FAMILIES.get(family, family)
 
 
 def precision_of(row: Row) -> str:
@@ -182,6 +186,8 @@ def attention_of(row: Row) -> str:
     """
     if row.attention_impl.lower().startswith("unfused"):
         return "unfused"
+    if stated := re.search(r"flash_attention_(\d)", f"{row.framework} {row.attention_impl}"):
+        return "flash2" if stated[1] == "2" else "flash"
     if "composer" in row.framework.lower():
         return "triton"
     if "megatron" in row.framework.lower() and "2020" < row.date < "2023-07":
@@ -190,6 +196,18 @@ def attention_of(row: Row) -> str:
         return "flash"
     cudnn = row.date >= CUDNN_SDPA and row.gpu.upper().startswith(CUDNN_SDPA_GPUS)
     return "flash" if cudnn else "flash2"
+
+
+def loss_of(row: Row) -> str | None:
+    """How the loss is computed, where it is known; None: as the framework does.
+
+    prime-rl's reinforcement-learning trainer works through the vocabulary in chunks, forward and again backward
+    (`models/layers/lm_head.py`), its fine-tuning takes PyTorch's cross-entropy of logits in fp32. Liger's fuses the
+    head with the loss.
+    """
+    if "prime-rl" in row.framework.lower():
+        return "eager" if row.task.lower() == "sft" else "chunked"
+    return "fused" if "liger" in row.notes.lower() else None
 
 
 def expert_tensor_of(row: Row) -> int | None:
@@ -293,6 +311,10 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
             fields["shard_group"] = int(found[1])
         elif "nothing overlaps" in note or "no overlap at all" in note:
             fields |= dict.fromkeys(NO_OVERLAP, False)
+    if "torch.compile" in row.framework.lower():
+        fields["compile"] = True
+    if "adamwbf16" in row.notes.lower():
+        fields |= {"optimizer_dtype": "bf16", "master_dtype": "bf16"}
     if row.attention_impl.lower().startswith("te +"):  # AutoModel with TransformerEngine's fused layers
         fields["compile"] = True
     if "ulysses cp" in row.notes.lower():

@@ -98,11 +98,21 @@ class PlanFlags:
     ] = None
     optimizer: Annotated[Literal["adam", "sgd", "muon"] | None, _flag(NUMBERS, "Optimizer (adam).")] = None
     optimizer_dtype: Annotated[
-        Literal["fp32", "bf16"] | None, _flag(NUMBERS, "Format of the optimizer's moments (fp32).")
+        Literal["fp32", "bf16", "int8"] | None, _flag(NUMBERS, "Format of the optimizer's moments (fp32).")
+    ] = None
+    master_dtype: Annotated[
+        Literal["fp32", "bf16"] | None, _flag(NUMBERS, "Format of the parameters that the optimizer updates (fp32).")
+    ] = None
+    loss: Annotated[
+        Literal["eager", "compiled", "fused", "chunked"] | None,
+        _flag(NUMBERS, "Cross-entropy: eager or compiled over whole logits, fused with the head, chunked."),
     ] = None
 
     lora_rank: Annotated[
         int | None, _flag(NUMBERS, "Rank of low-rank adapters beside frozen weights; 0 trains all weights (0).")
+    ] = None
+    frozen_dtype: Annotated[
+        Literal["bf16", "int8", "nf4"] | None, _flag(NUMBERS, "Format of frozen weights; nf4 is QLoRA (bf16).")
     ] = None
     lora_targets: Annotated[
         Literal["qkv", "attention", "all"] | None,

@@ -115,6 +115,11 @@ class Layout:
         return self._gathers_low and not self.holds_low_precision
 
     @property
+    def widens_weights(self) -> bool:
+        """Whether passes make 16-bit weights of frozen ones that are kept in fewer bits."""
+        return self.plan.lora_rank > 0 and self.plan.frozen_dtype != "bf16"
+
+    @property
     def transposes_weights(self) -> bool:
         """Whether backward passes transpose the fp8 weights that they gather, as Hopper's GEMMs read one layout only.
 

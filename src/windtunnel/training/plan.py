@@ -88,10 +88,18 @@ class Plan(BaseModel):
         default=None, description="format of accumulation and reduction"
     )
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
-    optimizer_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="format of the optimizer's moments")
+    optimizer_dtype: Literal["fp32", "bf16", "int8"] = Field(
+        default="fp32", description="format of the optimizer's moments"
+    )
+    master_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="format of the parameters that the optimizer updates"
+    )
 
     lora_rank: Annotated[int, Field(ge=0, le=65_536)] = Field(
         default=0, description="rank of low-rank adapters beside frozen weights (LoRA); 0: all weights are trained"
+    )
+    frozen_dtype: Literal["bf16", "int8", "nf4"] = Field(
+        default="bf16", description="format that frozen weights are kept in (nf4: QLoRA)"
     )
     lora_targets: Literal["qkv", "attention", "all"] = Field(
         default="all",
@@ -108,6 +116,12 @@ class Plan(BaseModel):
     attention_impl: Literal["flash", "flash2", "triton", "unfused"] = Field(
         default="flash",
         description="flash (the GPU's best), flash2 (FlashAttention-2), triton (its forerunner), or unfused",
+    )
+
+    loss: Literal["eager", "compiled", "fused", "chunked"] | None = Field(
+        default=None,
+        description="eager (logits in fp32), compiled (one kernel over whole logits), fused (head and loss a chunk of"
+        " tokens at a time), chunked (parts of the vocabulary, their product made again backward)",
     )
 
     bucket_parameters: Annotated[int, Field(ge=1, le=10**12)] | None = Field(

@@ -54,6 +54,10 @@ _BACKWARD_CALLS = {
 }
 
 
+# Of a frozen weight. nf4: a scale in 8 bits for every 64 (QLoRA, arXiv 2305.14314: .127 bits a weight); int8: one a row.
+FROZEN_BYTES = {"bf16": 2.0, "int8": 1.0, "nf4": 0.516}
+
+
 def parameter_bytes(plan: Plan) -> float:
     """Bytes per parameter of what sharded ranks gather from each other."""
     if plan.fp8_parameters:
@@ -227,7 +231,13 @@ class Pricer:
         return self.moved(op.backward_bytes if backward else op.forward_bytes)
 
     def weight_cast(self, op: Operation) -> Price | None:
-        """Quantising the weights of a low-precision GEMM; None where that is done once in a step, or not at all."""
+        """Quantising the weights of a low-precision GEMM; None where that is done once in a step, or not at all.
+
+        Or the other way: frozen weights of fewer bits made 16 bits wide for every product (bitsandbytes).
+        """
+        if self.layout.widens_weights and op.part not in ("adapter", "head"):
+            *groups, _, n, k = op.shape
+            return self.moved((FROZEN_BYTES[self.layout.plan.frozen_dtype] + 2.0) * math.prod(groups) * n * k)
         if not (op.low_precision and op.weight_elements and self.layout.casts_weights):
             return None
         return self.moved(op.weight_elements * CAST_BYTES[self.layout.plan.precision])

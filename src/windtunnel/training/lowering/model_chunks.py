@@ -82,7 +82,7 @@ def shard_of(layout: Layout) -> Shard:
         low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,
         activation_input_bytes=1 if plan.fp8_activation_input else 0,
         fused_mla=release.fused_mla and bool(plan.compile),
-        loss=release.loss if plan.framework == "megatron" else "",
+        loss=plan.loss or (release.loss if plan.framework == "megatron" else ""),
         # Of scaled_dot_product_attention on a GPU; a CPU's kernel takes fp32 and any number of heads.
         fused_groups=plan.precision != "fp32"
         or layout.cluster.gpu.generation == "cpu"
@@ -170,6 +170,8 @@ def _piece(
     keep = keeping(plan.framework, plan.release)
     if keep.loss["logits_kept"] == "pipelined":
         keep = replace(keep, loss={**keep.loss, "logits_kept": plan.pp > 1})
+    if plan.loss:
+        keep = replace(keep, loss=memory_document()["losses"][plan.loss])
     ends = [number for number in (0, len(blocks) - 1) if blocks[number].is_end] if blocks else []
     root = 0.0
     if keep.root_gathered and layout.gathers_in_passes:

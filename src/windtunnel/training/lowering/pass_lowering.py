@@ -261,6 +261,10 @@ def _backward(build: PassBuilder, block: Block, *, weights: bool) -> None:
             if _recomputed(op, plan.recompute_parts):
                 share = EVERY_OTHER if op.kind == "gemm" and "ops" in plan.recompute_parts else 1.0
                 _forward_op(build, op, "recompute ", share)
+    if plan.loss == "chunked":
+        for op in block.operations:
+            if op.name == "head":
+                _forward_op(build, op, "recompute ")
     build.backward = True
     for op in reversed(block.operations):
         _backward_op(build, op, weights=weights)
@@ -306,7 +310,7 @@ def _backward_gemm(build: PassBuilder, op: Operation, name: str, *, weights: boo
         build.compute(f"{name} cast", cast, "memory-bound")
     # TransformerEngine keeps the copies of the forward pass (`Linear` saves `weightmat`); torchao saves the weight as
     # it was, and quantises it again.
-    if keeping(plan.framework).fsdp2:
+    if keeping(plan.framework).fsdp2 or pricer.layout.widens_weights:
         _cast_weights(build, op, name)
     turned = pricer.weight_transposition(op)
     if turned is not None:

@@ -39,7 +39,7 @@ from windtunnel.training.lowering.shards.pipelined_shards import (
 )
 from windtunnel.training.lowering.step import LoweredStep
 from windtunnel.training.memory.allocations import Load, Passes, Resident, two_steps
-from windtunnel.training.memory.model_state import State, state_bytes
+from windtunnel.training.memory.model_state import MOMENT_BYTES, State, state_bytes
 from windtunnel.training.memory.saved_tensors import keeping
 from windtunnel.training.schedules import TRAITS, Kind, Schedule
 
@@ -336,8 +336,8 @@ class _Ranks:
         whole = sum(weights) or 1.0
         root = int(sum(piece.root_bytes for piece in held))
         moments = 2 if plan.optimizer == "adam" else 1
-        master = 0.0 if layout.habits.parameter_dtype == "fp32" else 4.0
-        share = 1.0 - master / (master + moments * (4.0 if plan.optimizer_dtype == "fp32" else 2.0))
+        master = 0.0 if "bf16" == plan.master_dtype or layout.habits.parameter_dtype == "fp32" else 4.0
+        share = 1.0 - master / (master + moments * MOMENT_BYTES[plan.optimizer_dtype])
         made_later = state.optimizer * share / moments
         units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
         first = [int(state.parameters * one / whole) for one in units]
