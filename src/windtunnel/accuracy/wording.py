@@ -46,6 +46,7 @@ PRECISIONS = {
     "fp8_mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
     "bfloat16": "bf16",
     "float16": "fp16",
     "float32": "fp32",
@@ -126,8 +127,8 @@ def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {"lora_rank": 16, "lora_targets": "all"}
     if "mlperf" in source:
         fields |= {"lora_targets": "attention"}
-        if row.precision.lower().startswith("fp8"):
-            fields |= {"fp8_parameters": True, "fp8_activation_input": True}
+        if row.precision.lower().startswith("fp8"):  # 96 GB hold both copies, and do
+            fields |= {"fp8_parameters": (row.tp or 1) < 4 or row.gpu != "GH200", "fp8_activation_input": True}
     elif "automodel" not in source and any(word in source for word in ("nemo", "megatron-bridge", "dgx cloud")):
         fields |= {"lora_targets": "qkv"}
     if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
@@ -263,7 +264,7 @@ def formats_of(row: Row) -> dict[str, Any]:
         fields["fp8_parameters"] = False
     graphs = row.cuda_graph.lower()
     if graphs.startswith("full"):
-        fields["cuda_graphs"] = True
+        fields |= {"cuda_graphs": True, "full_graph": True}
     elif graphs.startswith("per layer"):  # experts, which are most launches, stay outside
         fields["cuda_graphs"] = not row.moe
     elif graphs == "none":
@@ -311,6 +312,8 @@ def fields_of_notes(row: Row) -> dict[str, Any]:
             fields["shard_group"] = int(found[1])
         elif "nothing overlaps" in note or "no overlap at all" in note:
             fields |= dict.fromkeys(NO_OVERLAP, False)
+    if "full-step cuda graph" in row.notes.lower():
+        fields |= {"cuda_graphs": True, "full_graph": True}
     if "torch.compile" in row.framework.lower():
         fields["compile"] = True
     if "adamwbf16" in row.notes.lower():
@@ -372,14 +375,21 @@ def release_of(row: Row) -> str | None:
         return f"nemo-{found[1]}" if found else _dated("nemo", row)
     if "mosaicml llm-foundry benchmark" in source:
         return "llm-foundry-23.10"  # when its tables came (pull request 543); none came later (issue 1584)
-    for word, name in (("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry"), ("nanotron", "nanotron")):
+    for word, name in (
+        ("prime-rl", "prime-rl"),
+        ("torchtitan", "torchtitan"),
+        ("llm-foundry", "llm-foundry"),
+        ("nanotron", "nanotron"),
+    ):
         if word in source:
             return _dated(name, row)
+    if "primus" in source:
+        return _dated("primus", row)  # AMD's Megatron-LM, with dispatchers and kernels of its own
     return _dated("megatron", row) if row.framework.lower().startswith("megatron") else None
 
 
 def _dated(name: str, row: Row) -> str:
-    if found := re.match(r"(?:20)?(\d\d)-(\d\d)$", row.date):
+    if found := re.match(r"(?:20)?(\d\d)-(\d\d)(?:-\d\d)?$", row.date):
         return f"{name}-{found[1]}.{found[2]}"
     year = re.search(r"(\d{4})$", row.date)
     return f"{name}-{year[1]}" if year else name

@@ -86,7 +86,7 @@ class PlanFlags:
     seq_len: Annotated[int | None, _flag(BATCH, "Tokens per sequence; required.", "--seq-len", "--seq")] = None
 
     precision: Annotated[
-        Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"] | None,
+        Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"] | None,
         _flag(NUMBERS, "Format of the linear layers' GEMMs (bf16)."),
     ] = None
     fp8_activation_input: Annotated[bool | None, _flag(MEMORY, "Keep the input of the activation function in fp8.")] = (
@@ -139,6 +139,7 @@ class PlanFlags:
     overlap_p2p: Annotated[bool | None, _flag(OVERLAP, "Pipeline sends under computation.")] = None
     overlap_ep: Annotated[bool | None, _flag(OVERLAP, "Expert all-to-all under another micro-batch.")] = None
     cuda_graphs: Annotated[bool | None, _flag(OVERLAP, "Kernels launched as graphs.")] = None
+    full_graph: Annotated[bool | None, _flag(OVERLAP, "The whole step as one CUDA graph.")] = None
     compile: Annotated[bool | None, _flag(OVERLAP, "torch.compile or equivalent fusion.")] = None
 
     def given(self) -> dict[str, Any]:

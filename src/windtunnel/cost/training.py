@@ -63,6 +63,8 @@ class TrainingCosts:
     # Of its host, for each member of the group, by framework and by what crosses scale-up domains: `pp`, the messages
     # of a pipeline; `tp`, the group itself.
     late_member_s: Mapping[str, Mapping[str, float]]
+    graphed_step_share: float  # of the host's work between steps, where the step is one graph
+    replicas_of_nic: float  # of a NIC's rate, for what replicas of experts exchange across domains
     graph_launch_s: float  # one node of a CUDA graph
     gathered: float  # rows gathered or scattered by index over rows in their order, where kernels of their own do that
     compute_by_scale_up: float
@@ -112,6 +114,12 @@ class Software:
     fused_mla: bool = True  # whether rotary embedding and concatenation of latent attention are one kernel
     fp8_gather: bool = True  # whether fp8 parameters are gathered in fp8
     chained_norms: bool = False  # whether RMSNorm was a chain of kernels where it is one now
+    chained_activation: bool = True  # whether experts' activation with bias and clamp is a chain of kernels
+    layer_s: float = 0.0  # of the host in each layer and pass that no kernel hides
+    adapter_s: float = 0.0  # the same for each adapter
+    experts_s: float = 0.0  # and for the experts of a layer
+    adapter_token_s: float = 0.0  # of an adapter's products, for each token and pass, whatever the GPU
+    grouped: float = 1.0  # experts' products over those of the tables
     loss: str = ""  # cross-entropy by Megatron's own code, "eager" or "compiled"; "": TransformerEngine's kernel
 
 
@@ -158,6 +166,8 @@ def training_costs(generation: str) -> TrainingCosts:
         step_per_doubling_s=data["host"]["step_per_doubling_s"],
         exchange_s=data["host"]["exchange_s"],
         late_member_s=data["host"]["late_member_s"],
+        graphed_step_share=data["host"]["graphed_step_share"],
+        replicas_of_nic=data["replicas_of_nic"],
         graph_launch_s=data["host"]["graph_launch_s"],
         compiled_launch_s=data["host"]["compiled_launch_s"],
         compiled_call_s=data["host"]["compiled_call_s"],

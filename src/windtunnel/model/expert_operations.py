@@ -151,5 +151,5 @@ def _grouped(name: str, groups: int, even: float, n: float, k: float, shard: Sha
         output_bytes=groups * m * n * shard.activation_bytes,
         weight_elements=groups * n * k,
         low_precision=low,
-        kernels=round(groups * (shard.expert_launches_low if low else shard.expert_launches)),
+        kernels=max(1, round(groups * (shard.expert_launches_low if low else shard.expert_launches))),
     )

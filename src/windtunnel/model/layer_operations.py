@@ -80,9 +80,12 @@ def embedding_operations(model: Model, shard: Shard) -> tuple[Operation, ...]:
     )
 
 
-def head_operations(model: Model, shard: Shard, vocab_padded: int) -> tuple[Operation, ...]:
-    """Final norm, output GEMM and cross-entropy; over vocabulary shards its maximum, sum and target are shared."""
-    t, h = shard.tokens, model.hidden_size
+def head_operations(model: Model, shard: Shard, vocab_padded: int, times: int = 1) -> tuple[Operation, ...]:
+    """Final norm, output GEMM and cross-entropy; over vocabulary shards its maximum, sum and target are shared.
+
+    `times`: once, and once more for each token that is predicted ahead.
+    """
+    t, h = shard.tokens * times, model.hidden_size
     v = vocab_padded / shard.tp
     logits = t * v
     # Fused: read logits, write probabilities (fp32 inside). Eager: upcast and exponentiate in separate passes.

@@ -19,9 +19,13 @@ Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
     "megatron-deepspeed", "deepspeed", "internevo", "colossalai", "maxtext",
 ]  # fmt: skip
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"]
 PARAMETER_FORMATS = ("fp8", "fp8-current", "mxfp8")  # in which recipes keep parameters: none in 4 bits
-PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # of a precision; others: itself
+PEAK_DTYPE = {
+    "fp8": "fp8",
+    "fp8-current": "fp8",
+    **{name: name for name in ("mxfp8", "nvfp4", "mxfp4")},
+}  # others: itself
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
 RECOMPUTE_PARTS = (
     *("attention", "core_attention", "mla_up_proj", "mlp", "moe", "shared_experts"),
@@ -138,6 +142,7 @@ class Plan(BaseModel):
         default=None, description="hide expert all-to-all behind another micro-batch's compute"
     )
     cuda_graphs: bool | None = None
+    full_graph: bool = Field(default=False, description="the whole step is one CUDA graph, not one for each layer")
     compile: bool | None = Field(default=None, description="torch.compile or equivalent fusion of element-wise ops")
 
     @property

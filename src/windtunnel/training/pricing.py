@@ -12,7 +12,7 @@ time holds the launch, so there is no host beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 
@@ -25,10 +25,15 @@ from windtunnel.cost.price import FREE, Price, Source
 from windtunnel.cost.sustained import sustained_gemm, sustained_grouped_gemm, unaligned
 from windtunnel.cost.training import TrainingCosts, calibrated_training_costs, software, training_costs
 from windtunnel.hardware.calibration import LARGER_PROCESSES
+from windtunnel.model.adapters import ADAPTER
 from windtunnel.model.operations import CAST_BYTES, Operation, Transfer
 from windtunnel.training.layout import Layout
 from windtunnel.training.plan import PEAK_DTYPE, Plan
 
+STOPS_BAND = (0.5, 1.7)  # an estimate
+LONG_SEQUENCE = (
+    8192  # tokens from which on attention comes nearer to what it takes alone: prime-rl, 16k and 64k on Hopper
+)
 ADDED_WIDTH = 4096  # elements per row of what is added up as flat tensors
 NOT_MEASURED = (0.6, 1.6)  # band of bytes over bandwidth on a calibrated device; an estimate
 # oneDNN keeps the code of the last 1,024 shapes (ONEDNN_PRIMITIVE_CACHE_CAPACITY). An expert's products have six for
@@ -112,11 +117,14 @@ class Pricer:
         host, speed = self.training, layout.cluster.host.cpu_speed if calibration is None else 1.0
         self.launch_s = (host.graph_launch_s if plan.cuda_graphs else host.launch_s[plan.framework]) / speed
         self.step_s = host.step_per_doubling_s[plan.framework] * math.log2(max(1.0, layout.cluster.n_gpus / 8)) / speed
+        if plan.full_graph:
+            self.step_s *= host.graphed_step_share
         self.collective_launch_s = (
             host.graph_launch_s if plan.cuda_graphs else host.collective_launch_s[plan.framework]
         ) / speed
+        self.own = software(plan.release)
         # DeepEP and HybridEP bring tokens to their places as they arrive.
-        self.gathered = 1.0 if software(plan.release).deduplicates else host.gathered
+        self.gathered = 1.0 if self.own.deduplicates else host.gathered
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
         late_s = sum(each for what, each in host.late_member_s.get(plan.framework, {}).items() if across[what])
@@ -298,8 +306,18 @@ class Pricer:
                 sustained = self.training.sustained
                 factor = sustained.dispatch_across if tier(group) == "scale_out" else sustained.dispatch
                 price = price.fitted(factor, self._sigma["exposed"])
+            if transfer.group == "edp" and self.layout.shows_expert_traffic:
+                price = self._between_racks(transfer, price)
             known = self._transfers[transfer, skew] = (price, tier(group))
         return known
+
+    def _between_racks(self, transfer: Transfer, price: Price) -> Price:
+        """What replicas of experts exchange while every other group does, over the NICs of those in one domain."""
+        group = self.layout.group("edp")
+        size, nics = group.size, group.size / group.domains
+        rate = self.training.replicas_of_nic * nics * self.layout.cluster.scale_out.bandwidth_bytes_per_s
+        seconds = transfer.bytes_total * (size - 1) / size / rate
+        return price if seconds <= price.seconds else price.fitted(seconds / price.seconds, self._sigma["exposed"])
 
     def nic_share(self, transfer: Transfer) -> float:
         """Share of a GPU's NIC that a collective takes while alone."""
@@ -314,6 +332,17 @@ class Pricer:
         return price.fitted(
             self.training.sustained.p2p, self._sigma["exposed"]
         ) if across == "scale_out" else price, across
+
+    def stops(self, operations: Sequence[Operation]) -> Price | None:
+        """What the host keeps the GPU waiting in one pass over a layer; None for nothing."""
+        own = self.own
+        adapters = [op for op in operations if op.part == ADAPTER and op.name.endswith(" A")]
+        experts = any(op.kind == "grouped_gemm" for op in operations)
+        seconds = own.layer_s + own.adapter_s * len(adapters) + own.experts_s * experts
+        seconds += own.adapter_token_s * sum(op.shape[0] for op in adapters)
+        if not seconds:
+            return None
+        return Price(seconds, seconds * STOPS_BAND[0], seconds * STOPS_BAND[1], Source.FITTED)
 
     def _measured_gemm(self, op: Operation, role: str) -> Price:
         assert self.calibrated is not None
@@ -370,7 +399,8 @@ class Pricer:
 
     def _grouped(self, groups: float, m: float, n: float, k: float, low: bool) -> Price:
         dtype = self._low_dtype if low else self._dtype
-        return sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
+        price = sustained_grouped_gemm(self.kernels, self.training, groups, m, n, k, dtype)
+        return price if self.own.grouped == 1.0 else price.fitted(self.own.grouped, self._sigma["gemm_moe"])
 
     def _batched(self, shape: tuple[float, ...]) -> Price:
         """Products of many small matrices: as long as a cube of the same FLOPs computes, or as their bytes take."""
@@ -421,7 +451,8 @@ class Pricer:
             dtype=self._dtype,
             value_head_dim=int(dv),
         )
-        factor = self.training.sustained.attention
+        # What a kernel in training loses beside one alone it loses at its ends, and long ones less of.
+        factor = 1.0 + (self.training.sustained.attention - 1.0) * min(1.0, LONG_SEQUENCE / seq_q)
         if op.variant == "triton":
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":

@@ -138,9 +138,17 @@ def _forward(build: PassBuilder, block: Block, *, again: bool = False) -> None:
             operations = operations[:last] if last == len(operations) or not operations[last].repeats else operations
     for op in operations:
         _forward_op(build, op, "recompute " if again else "")
+    _stop(build, block)
     if block.offload and not again:
         saved = sum(op.saved_bytes for op in operations)
         build.copy("offload activations", saved)  # the pass ends when the copy has, nothing inside waits for it
+
+
+def _stop(build: PassBuilder, block: Block) -> None:
+    """What the host keeps the GPU waiting in one pass over a layer."""
+    price = None if block.is_end else build.pricer.stops(block.operations)
+    if price is not None:
+        build.compute("host stops", price, "host", kernels=0)
 
 
 def _forward_op(build: PassBuilder, op: Operation, prefix: str, share: float = 1.0) -> None:
@@ -268,6 +276,7 @@ def _backward(build: PassBuilder, block: Block, *, weights: bool) -> None:
     build.backward = True
     for op in reversed(block.operations):
         _backward_op(build, op, weights=weights)
+    _stop(build, block)
     build.backward = False
 
 
