@@ -376,6 +376,7 @@ def release_of(row: Row) -> str | None:
     if "mosaicml llm-foundry benchmark" in source:
         return "llm-foundry-23.10"  # when its tables came (pull request 543); none came later (issue 1584)
     for word, name in (
+        ("distmoe", "distmoe"),
         ("prime-rl", "prime-rl"),
         ("torchtitan", "torchtitan"),
         ("llm-foundry", "llm-foundry"),

@@ -104,9 +104,9 @@ def training_document() -> dict[str, Any]:
 class Software:
     """Habits of a software release, where they are not today's."""
 
-    deduplicates: bool = (
-        True  # expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP)
-    )
+    # Whether expert dispatch sends a token once to each rank that has experts for it (DeepEP, HybridEP); None: as the
+    # framework does.
+    deduplicates: bool | None = None
     masked_dispatch: bool = False  # whether tokens are brought to their experts' places by a product with a mask
     overlap_p2p: bool = True  # whether interleaved pipeline sends really hide behind compute
     overlap_gradients: bool = True  # whether gradients and parameters are exchanged beside computation

@@ -134,6 +134,12 @@ class Layout:
         return self.plan.full_graph and racks and tier(group) == "scale_out" and group.per_domain > 1
 
     @property
+    def deduplicates(self) -> bool:
+        """Whether expert dispatch sends a token once to each rank that has experts for it."""
+        own = software(self.plan.release).deduplicates
+        return self.habits.deduplicates if own is None else own
+
+    @property
     def widens_weights(self) -> bool:
         """Whether passes make 16-bit weights of frozen ones that are kept in fewer bits."""
         return self.plan.lora_rank > 0 and self.plan.frozen_dtype != "bf16"

@@ -124,7 +124,7 @@ class Pricer:
         ) / speed
         self.own = software(plan.release)
         # DeepEP and HybridEP bring tokens to their places as they arrive.
-        self.gathered = 1.0 if self.own.deduplicates else host.gathered
+        self.gathered = 1.0 if layout.deduplicates else host.gathered
         self.exchange_s = 0.0 if self.on_cpu else host.exchange_s.get(plan.framework, 0.0) / speed
         across = {"pp": layout.late_members, "tp": tier(layout.group("tp")) == "scale_out"}
         late_s = sum(each for what, each in host.late_member_s.get(plan.framework, {}).items() if across[what])
@@ -452,7 +452,7 @@ class Pricer:
             value_head_dim=int(dv),
         )
         # What a kernel in training loses beside one alone it loses at its ends, and long ones less of.
-        factor = 1.0 + (self.training.sustained.attention - 1.0) * min(1.0, LONG_SEQUENCE / seq_q)
+        factor = 1.0 + (self.training.sustained.attention - 1.0) * min(1.0, LONG_SEQUENCE / min(seq_q, window or seq_q))
         if op.variant == "triton":
             factor *= self.training.sustained.attention_triton
         elif op.variant == "flash2":

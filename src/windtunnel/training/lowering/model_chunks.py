@@ -80,7 +80,7 @@ def shard_of(layout: Layout) -> Shard:
         activation_bytes=4 if plan.precision == "fp32" else 2,
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
-        deduplicates=release.deduplicates,
+        deduplicates=layout.deduplicates,
         masked_dispatch=release.masked_dispatch,
         **_expert_habits(layout),
         low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,

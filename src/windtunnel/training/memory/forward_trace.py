@@ -102,8 +102,9 @@ class ForwardTape:
         if "ops" in self.w.parts:
             self.products = kept_products(operations, self.w.compiled)
         self.adapted = {op.name for op, behind in pairwise(operations) if behind.part == ADAPTER}
-        # What adapters make themselves is a few parts in a thousand of what their layer makes.
-        operations = tuple(op for op in operations if op.part != ADAPTER)
+        # What adapters make themselves is a few parts in a thousand of what their layer makes, and so is what joins
+        # states and embeddings before a layer of multi-token prediction.
+        operations = tuple(op for op in operations if op.part not in (ADAPTER, "mtp"))
         for number, op in enumerate(operations):
             if op.kind == "transfer" and not op.output_bytes:
                 continue
