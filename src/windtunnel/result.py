@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -47,6 +48,11 @@ class StageMemory:
     timeline: tuple[tuple[int, int], ...]  # (time_ns, allocated_bytes), thinned for drawing
     gives_back: bool = False  # fits only because the allocator gives cached memory back to the driver, again and again
     capacity_bytes: int = 0  # of its own device where stages lie on several types of GPU; 0: as the result says
+
+    def __post_init__(self) -> None:
+        for name, size in (*self.categories.items(), ("peak", self.peak_allocated_bytes), ("device", self.device_bytes)):
+            if not (math.isfinite(size) and size >= 0):
+                raise ValueError(f"stage {self.stage}: {name} of {size} bytes")
 
 
 @dataclass(frozen=True, slots=True)

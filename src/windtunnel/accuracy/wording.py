@@ -131,6 +131,8 @@ def adapters_of(row: Row) -> tuple[dict[str, Any], list[str]]:
             fields |= {"fp8_parameters": (row.tp or 1) < 4 or row.gpu != "GH200", "fp8_activation_input": True}
     elif "automodel" not in source and any(word in source for word in ("nemo", "megatron-bridge", "dgx cloud")):
         fields |= {"lora_targets": "qkv"}
+    if "prime-rl" in source:
+        fields |= {"lora_targets": "experts"}  # its default names them too
     if stated := re.search(r"lora rank (\d+)", row.notes.lower()):
         return fields | {"lora_rank": int(stated[1])}, []
     return fields, ["rank of the adapters not stated, taken as 16"]

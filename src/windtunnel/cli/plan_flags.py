@@ -115,7 +115,7 @@ class PlanFlags:
         Literal["bf16", "int8", "nf4"] | None, _flag(NUMBERS, "Format of frozen weights; nf4 is QLoRA (bf16).")
     ] = None
     lora_targets: Annotated[
-        Literal["qkv", "attention", "all"] | None,
+        Literal["qkv", "attention", "all", "experts"] | None,
         _flag(NUMBERS, "Linear layers with an adapter: qkv, attention or all (all)."),
     ] = None
 

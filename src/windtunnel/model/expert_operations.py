@@ -88,6 +88,21 @@ def expert_operations(block: FeedForward, model: Model, shard: Shard, load: floa
         activate("expert_activation", "moe_activation", arrived, f, block, shard),
         _grouped("experts_down", groups, even / groups, h, f, shard, load),
     ]
+    if shard.weighs_in_fp32:
+        # To fp32, multiplied, back; going back twice that, for rows and for scores. Of what only the backward pass has,
+        # three copies are there at its peak.
+        ops.append(
+            Operation(
+                "weigh_rows",
+                "moe_permute",
+                "memory",
+                forward_bytes=20.0 * arrived * h,
+                backward_bytes=30.0 * arrived * h,
+                saved_bytes=12.0 * arrived * h,
+                output_bytes=arrived * h * w,
+                kernels=3,
+            )
+        )
     if sort.forward_bytes:
         ops.append(sort)
     if scatter:

@@ -90,6 +90,7 @@ class Shard:
     fused: bool = True
     attention_impl: str = "flash"  # flash | flash2 | triton | unfused
     activation_bytes: int = ACTIVATION_BYTES
+    weighs_in_fp32: bool = False  # experts' rows are multiplied by their scores in fp32, by kernels of their own
     masked_dispatch: bool = False  # tokens go to their experts' places by a product with a mask, and back by another
     fused_projections: bool = True  # queries, keys and values in one GEMM, gate and up in one; else one GEMM each
     fused_norms: bool = False  # RMSNorm is one kernel also where nothing else is fused

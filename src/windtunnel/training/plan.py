@@ -105,9 +105,10 @@ class Plan(BaseModel):
     frozen_dtype: Literal["bf16", "int8", "nf4"] = Field(
         default="bf16", description="format that frozen weights are kept in (nf4: QLoRA)"
     )
-    lora_targets: Literal["qkv", "attention", "all"] = Field(
+    lora_targets: Literal["qkv", "attention", "all", "experts"] = Field(
         default="all",
-        description="which linear layers have an adapter: queries, keys and values, all of attention, all",
+        description="which layers have an adapter: queries, keys and values, all of attention, all linear ones, and"
+        " routed experts as well",
     )
 
     recompute: str = Field(default="none", description="none | full | full:N layers | selective:PART[,PART]")

@@ -243,7 +243,7 @@ class Pricer:
 
         Or the other way: frozen weights of fewer bits made 16 bits wide for every product (bitsandbytes).
         """
-        if self.layout.widens_weights and op.part not in ("adapter", "head"):
+        if self.layout.widens_weights and op.kind in ("gemm", "grouped_gemm") and op.part not in (ADAPTER, "head"):
             *groups, _, n, k = op.shape
             return self.moved((FROZEN_BYTES[self.layout.plan.frozen_dtype] + 2.0) * math.prod(groups) * n * k)
         if not (op.low_precision and op.weight_elements and self.layout.casts_weights):
@@ -336,7 +336,7 @@ class Pricer:
     def stops(self, operations: Sequence[Operation]) -> Price | None:
         """What the host keeps the GPU waiting in one pass over a layer; None for nothing."""
         own = self.own
-        adapters = [op for op in operations if op.part == ADAPTER and op.name.endswith(" A")]
+        adapters = [op for op in operations if op.part == ADAPTER and op.name.endswith(" A") and op.kind == "gemm"]
         experts = any(op.kind == "grouped_gemm" for op in operations)
         seconds = own.layer_s + own.adapter_s * len(adapters) + own.experts_s * experts
         seconds += own.adapter_token_s * sum(op.shape[0] for op in adapters)

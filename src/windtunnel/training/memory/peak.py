@@ -263,11 +263,12 @@ class _Ranks:
         during = before + most + gradients + parameters + root
         at = int(np.argmax(during))
         # What a pass leaves may come after its peak: no more of it is there than the peak holds besides gradients.
-        stays = max(0.0, min(float(adds[at]), float(most[at] - learned[at])))
+        own = float(most[at] - learned[at])  # below zero: the pass has freed more than it holds besides gradients
+        stays = min(float(adds[at]), own) if adds[at] > 0.0 or own < 0.0 else 0.0
         return _Walk(
             at,
             held=float(before[at]) + stays,
-            workspace=float(most[at] - learned[at]) - stays + root,
+            workspace=own - stays + root,
             levels=during,
             gradients=float(gradients[at] + learned[at]),
             parameters=float(parameters[at]),
