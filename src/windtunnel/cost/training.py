@@ -141,6 +141,11 @@ def before(release: str | None, other: str) -> bool:
     return release is not None and _named(release)[0] == _named(other)[0] and _named(release)[1] < _named(other)[1]
 
 
+def release_name(release: str | None) -> str:
+    """`nemo` of `nemo-24.11`; nothing of none."""
+    return "" if release is None else _named(release)[0]
+
+
 def _named(release: str) -> tuple[str, tuple[int, ...]]:
     """`nemo-24.11` as ("nemo", (24, 11)); a year is the short form of itself."""
     name, _, version = release.rpartition("-")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 
 import numpy as np
 
@@ -97,10 +96,6 @@ class Pricer:
         self.training: TrainingCosts = (
             training_costs(generation) if calibration is None else calibrated_training_costs(generation, calibration)
         )
-        if not (self.training.measured and layout.habits.measured):
-            known = self.training.uncertainty
-            wider = known | {"software": math.hypot(known["software"], known["unmeasured"])}
-            self.training = replace(self.training, uncertainty=wider)
         self.on_cpu = calibration is not None and calibration.kind == "cpu"
         self._sigma = self.training.uncertainty
         self._host = {} if calibration is None else calibration.host

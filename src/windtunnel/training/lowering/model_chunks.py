@@ -10,8 +10,8 @@ from windtunnel.cost.device_memory import memory_document
 from windtunnel.cost.training import software, training_document
 from windtunnel.model import Layer
 from windtunnel.model.adapters import learning, with_adapters
-from windtunnel.model.layer_parts import linear
 from windtunnel.model.layer_operations import embedding_operations, head_operations, layer_operations
+from windtunnel.model.layer_parts import linear
 from windtunnel.model.operations import CAST_BYTES, Operation, Shard
 from windtunnel.model.plain_operations import (
     plain_embedding_operations,
