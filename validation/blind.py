@@ -20,9 +20,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from windtunnel.accuracy.outcome import Outcome, outcome_of
-from windtunnel.accuracy.table import read_tables
-from windtunnel.training import predict
+from windtunnel.evidence.accuracy.outcome import Outcome, outcome_of
+from windtunnel.evidence.accuracy.table import read_tables
+from windtunnel.studies.training import predict
 
 HERE = Path(__file__).parent
 LEDGERS = ("measurements", "published", "simumax", "vtrain", "unseen", "ultrascale")

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from fit import HERE, TABLES, TOGETHER, Fit, _without, runs_of
 
-from windtunnel.accuracy import Case, Row, Skip, case_of, read_table
-from windtunnel.accuracy.outcome import outcome_of
-from windtunnel.cost.training import release_name, training_costs, training_document
-from windtunnel.training import predict
-from windtunnel.training.lowering import passes
+from windtunnel.evidence.accuracy import Case, Row, Skip, case_of, read_table
+from windtunnel.evidence.accuracy.outcome import outcome_of
+from windtunnel.physics.cost.training import release_name, training_costs, training_document
+from windtunnel.studies.training import predict
+from windtunnel.studies.training.lowering import passes
 
 OTHERS = ("published", "unseen", "ultrascale")
 EVERY = {"ultrascale": 20, "vtrain": 4}
@@ -152,7 +152,7 @@ def main() -> None:
         for (name, generation), of in sorted(pairs.items()):
             if name == framework:
                 text += f"  {generation}: {entry_of(of)}\n"
-    Path(str(files("windtunnel.cost.calibration").joinpath("seen.yaml"))).write_text(text, encoding="utf-8")
+    Path(str(files("windtunnel.physics.cost.calibration").joinpath("seen.yaml"))).write_text(text, encoding="utf-8")
     print(text)
 
 
