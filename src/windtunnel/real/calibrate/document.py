@@ -128,13 +128,13 @@ def load_document(path: Path) -> dict[str, Any] | None:
     return document
 
 
-def to_yaml(document: Mapping[str, Any]) -> str:
+def to_yaml(document: Mapping[str, object]) -> str:
     """The document as text, one row per line."""
     text = to_yaml_rows(_given(document), _number)
     return f"# Written by `windtunnel calibrate`. Read by any verb as --cluster FILE:1\n{text}"
 
 
-def _given(value: Any) -> Any:
+def _given(value: object) -> object:
     """Without what is None."""
     if isinstance(value, Mapping):
         return {key: _given(one) for key, one in value.items() if one is not None}
