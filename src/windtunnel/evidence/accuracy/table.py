@@ -184,10 +184,8 @@ def unread_columns(paths: Sequence[str | Path]) -> tuple[str, ...]:
     """Columns of the files that hold something and that nothing reads, in order."""
     found: dict[str, None] = {}
     for path in paths:
-        for cells in csv.DictReader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")):
-            found |= dict.fromkeys(
-                name for name, cell in cells.items() if name not in COLUMNS and cell and cell.strip()
-            )
+        table = read_table_of(path)
+        found |= dict.fromkeys(name for name in table.columns if name not in COLUMNS and any(table.texts(name)))
     return tuple(found)
 
 
