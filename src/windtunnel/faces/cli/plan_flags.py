@@ -86,7 +86,7 @@ class PlanFlags:
     seq_len: Annotated[int | None, _flag(BATCH, "Tokens per sequence; required.", "--seq-len", "--seq")] = None
 
     precision: Annotated[
-        Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"] | None,
+        Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"] | None,
         _flag(NUMBERS, "Format of the linear layers' GEMMs (bf16)."),
     ] = None
     fp8_activation_input: Annotated[bool | None, _flag(MEMORY, "Keep the input of the activation function in fp8.")] = (
@@ -98,14 +98,24 @@ class PlanFlags:
     ] = None
     optimizer: Annotated[Literal["adam", "sgd", "muon"] | None, _flag(NUMBERS, "Optimizer (adam).")] = None
     optimizer_dtype: Annotated[
-        Literal["fp32", "bf16"] | None, _flag(NUMBERS, "Format of the optimizer's moments (fp32).")
+        Literal["fp32", "bf16", "int8"] | None, _flag(NUMBERS, "Format of the optimizer's moments (fp32).")
+    ] = None
+    master_dtype: Annotated[
+        Literal["fp32", "bf16"] | None, _flag(NUMBERS, "Format of the parameters that the optimizer updates (fp32).")
+    ] = None
+    loss: Annotated[
+        Literal["eager", "compiled", "fused", "chunked"] | None,
+        _flag(NUMBERS, "Cross-entropy: eager or compiled over whole logits, fused with the head, chunked."),
     ] = None
 
     lora_rank: Annotated[
         int | None, _flag(NUMBERS, "Rank of low-rank adapters beside frozen weights; 0 trains all weights (0).")
     ] = None
+    frozen_dtype: Annotated[
+        Literal["bf16", "int8", "nf4"] | None, _flag(NUMBERS, "Format of frozen weights; nf4 is QLoRA (bf16).")
+    ] = None
     lora_targets: Annotated[
-        Literal["qkv", "attention", "all"] | None,
+        Literal["qkv", "attention", "all", "experts"] | None,
         _flag(NUMBERS, "Linear layers with an adapter: qkv, attention or all (all)."),
     ] = None
 
@@ -129,6 +139,7 @@ class PlanFlags:
     overlap_p2p: Annotated[bool | None, _flag(OVERLAP, "Pipeline sends under computation.")] = None
     overlap_ep: Annotated[bool | None, _flag(OVERLAP, "Expert all-to-all under another micro-batch.")] = None
     cuda_graphs: Annotated[bool | None, _flag(OVERLAP, "Kernels launched as graphs.")] = None
+    full_graph: Annotated[bool | None, _flag(OVERLAP, "The whole step as one CUDA graph.")] = None
     compile: Annotated[bool | None, _flag(OVERLAP, "torch.compile or equivalent fusion.")] = None
 
     def given(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from windtunnel.studies.serving.measures import distribution, stamps_of
 from windtunnel.studies.serving.replica.rules import Rules
 from windtunnel.studies.serving.replica.sequence import Sequence
 from windtunnel.studies.serving.replica.stepwise import StepwiseReplica
-from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.loop import simulate
 from windtunnel.studies.serving.step_time.times import TICKS_PER_NS, StepTimes
 from windtunnel.studies.serving.workload.lengths import arrivals
 from windtunnel.studies.serving.workload.requests import Workload

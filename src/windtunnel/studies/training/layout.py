@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from windtunnel.errors import LayoutError, SpecError
-from windtunnel.physics.cost.communication.collectives import Group, group_of
+from windtunnel.physics.cost.communication.collectives import Group, group_of, tier
 from windtunnel.physics.cost.training import software
 from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.model import Model
@@ -68,7 +68,10 @@ class Layout:
     def defaults(self) -> tuple[str, ...]:
         """What was filled in, one entry each: the framework, then every habit that makes a difference to this plan."""
         experts = any(layer.feed_forward.kind == "moe" for layer, _ in self.model.distinct_layers())
-        return _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        said = _said(self.habits, self.filled, self.asked, self.schedule, self.etp if experts else None)
+        return (
+            (*said, f"{self.predicts_ahead} layer of multi-token prediction trained") if self.predicts_ahead else said
+        )
 
     @property
     def tokens_per_rank(self) -> int:
@@ -119,6 +122,33 @@ class Layout:
     def casts_weights(self) -> bool:
         """Whether passes quantise the weights that they gather; elsewhere copies are made once in a step."""
         return self._gathers_low and not self.holds_low_precision
+
+    @property
+    def predicts_ahead(self) -> int:
+        """Layers of multi-token prediction that are trained: Megatron-Core has them, adapters learn without."""
+        return self.model.mtp_layers if self.plan.framework == "megatron" and not self.plan.lora_rank else 0
+
+    @property
+    def shows_expert_traffic(self) -> bool:
+        """Whether what replicas of experts exchange across domains is not hidden: in a step that is one graph.
+
+        DeepSeek-V3 on 512 to 8,192 GB200 (MLPerf v6.0) takes 1.6 s more than its micro-batches, at any number of them.
+        All of these runs have tp 2, so that what it costs cannot be told from that.
+        """
+        racks = self.cluster.scale_up_domain > self.cluster.gpus_per_node
+        group = self.group("edp")
+        return self.plan.full_graph and racks and tier(group) == "scale_out" and group.per_domain > 1
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether expert dispatch sends a token once to each rank that has experts for it."""
+        own = software(self.plan.release).deduplicates
+        return self.habits.deduplicates if own is None else own
+
+    @property
+    def widens_weights(self) -> bool:
+        """Whether passes make 16-bit weights of frozen ones that are kept in fewer bits."""
+        return self.plan.lora_rank > 0 and self.plan.frozen_dtype != "bf16"
 
     @property
     def transposes_weights(self) -> bool:

@@ -19,11 +19,25 @@ Framework = Literal[
     "megatron", "torchtitan", "fsdp", "nanotron", "pytorch",
     "megatron-deepspeed", "deepspeed", "internevo", "colossalai", "maxtext",
 ]  # fmt: skip
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-current", "mxfp8", "nvfp4", "mxfp4"]
 PARAMETER_FORMATS = ("fp8", "fp8-current", "mxfp8")  # in which recipes keep parameters: none in 4 bits
-PEAK_DTYPE = {"fp8": "fp8", "fp8-current": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # of a precision; others: itself
+PEAK_DTYPE = {
+    "fp8": "fp8",
+    "fp8-current": "fp8",
+    **{name: name for name in ("mxfp8", "nvfp4", "mxfp4")},
+}  # others: itself
 Degree = Annotated[int, Field(ge=1, le=1_000_000)]
-RECOMPUTE_PARTS = ("attention", "core_attention", "mla_up_proj", "mlp", "norms", "activation", "moe_activation", "ops")
+RECOMPUTE_PARTS = (
+    *("attention", "core_attention", "mla_up_proj", "mlp", "moe", "shared_experts"),
+    *("norms", "activation", "moe_activation", "ops"),
+)
+# What is made again with a part: latent attention's projections with attention; a block from its input on.
+WITH_PART = {
+    "attention": ("mla_up_proj",),
+    "mlp": ("activation",),
+    "moe": ("router", "moe_permute", "moe_transfer", "moe_activation", "shared_experts", "activation"),
+    "shared_experts": ("activation",),
+}
 
 
 class Plan(BaseModel):
@@ -78,14 +92,23 @@ class Plan(BaseModel):
         default=None, description="format of accumulation and reduction"
     )
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
-    optimizer_dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="format of the optimizer's moments")
+    optimizer_dtype: Literal["fp32", "bf16", "int8"] = Field(
+        default="fp32", description="format of the optimizer's moments"
+    )
+    master_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="format of the parameters that the optimizer updates"
+    )
 
     lora_rank: Annotated[int, Field(ge=0, le=65_536)] = Field(
         default=0, description="rank of low-rank adapters beside frozen weights (LoRA); 0: all weights are trained"
     )
-    lora_targets: Literal["qkv", "attention", "all"] = Field(
+    frozen_dtype: Literal["bf16", "int8", "nf4"] = Field(
+        default="bf16", description="format that frozen weights are kept in (nf4: QLoRA)"
+    )
+    lora_targets: Literal["qkv", "attention", "all", "experts"] = Field(
         default="all",
-        description="which linear layers have an adapter: queries, keys and values, all of attention, all",
+        description="which layers have an adapter: queries, keys and values, all of attention, all linear ones, and"
+        " routed experts as well",
     )
 
     recompute: str = Field(default="none", description="none | full | full:N layers | selective:PART[,PART]")
@@ -98,6 +121,12 @@ class Plan(BaseModel):
     attention_impl: Literal["flash", "flash2", "triton", "unfused"] = Field(
         default="flash",
         description="flash (the GPU's best), flash2 (FlashAttention-2), triton (its forerunner), or unfused",
+    )
+
+    loss: Literal["eager", "compiled", "fused", "chunked"] | None = Field(
+        default=None,
+        description="eager (logits in fp32), compiled (one kernel over whole logits), fused (head and loss a chunk of"
+        " tokens at a time), chunked (parts of the vocabulary, their product made again backward)",
     )
 
     bucket_parameters: Annotated[int, Field(ge=1, le=10**12)] | None = Field(
@@ -114,6 +143,7 @@ class Plan(BaseModel):
         default=None, description="hide expert all-to-all behind another micro-batch's compute"
     )
     cuda_graphs: bool | None = None
+    full_graph: bool = Field(default=False, description="the whole step is one CUDA graph, not one for each layer")
     compile: bool | None = Field(default=None, description="torch.compile or equivalent fusion of element-wise ops")
 
     @property
@@ -121,7 +151,7 @@ class Plan(BaseModel):
         """Named parts of selective recomputation; empty for none and full."""
         kind, _, parts = self.recompute.partition(":")
         named = frozenset(parts.split(",")) if kind == "selective" else frozenset()
-        return named | {"mla_up_proj"} if "attention" in named else named
+        return named.union(*(WITH_PART.get(part, ()) for part in named))
 
     @property
     def recompute_layers(self) -> int | None:

@@ -20,8 +20,8 @@ from windtunnel.studies.serving.emulator.app import application
 from windtunnel.studies.serving.emulator.clock import Clock
 from windtunnel.studies.serving.emulator.engine import Engine, Loss
 from windtunnel.studies.serving.emulator.fleet import Fleet
-from windtunnel.studies.serving.run import ROUTERS
-from windtunnel.studies.serving.simulate import simulate
+from windtunnel.studies.serving.loop import simulate
+from windtunnel.studies.serving.routing import ROUTERS
 from windtunnel.studies.serving.workload.lengths import lengths
 from windtunnel.studies.serving.workload.requests import Workload
 from windtunnel.units import parse_time
@@ -115,7 +115,7 @@ def listen(
     losses = parsed_losses(lose, replicas)
     rules = priced.rules
     warm_up(priced)
-    fleet = Fleet(priced.replica, replicas, ROUTERS[router](), round(priced.profile.first_token_s * 1e9))
+    fleet = Fleet(priced.replica, replicas, ROUTERS[router].make(), round(priced.profile.first_token_s * 1e9))
     bound = bound_socket(host, port, "--listen")
     try:
         file = None if record is None else open(record, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
