@@ -220,19 +220,24 @@ class Tests:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-m"]
         command += ["not slow and not long and not browser and not extras", *map(str, paths)]
         environment = {**os.environ, "PYTHONPATH": str(self.tree), "PYTHONDONTWRITEBYTECODE": "1"}
-        with (
-            tempfile.TemporaryFile("w+") as out,
-            subprocess.Popen(
-                command, cwd=HERE, env=environment, stdout=out, stderr=out, start_new_session=True
-            ) as process,
-        ):
+
+        def limited() -> None:
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS_MOST, CPU_SECONDS_MOST))
+
+        with tempfile.TemporaryFile("w+") as out:
+            process = subprocess.Popen(
+                command, cwd=HERE, env=environment, stdout=out, stderr=out, start_new_session=True, preexec_fn=limited
+            )
             try:
-                status = process.wait(SECONDS_MOST)
+                status = process.wait(20 * CPU_SECONDS_MOST)
             except subprocess.TimeoutExpired:
                 return None, ""
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if status < 0:  # ended by its limit
+                return None, ""
             out.seek(0)
             failed = re.search(r"^(?:FAILED|ERROR) (?:\S*/)?(\S+)", out.read(), re.MULTILINE)
             return status, failed[1] if failed else ""

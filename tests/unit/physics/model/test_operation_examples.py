@@ -206,7 +206,7 @@ def test_expert_tensor_ranks_see_each_others_tokens() -> None:
 def test_a_masked_dispatch_writes_tables_of_tokens_by_places() -> None:
     plain, found = (ops(MIXTURE, ep=4, deduplicates=False, masked_dispatch=one) for one in (False, True))
     table = T * 2 * T
-    # For each of two choices a table in fp32 is written; their sum (two read, one written); the mask read, written, cast.
+    # For each of two choices a table in fp32; their sum (two read, one written); the mask read, written and cast.
     more = table * (4 * 2 + 12 * (2 - 1) + 4 + 1 + 1 + W)
     assert found["router"].forward_bytes == plain["router"].forward_bytes + more
     assert found["router"].backward_bytes == plain["router"].backward_bytes + table * 4 * 2
@@ -265,3 +265,61 @@ def test_parameters_of_a_layer_and_flops_of_a_token() -> None:
     assert DENSE.forward_flops_per_token(S, "causal") == pytest.approx(per_token - 2 * HEADS * D * (S - 1))
     assert MIXTURE.parameters == attention + 8 * gated + H * 8 + 2 * H + 2 * VOCAB * H + H
     assert MIXTURE.active_parameters == attention + 2 * gated + H * 8 + 2 * H + 2 * VOCAB * H + H
+
+
+def test_other_numbers_that_a_model_learns() -> None:
+    attention = replace(DENSE.layers[0].attention, qkv_bias=True, out_bias=True, sinks=True)
+    plain = DENSE.layers[0].attention.parameters(H)
+    assert attention.parameters(H) == plain + (HEADS + 2 * KV) * D + H + HEADS
+    assert replace(attention, qk_norm="per_head").parameters(H) == attention.parameters(H) + 2 * D
+    assert replace(attention, qk_norm="full").parameters(H) == attention.parameters(H) + (HEADS + KV) * D
+    assert replace(attention, output_gate=True).parameters(H) == attention.parameters(H) + HEADS * D * H
+    block = DENSE.layers[0].feed_forward
+    assert replace(block, bias=True).block_parameters(H) == 3 * H * FFN + 2 * FFN + H
+    assert replace(block, bias=True, gated=False).block_parameters(H) == 2 * H * FFN + FFN + H
+    shared = replace(MIXTURE.layers[0].feed_forward, shared_size=10, shared_gate=True, router_bias=True)
+    assert shared.shared_parameters(H) == 3 * H * 10 + H
+    assert shared.router_parameters(H) == 8 * (H + 1)
+    assert shared.matmul_parameters(H) == 2 * 3 * H * FFN + 3 * H * 10 + H + H * 8
+    ends = replace(DENSE, learned_positions=S, embedding_norm=True, norm_bias=True, output_bias=True)
+    assert ends.embedding_parameters == (VOCAB + S) * H + 2 * H
+    assert ends.head_parameters == VOCAB * (H + 1)
+    assert replace(ends, tied_embeddings=True).head_parameters == 0
+    layer = DENSE.parameters_of(DENSE.layers[0])
+    assert replace(DENSE, mtp_layers=2).mtp_parameters == 2 * (layer.total + 2 * H * H + 3 * H)
+    assert DENSE.mtp_parameters == 0
+    assert replace(DENSE, final_norm=False).parameters == DENSE.parameters - H
+
+
+def test_latent_attention_learns_its_ways_down_and_up() -> None:
+    one = load_model("deepseek-v3").layers[0].attention
+    h, heads, rank, queries, nope, rope, value = 7168, 128, 512, 1536, 128, 64, 128
+    down = h * (queries + rank + rope)
+    up = queries * heads * (nope + rope) + rank * heads * (nope + value)
+    assert one.matmul_parameters(h) == down + up + heads * value * h
+    assert one.parameters(h) == one.matmul_parameters(h) + queries + rank
+    assert replace(one, q_lora_rank=None).matmul_parameters(h) == (
+        h * (rank + rope) + h * heads * (nope + rope) + rank * heads * (nope + value) + heads * value * h
+    )
+    biased = replace(one, qkv_bias=True)
+    assert biased.parameters(h) == one.parameters(h) + queries + rank + rope
+
+
+def test_keys_that_a_query_meets_on_average() -> None:
+    attention = DENSE.layers[0].attention
+    assert attention.mean_keys(10) == 5.5
+    assert attention.mean_keys(10, "full") == 10
+    window = replace(attention, window=4)
+    assert window.mean_keys(10) == pytest.approx((1 + 2 + 3 + 4 * 7) / 10)
+    assert window.mean_keys(10, "full") == 4
+    assert window.mean_keys(3) == 2
+    chunked = replace(window, chunked=True)
+    assert chunked.mean_keys(10) == pytest.approx((2 * (1 + 2 + 3 + 4) + 1 + 2) / 10)
+
+
+def test_fewer_layers_are_the_first_and_more_repeat_the_pattern_of_the_last() -> None:
+    a, b = DENSE.layers[0], replace(DENSE.layers[0], norms=1)
+    model = replace(DENSE, layers=(a, a, b, a, b))
+    assert model.with_changes(layers=2).layers == (a, a)
+    assert model.with_changes(layers=8).layers == (a, a, b, a, b, a, b, a)
+    assert model.distinct_layers() == ((a, 3), (b, 2))

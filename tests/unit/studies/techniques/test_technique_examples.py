@@ -84,6 +84,13 @@ def test_a_drive_takes_the_layers_that_neither_device_nor_host_holds(window: int
     assert found.details["host_bytes"] == pytest.approx((8 - window) * state)
 
 
+def test_a_gpus_share_of_its_host_is_what_may_be_away_unless_told() -> None:
+    host = parse_cluster(CLUSTER).host.memory_bytes
+    found = offloaded(window=2)
+    assert found.parameters["host_memory"] == host // parse_cluster(CLUSTER).gpus_per_node
+    assert offloaded(window=2, host_memory=12345678901).parameters["host_memory"] == 12345678901
+
+
 def test_times_of_a_layer_are_its_bytes_over_its_links() -> None:
     step = flat()
     blocks = [block for block in step.blocks if not block.is_end]

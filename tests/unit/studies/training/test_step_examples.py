@@ -221,13 +221,17 @@ def test_parts_of_a_band_err_independently() -> None:
     uncertainty = {"software": 0.03, "gemm": 0.1, "exposed": 0.2, "host": 0.4, "other": 0.5, "gemm_moe": 0.3}
     whole = {"gemm": 600, "exposed tp (scale_up)": 300, "unnamed": 100}
     sigma = math.sqrt(0.03**2 + (0.6 * 0.1) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
-    low, high = band_of(whole, 0.0, uncertainty, experts=False)
+    low, high, _ = band_of(whole, 0.0, uncertainty, experts=False)
     assert (low, high) == pytest.approx((1 / (1 + Z95 * sigma), 1 + SLOWER * Z95 * sigma))
     wider = math.sqrt(0.03**2 + (0.6 * 0.3) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
-    assert band_of(whole, 0.0, uncertainty, experts=True)[1] == pytest.approx(1 + SLOWER * Z95 * wider)
+    assert band_of(whole, 0.0, uncertainty, experts=True).high == pytest.approx(1 + SLOWER * Z95 * wider)
     spread = 2 * Z95 * 0.25  # kernels less sure than the runs
     kernels = math.sqrt(0.03**2 + (0.6 * 0.25) ** 2 + (0.3 * 0.2) ** 2 + (0.1 * 0.5) ** 2)
-    assert band_of(whole, spread, uncertainty, experts=False)[1] == pytest.approx(1 + SLOWER * Z95 * kernels)
+    assert band_of(whole, spread, uncertainty, experts=False).high == pytest.approx(1 + SLOWER * Z95 * kernels)
+    far = band_of(whole, 0.0, uncertainty, [("beyond", 0.5)], experts=False)
+    assert far.high == pytest.approx(1 + SLOWER * Z95 * math.hypot(sigma, 0.5))
+    assert far.reason == "beyond"
+    assert band_of(whole, 0.0, uncertainty, experts=False).reason == "mostly exposed tp (scale_up) and matrix products"
 
 
 # Prices of ops
