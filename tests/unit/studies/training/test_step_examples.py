@@ -68,6 +68,26 @@ def test_a_tied_table_is_reduced_by_its_part_on_a_rank(tp: int) -> None:
     assert [int(step.duration_ns[op]) for op in ops(step, "tied embedding")] == [nanoseconds(by_hand)] * 2
 
 
+@pytest.mark.parametrize(("stage", "kind"), [(0, "all_reduce"), (1, "reduce_scatter")])
+def test_gradients_are_reduced_and_parameters_gathered_in_messages_of_the_plan(stage: int, kind: str) -> None:
+    layout = laid_out(zero_stage=stage, bucket_parameters=30_000_000)
+    step, pricer = lowered(layout)
+    (piece,) = pieces_of(layout)
+    parameters = sum(piece.learning)
+    count = math.ceil(parameters / 30e6)
+    assert count == 3
+
+    def by_hand(what: str, width: float) -> list[int]:
+        return [nanoseconds(pricer.transfer(Transfer(what, "dp", parameters * width / count))[0].seconds)] * count
+
+    found = ops(step, "reduce gradients")
+    assert [int(step.duration_ns[op]) for op in found] == by_hand(kind, layout.gradient_bytes)
+    gathers = [int(step.duration_ns[op]) for op in ops(step, "gather parameters")]
+    assert gathers == (by_hand("all_gather", parameter_bytes(layout.plan)) if stage else [])
+    whole = laid_out(zero_stage=stage, bucket_parameters=10**12)
+    assert len(ops(lowered(whole)[0], "reduce gradients")) == 1
+
+
 def test_between_steps_the_host_works_longer_with_each_doubling() -> None:
     for gpus in (8, 64):
         layout = laid_out(cluster=f"h100-sxm:{gpus}", global_batch=128)
