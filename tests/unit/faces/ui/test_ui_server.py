@@ -23,7 +23,7 @@ from windtunnel.faces.ui.guard import FORM_BYTES_MOST
 from windtunnel.faces.ui.jobs import JobList
 from windtunnel.faces.ui.server import application
 from windtunnel.faces.ui.swept import journalled, tabled
-from windtunnel.physics.step.scenario import Scenario
+from windtunnel.questions.scenario import Scenario
 
 HERE = "127.0.0.1:8765"
 SAME = {"origin": f"http://{HERE}"}
