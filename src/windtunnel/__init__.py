@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from windtunnel.planning.plan import plan
     from windtunnel.programs.predict import predict_captured
     from windtunnel.report.comparison.compare import compare
-    from windtunnel.report.notebook import notebook_html
-    from windtunnel.report.prediction.html import write_html as write_report
+    from windtunnel.report.prediction.views import notebook_html
+    from windtunnel.report.prediction.views import write_report
     from windtunnel.report.run_folder import load as load_result
     from windtunnel.report.run_folder import save as save_result
     from windtunnel.result import Result
@@ -79,7 +79,7 @@ _HOME = {
     "fleet": ("fleet.study", "fleet"),
     "load_model": ("model", "load_model"),
     "load_result": ("report.run_folder", "load"),
-    "notebook_html": ("report.notebook", "notebook_html"),
+    "notebook_html": ("report.prediction.views", "notebook_html"),
     "op_table": ("training.op_table", "op_table"),
     "parse_cluster": ("hardware", "parse_cluster"),
     "plan": ("planning.plan", "plan"),
@@ -94,7 +94,7 @@ _HOME = {
     "serve_on_spot": ("cli.serve_spot", "serve_on_spot"),
     "survive": ("survive.question", "survive"),
     "whatif": ("cli.whatif", "ask_again"),
-    "write_report": ("report.prediction.html", "write_html"),
+    "write_report": ("report.prediction.views", "write_report"),
 }
 __all__ = [
     "Cluster",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.output_file import write_atomically
-from windtunnel.report.figures import plain, significant
-from windtunnel.report.pages import page_template
+from windtunnel.views.text import plain, significant
+from windtunnel.report.draw.page import page_template
 from windtunnel.units import format_many, format_time
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def print_calibration(view: CalibrationView, console: Console) -> None:
     """A table: one line per curve, then values and notes."""
     from rich.text import Text
 
-    from windtunnel.report.printing import columns
+    from windtunnel.report.draw.printing import columns
 
     console.print(Text(f"{plain(view.device)}, {plain(view.date)}", style="bold"))
     console.print(Text(", ".join(f"{plain(name)} {plain(version)}" for name, version in view.software.items())))

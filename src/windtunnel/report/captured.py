@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report.figures import plain
-from windtunnel.report.printing import print_trimmed
+from windtunnel.views.text import plain
+from windtunnel.report.draw.printing import print_trimmed
 from windtunnel.units import format_bytes, format_count
 
 MOST_CLASSES, MOST_ANSWERS, MOST_NOTES = 20, 8, 8

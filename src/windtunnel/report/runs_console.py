@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report.figures import duration, plain
+from windtunnel.views.text import duration, plain
 from windtunnel.report.run_list import Run, told_apart
 
 WIDE = 100  # columns

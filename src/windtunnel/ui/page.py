@@ -17,13 +17,15 @@ from threading import Lock
 from typing import Any
 
 from windtunnel.errors import SpecError, UnknownNameError, UserError
-from windtunnel.report.pages import page_template
-from windtunnel.report.prediction.html import view_of
+from windtunnel.report.draw.page import page_template
+from windtunnel.report.draw.page import body_of, page_of
+from windtunnel.report.prediction.views import advice_views, prediction_document
 from windtunnel.report.run_list import RunList, told_apart
 from windtunnel.result import Result
 from windtunnel.ui.form import FIRST, SECOND, START, Asked, asked_of, plan_fields
 from windtunnel.ui.jobs import REPORTS, VERBS, JobList
 from windtunnel.ui.swept import address_of, shown
+from windtunnel.views import Document
 from windtunnel.ui.variations import VARIED, points
 
 SHOWN_MOST = 100  # runs on one page of the list
@@ -87,7 +89,8 @@ class Page:
             return self.draw("mistake.html.j2", text=str(error), field=field_of(error))
         return self.draw(
             "answer.html.j2",
-            **(view_of(result) | {"advice_later": True}),
+            reproduce=result.reproduce,
+            body=body_of(prediction_document(result)),
             resolved=resolved_of(result),
             python=python,
             yaml=yaml,
@@ -101,7 +104,8 @@ class Page:
                 result = asked.answer(advice=True)
         except UserError:
             return ""  # the answer beside it says what is wrong
-        return page_template("advice.html.j2").render(advice=view_of(result)["advice"])
+        views = advice_views(result)
+        return body_of(Document("advice", "", views), heading=False) if views else ""
 
     def keep(self, values: Mapping[str, str]) -> str:
         """Save the answer to a filled form as a run folder; its name."""
@@ -196,7 +200,7 @@ class Page:
             here="runs",
             name=name,
             tags=", ".join(self.runs.tags().get(name, ())),
-            **view_of(result),
+            body=body_of(prediction_document(result)),
         )
 
     def compare(self, names: list[str]) -> str:
@@ -230,9 +234,7 @@ class Page:
         """(content, media type, file name) of a run as one HTML file, a Perfetto trace or JSON."""
         result = self.runs.result(name)
         if kind == "html":
-            from windtunnel.report.prediction.html import render_html
-
-            return render_html(result).encode(), "text/html", f"{name}.html"
+            return page_of(prediction_document(result)).encode(), "text/html", f"{name}.html"
         if kind == "trace":
             from windtunnel.report.prediction.trace import trace_bytes
 

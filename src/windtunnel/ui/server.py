@@ -24,14 +24,14 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from windtunnel.errors import InputFileError, UserError
-from windtunnel.report.pages import page_template
+from windtunnel.report.draw.page import page_template
 from windtunnel.ui.form import field_for
 from windtunnel.ui.guard import Guard
 from windtunnel.ui.page import Page, field_of
 from windtunnel.ui.swept import journalled, tabled
 
 SCRIPTS = ("page.js", "cloud.js", "htmx.min.js")
-REPORT_SCRIPTS = ("report.js", "heatmap.js")
+REPORT_SCRIPT = "views.js"
 POLL_S = 0.5
 # A report that a job drew runs its own script, so it is shown apart from the page: no cookie, no page, no network.
 REPORT_POLICY = (
@@ -220,4 +220,4 @@ def scripts() -> dict[str, bytes]:
     """The files that the pages load, by their names. Styles are in the pages, so that they are painted at once."""
     folder = files("windtunnel.ui") / "static"
     found = {name: (folder / name).read_bytes() for name in SCRIPTS}
-    return found | {"report.js": "\n".join(page_template(part).render() for part in REPORT_SCRIPTS).encode()}
+    return found | {"report.js": page_template(REPORT_SCRIPT).render().encode()}

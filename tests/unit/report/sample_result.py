@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from windtunnel.report.figures import split_exactly
+from windtunnel.views.text import split_exactly
 from windtunnel.result import (
     Advice,
     Blame,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.report import figures
+from windtunnel.views import text as figures
 from windtunnel.report.prediction import categories
 
 PARTS = st.lists(st.integers(-(10**13), 10**13), min_size=1, max_size=12)

@@ -14,7 +14,8 @@ from windtunnel.cli import main
 from windtunnel.errors import LayoutError, SpecError, UnknownNameError
 from windtunnel.hardware import parse_cluster
 from windtunnel.model import load_model
-from windtunnel.report.prediction.html import render_html
+from windtunnel.report.draw.page import page_of
+from windtunnel.report.prediction.views import prediction_document
 from windtunnel.report.techniques import gain_lines
 from windtunnel.result import Result
 from windtunnel.techniques import gains, predict_with
@@ -271,7 +272,7 @@ def test_console_and_page_say_what_a_technique_brings() -> None:
     assert all(len(part) <= 80 for line in lines for part in line.splitlines())
     assert "allocated" in "".join(lines)
     assert "GiB" in "".join(lines)
-    page = render_html(result)
+    page = page_of(prediction_document(result))
     assert any("before its tasks are rewritten" in note for note in result.technique.notes)
     assert "offload" in page.split('id="technique"')[1].split("</section>")[0]
 

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.report import figures
-from windtunnel.report.figures import plain
+from windtunnel.views import text as figures
+from windtunnel.views.text import plain
 from windtunnel.report.prediction.categories import label_of
-from windtunnel.report.prediction.rows import memory_parts
+from windtunnel.report.prediction.views import memory_parts
 from windtunnel.report.prediction.spec_words import difference_words, disturbing, flatten, title
 from windtunnel.result import Result
 from windtunnel.step.scenario import NAMES

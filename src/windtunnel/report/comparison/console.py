@@ -10,13 +10,13 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report import figures
+from windtunnel.views import text as figures
 from windtunnel.report.comparison.compare import Comparison, Difference, Side
-from windtunnel.report.figures import plain
+from windtunnel.views.text import plain
 from windtunnel.report.prediction.categories import Category, label_of, memory_categories, time_categories
-from windtunnel.report.prediction.console import NARROW, WIDE, heading
+from windtunnel.report.draw.console import NARROW, WIDE, heading
 from windtunnel.report.prediction.spec_words import difference_words
-from windtunnel.report.printing import DIM, LABEL, NUMBER, WORD, grid, print_trimmed
+from windtunnel.report.draw.printing import DIM, LABEL, NUMBER, WORD, grid, print_trimmed
 from windtunnel.units import format_bytes, format_percent
 
 _SHOWN_FIELDS = 16

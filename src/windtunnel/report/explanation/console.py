@@ -11,10 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report import figures
-from windtunnel.report.figures import plain
-from windtunnel.report.prediction.console import NARROW, WIDE, heading
-from windtunnel.report.printing import DIM, LABEL, NUMBER, WORD, bar, grid, print_trimmed
+from windtunnel.views import text as figures
+from windtunnel.views.text import plain
+from windtunnel.report.draw.console import NARROW, WIDE, heading
+from windtunnel.report.draw.printing import DIM, LABEL, NUMBER, WORD, bar, grid, print_trimmed
 from windtunnel.traces.stragglers.explanation import Asked, Explanation, Part
 from windtunnel.units import format_many
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.output_file import write_atomically
-from windtunnel.report import figures
+from windtunnel.views import text as figures
 from windtunnel.report.explanation.console import less, share_words, time_words
-from windtunnel.report.figures import plain
-from windtunnel.report.pages import page_template
+from windtunnel.views.text import plain
+from windtunnel.report.draw.page import page_template
 from windtunnel.traces.stragglers.explanation import Explanation, Part
 
 _ROWS = 12  # parts of one sort; the JSON has them all

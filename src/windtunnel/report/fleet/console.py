@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from windtunnel.report.figures import plain
-from windtunnel.report.printing import columns
+from windtunnel.views.text import plain
+from windtunnel.report.draw.printing import columns
 from windtunnel.units import format_many
 
 ROWS = (

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.output_file import write_atomically
-from windtunnel.report.figures import plain
+from windtunnel.views.text import plain
 from windtunnel.report.fleet.console import ROWS, shown, unit_of
 from windtunnel.report.fleet.frontier import frontier_picture
-from windtunnel.report.pages import page_template
+from windtunnel.report.draw.page import page_template
 
 WIDTH, HEIGHT = 900.0, 160.0
 COLUMNS = 300  # of the picture

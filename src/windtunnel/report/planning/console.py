@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.planning.compared import field_words
-from windtunnel.report.printing import columns
+from windtunnel.report.draw.printing import columns
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.output_file import write_atomically
-from windtunnel.report.pages import page_template
+from windtunnel.report.draw.page import page_template
 from windtunnel.report.planning.console import GIB, decimals, proof, words, words_of
 from windtunnel.units import format_many, format_time
 

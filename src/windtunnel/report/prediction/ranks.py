@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from windtunnel.report.figures import plain
+from windtunnel.views.text import plain
 from windtunnel.result import Blame, Disturbed, PathPart, RankClass, Waiting
 from windtunnel.units import format_many
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from windtunnel.report.figures import plain
+from windtunnel.views.text import plain
 from windtunnel.result import Result
 from windtunnel.step.scenario import NAMES
 from windtunnel.units import format_bytes, format_flops, format_rate, format_time

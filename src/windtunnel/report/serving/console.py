@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from windtunnel.report.figures import dollars
-from windtunnel.report.printing import columns
+from windtunnel.views.text import dollars
+from windtunnel.report.draw.printing import columns
 from windtunnel.units import format_many
 
 SPOT_ROWS = ("answered", "mean", "p50", "p99", "tokens/s", "changes", "paused", "computed again", "GPU hours")

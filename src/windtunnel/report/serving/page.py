@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.output_file import write_atomically
-from windtunnel.report.pages import page_template
+from windtunnel.report.draw.page import page_template
 from windtunnel.report.serving.console import COLUMNS, POOL_COLUMNS, ROWS, duration, lines_of, rows_of
 
 WIDTH, HEIGHT = 380.0, 220.0

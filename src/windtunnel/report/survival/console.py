@@ -8,9 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.report.figures import dollars, plain
-from windtunnel.report.prediction.console import heading
-from windtunnel.report.printing import columns, print_trimmed
+from windtunnel.views.text import dollars, plain
+from windtunnel.report.draw.console import heading
+from windtunnel.report.draw.printing import columns, print_trimmed
 from windtunnel.resilience import PolicyEntry, Survival
 from windtunnel.units import format_count, format_many, format_percent, format_time
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.output_file import write_atomically
-from windtunnel.report.figures import plain, shares
-from windtunnel.report.pages import page_template
+from windtunnel.views.text import plain, shares
+from windtunnel.report.draw.page import page_template
 from windtunnel.report.survival.console import causes, cells
 from windtunnel.resilience import PolicyEntry, Survival
 from windtunnel.resilience.run import Episode

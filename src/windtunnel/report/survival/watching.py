@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from windtunnel.output_file import write_atomically
-from windtunnel.report.figures import plain
-from windtunnel.report.pages import page_template
-from windtunnel.report.printing import columns
+from windtunnel.views.text import plain
+from windtunnel.report.draw.page import page_template
+from windtunnel.report.draw.printing import columns
 from windtunnel.survive.watch.verdict import Verdict
 from windtunnel.units import format_time
 
