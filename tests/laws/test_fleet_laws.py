@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from recorded_decisions import Recorded
 
-from windtunnel.engine.compiled.fleet import queue_kernels
-from windtunnel.fleet.exact.clock import NS, Clock, NodeChange, Running
-from windtunnel.fleet.exact.policies import policy_of
-from windtunnel.fleet.exact.work import Rigid, Scaling
-from windtunnel.fleet.policies.queues import NAMES, run_queue
+from windtunnel.physics.engine.compiled.fleet import queue_kernels
+from windtunnel.studies.fleet.exact.clock import NS, Clock, NodeChange, Running
+from windtunnel.studies.fleet.exact.policies import policy_of
+from windtunnel.studies.fleet.exact.work import Rigid, Scaling
+from windtunnel.studies.fleet.policies.queues import NAMES, run_queue
 
 POLICIES = ("tiresias", "gittins", "srtf", "themis")
 

@@ -4,7 +4,7 @@
     text.py      the one place where a number becomes text; columns whose printed parts sum to the printed total
     kinds.py     the twelve kinds of views, and Document
 
-Console, page, Markdown and notebook (`windtunnel.report.draw`) draw the same document; none of them knows a study, and
+Console, page, Markdown and notebook (`windtunnel.faces.report.draw`) draw the same document; none of them knows a study, and
 no study draws.
 """
 
