@@ -190,7 +190,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A timeline: streams of ranks, nodes of a fleet, replicas of a server, a critical path. `marked`: what marks say."""
+    """A timeline: streams of ranks, nodes of a fleet, replicas, a critical path. `marked`: what a mark says."""
 
     title: str
     lanes: Sequence[Lane]

@@ -1,7 +1,7 @@
 """A process that has PyTorch loaded and forks itself, once for each rank that is to be played.
 
-`python -P -m windtunnel.real.capture.processes.fork_server`, spoken to in JSON lines: the first says what to load and which
-folder to make, then each {"rank": 3, ...} starts a rank; it answers {"ready": folder}, {"started": 3, "pid": 42},
+`python -P -m windtunnel.real.capture.processes.fork_server`, spoken to in JSON lines: the first says what to load and
+which folder to make, then each {"rank": 3, ...} starts a rank; it answers {"ready": folder}, {"started": 3, "pid": 42},
 {"ended": 3, "status": -9}.
 Importing PyTorch takes seconds, forking milliseconds, and what is loaded is shared between all ranks.
 
@@ -82,7 +82,7 @@ def _load(settings: dict[str, Any]) -> Callable[[dict[str, Any]], int]:
     return player
 
 
-def _serve(ranks: dict[int, int], player: Callable[[dict[str, Any]], int], folder: Path, answers: TextIO) -> None:
+def _serve(ranks: dict[int, int], player: Callable[[dict[str, object]], int], folder: Path, answers: TextIO) -> None:
     # From here on SIGTERM says what the end of standard input says; they may come at once, and cut nothing off.
     told_to_end: list[int] = []
     wake_read, wake_write = os.pipe()

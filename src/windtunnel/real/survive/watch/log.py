@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +113,7 @@ class RankLog:
         self._thread = threading.get_ident()
         gc.callbacks.append(self._collected)
 
-    def _collected(self, phase: str, _: Any) -> None:
+    def _collected(self, phase: str, _: object) -> None:
         if threading.get_ident() != self._thread:
             return
         if phase == "start":
@@ -156,7 +155,7 @@ def read_logs(folder: Path) -> list[RankView]:
     paths = sorted(folder.glob("*.log")) if folder.is_dir() else []
     if not paths:
         raise InputFileError(
-            folder, "holds no logs of ranks", "give the folder that windtunnel.survive.RankLog writes to"
+            folder, "holds no logs of ranks", "give the folder that windtunnel.real.survive.RankLog writes to"
         )
     views = [_read(path) for path in paths]
     return sorted((view for view in views if view.rank >= 0), key=lambda view: view.rank)
