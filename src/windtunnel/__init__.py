@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from windtunnel.faces.cli.serve_spot import serve_on_spot
     from windtunnel.faces.cli.whatif import ask_again as whatif
     from windtunnel.faces.report.comparison.compare import compare
-    from windtunnel.faces.report.notebook import notebook_html
-    from windtunnel.faces.report.prediction.html import write_html as write_report
+    from windtunnel.faces.report.prediction.views import notebook_html, write_report
     from windtunnel.faces.report.run_folder import load as load_result
     from windtunnel.faces.report.run_folder import save as save_result
     from windtunnel.physics.hardware import Cluster, parse_cluster
     from windtunnel.physics.model import Model, load_model
     from windtunnel.physics.step.result import Result
-    from windtunnel.physics.step.scenario import Scenario
+    from windtunnel.questions.scenario import Scenario
     from windtunnel.real.calibrate.run import calibrate
     from windtunnel.real.capture.question import capture
     from windtunnel.real.survive.question import survive
@@ -63,7 +62,7 @@ _HOME = {
     "Model": ("physics.model", "Model"),
     "Plan": ("studies.training.plan", "Plan"),
     "Result": ("physics.step.result", "Result"),
-    "Scenario": ("physics.step.scenario", "Scenario"),
+    "Scenario": ("questions.scenario", "Scenario"),
     "ScheduleError": ("errors", "ScheduleError"),
     "ServingResult": ("studies.serving", "ServingResult"),
     "SpecError": ("errors", "SpecError"),
@@ -79,7 +78,7 @@ _HOME = {
     "fleet": ("studies.fleet.study", "fleet"),
     "load_model": ("physics.model", "load_model"),
     "load_result": ("faces.report.run_folder", "load"),
-    "notebook_html": ("faces.report.notebook", "notebook_html"),
+    "notebook_html": ("faces.report.prediction.views", "notebook_html"),
     "op_table": ("studies.training.op_table", "op_table"),
     "parse_cluster": ("physics.hardware", "parse_cluster"),
     "plan": ("studies.planning.plan", "plan"),
@@ -94,7 +93,7 @@ _HOME = {
     "serve_on_spot": ("faces.cli.serve_spot", "serve_on_spot"),
     "survive": ("real.survive.question", "survive"),
     "whatif": ("faces.cli.whatif", "ask_again"),
-    "write_report": ("faces.report.prediction.html", "write_html"),
+    "write_report": ("faces.report.prediction.views", "write_report"),
 }
 __all__ = [
     "Cluster",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.output import note, print_json, stdout, working
+from windtunnel.faces.cli.output import note, print_json, show, stdout, working
 from windtunnel.faces.cli.plan_flags import Changes, PlanFlags
-from windtunnel.physics.step.scenario import CALM, Scenario
-from windtunnel.units import format_count, parse_tokens
+from windtunnel.questions.scenario import CALM, Scenario
+from windtunnel.units import parse_share, parse_tokens
 
 if TYPE_CHECKING:
     from windtunnel.physics.step.result import Result
@@ -92,6 +92,7 @@ def predict(
         Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
         Parameter(help="Print the plan as that framework is launched with it, too."),
     ] = None,
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print the result as JSON.")] = False,
     out: Annotated[Path, Parameter(help="Where run folders go (runs).")] = Path("runs"),
     save: Annotated[bool, Parameter(negative="--no-save", help="Save a run folder.")] = True,
@@ -130,7 +131,14 @@ def predict(
             set=set,
             technique=technique,
             allocator=allocator,
-            scenario=Scenario(slow, jitter, router_load, lengths, samples, seed),
+            scenario=Scenario(
+                slow=slow,
+                jitter=parse_share(jitter, "jitter"),
+                router_load=router_load,
+                lengths=lengths,
+                samples=samples,
+                seed=seed,
+            ),
         )
     if json and advice:
         with working("trying changes of the plan"):
@@ -148,23 +156,25 @@ def predict(
             more["launch"] = launched(launch_flags, result)
         print_json(to_document(result) | more)
     else:
-        from windtunnel.faces.report.prediction.console import print_advice, print_result
+        from windtunnel.faces.report.draw.console import print_views
+        from windtunnel.faces.report.prediction.views import advice_views, prediction_document, training_run_view
+        from windtunnel.views import Files
 
-        print_result(result, stdout())
+        show(prediction_document(result), full=full)
         if whole is not None:
-            print(told_run(whole))
-        for name, text in ({} if launch_flags is None else launched(launch_flags, result)).items():
-            stdout().print(f"\n{name}:\n{text}", soft_wrap=True, markup=False, highlight=False, end="")
+            print_views([training_run_view(whole)], stdout())
+        if launch_flags is not None:
+            print_views([Files("Launched with", list(launched(launch_flags, result).items()))], stdout())
         if advice:  # behind the answer, which need not wait for a hundred others
             sys.stdout.flush()
             with working("trying changes of the plan"):
                 result = advised()
-            print_advice(result, stdout())
+            print_views(advice_views(result), stdout())
     written = []
     if report is not None:
-        from windtunnel.faces.report.prediction.html import write_html
+        from windtunnel.faces.report.prediction.views import write_report
 
-        write_html(result, report)
+        write_report(result, report)
         written.append(report)
     if trace is not None:
         from windtunnel.faces.report.prediction.trace import write_trace
@@ -241,18 +251,6 @@ def training_run(result: Result, tokens: str, price: float | None) -> dict[str, 
         if price is not None:
             found[f"cost{name}"] = hours * result.n_gpus * price
     return found
-
-
-def told_run(whole: Mapping[str, float]) -> str:
-    """A whole training, a line for each figure."""
-    lines = [
-        f"Whole training: {format_count(whole['tokens'])} tokens in {whole['steps']:,.0f} steps, without failures",
-        f"  {whole['days']:,.1f} days (p5–p95 {whole['days_p5']:,.1f} – {whole['days_p95']:,.1f})",
-        f"  {format_count(whole['gpu_hours'])} GPU-hours",
-    ]
-    if "cost" in whole:
-        lines.append(f"  cost {whole['cost']:,.0f} ({whole['cost_p5']:,.0f} – {whole['cost_p95']:,.0f})")
-    return "\n".join(lines)
 
 
 def answered(model: str, /, *, cluster: str, advice: bool = True, **asked: Any) -> Result:
