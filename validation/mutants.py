@@ -44,6 +44,7 @@ LEFT_OUT = (
     "named", "answer", "excerpt", "op_table", "hardware/schema", "failures/read",
 )  # fmt: skip
 FILES_MOST = 8  # test files that are run on one mutant
+EXAMPLES_REACH = 2  # imports that may lie between a price example and what it pins
 CPU_SECONDS_MOST = 100  # for all of them together; wall time says little on a machine that others use
 OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,), ast.FloorDiv: (ast.Mult,),
@@ -191,7 +192,9 @@ class Tests:
         self.sound: dict[Path, bool] = {}
 
     def nearest(self, module: str) -> list[Path]:
-        """Test files, nearest first: by how many imports lie between, then by place and size."""
+        """Test files, nearest first: by how many imports lie between, then by place and size. Price examples, which are
+        quick, come before all others.
+        """
         found: dict[Path, int] = {}
         seen, queue = {module}, deque([(module, 0)])
         while queue and len(found) < 4 * FILES_MOST:
@@ -204,8 +207,9 @@ class Tests:
                     queue.append((other, distance + 1))
         parts = set(module.split("."))
 
-        def rank(path: Path) -> tuple[int, int, int]:
-            return found[path], -len(parts & set(path.with_suffix("").parts)), path.stat().st_size
+        def rank(path: Path) -> tuple[bool, int, int, int]:
+            near = "examples" in path.name and found[path] <= EXAMPLES_REACH
+            return not near, found[path], -len(parts & set(path.with_suffix("").parts)), path.stat().st_size
 
         return sorted(found, key=rank)[:FILES_MOST]
 
