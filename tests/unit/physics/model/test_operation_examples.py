@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from windtunnel.physics.model import Model, load_model, transformer
+from windtunnel.physics.model.adapters import with_adapters
 from windtunnel.physics.model.expert_operations import ranks_per_token
 from windtunnel.physics.model.layer_operations import (
     OWN_LOSS,
@@ -323,3 +324,37 @@ def test_fewer_layers_are_the_first_and_more_repeat_the_pattern_of_the_last() ->
     assert model.with_changes(layers=2).layers == (a, a)
     assert model.with_changes(layers=8).layers == (a, a, b, a, b, a, b, a)
     assert model.distinct_layers() == ((a, 3), (b, 2))
+
+
+def test_adapters_are_two_thin_products_and_a_sum_split_where_their_layer_is() -> None:
+    rank = 4
+    shard = Shard(B, S, tp=2, sequence_parallel=True)
+    found = {op.name: op for op in with_adapters(layer_operations(DENSE.layers[0], DENSE, shard), shard, rank, "all")}
+    up, down = found["mlp_up"].shape, found["mlp_down"].shape
+    # By column: A is split over its rank and gathered, B gives this rank's part.
+    assert found["mlp_up adapter A"].shape == (T, rank / 2, up[2])
+    assert found["mlp_up adapter A"].after == ("all_gather", "tp", T * rank * W)
+    assert found["mlp_up adapter B"].shape == (T, up[1], rank)
+    # By row: A's parts are summed, B sees this rank's tokens.
+    assert found["mlp_down adapter A"].shape == (T, rank, down[2])
+    assert found["mlp_down adapter A"].after == ("all_reduce", "tp", T * rank * W)
+    assert found["mlp_down adapter B"].shape == (T / 2, down[1], rank)
+    total = found["mlp_down adapter sum"]
+    own = T / 2 * down[1]
+    assert moved(total) == (5 * W * own, W * (2 * own + 3 * T * down[2]), 0, own * W, 2)
+    assert found["mlp_up adapter B"].flops == 2 * T * up[1] * rank
+    assert found["mlp_up adapter B"].weight_elements == up[1] * rank
+    assert found["mlp_up"].weight_elements == 0
+    assert found["mlp_up"].regather is None
+    odd = {op.name: op for op in with_adapters(layer_operations(DENSE.layers[0], DENSE, shard), shard, 3, "qkv")}
+    assert odd["qkv adapter A"].shape == (T, 3, H)  # three do not divide by two ranks
+    assert odd["qkv adapter A"].after is None
+    assert "out adapter A" not in odd
+    low = Shard(B, S, precision="fp8")
+    plain = {op.name: op for op in layer_operations(DENSE.layers[0], DENSE, low)}["mlp_up"]
+    frozen = {op.name: op for op in with_adapters(layer_operations(DENSE.layers[0], DENSE, low), low, rank, "qkv")}
+    once = KEPT_BYTES["fp8"]
+    assert frozen["mlp_up"].forward_bytes == max(0, plain.forward_bytes - once * T * H)
+    assert frozen["mlp_up"].backward_bytes == max(0, plain.backward_bytes - once * T * 2 * FFN)
+    (look_up,) = with_adapters(embedding_operations(DENSE, shard), shard, rank, "all")
+    assert (look_up.backward_bytes, look_up.before_backward) == (0, None)

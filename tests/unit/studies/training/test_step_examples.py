@@ -350,3 +350,29 @@ def test_utilisation_is_the_models_flops_over_the_peak_of_all_gpus_and_time() ->
     assert result.mfu == pytest.approx(by_hand, rel=1e-6)
     layers_alone = per_token - 2 * h * vocab  # run forward once more; the head does not
     assert result.hfu / result.mfu == pytest.approx(1 + layers_alone / (3 * per_token))
+
+
+# Stages on two types of GPU
+
+
+def test_of_messages_only_those_between_types_cross_whichever_rank_sends() -> None:
+    from windtunnel.studies.training.lowering.by_stage import _joined
+
+    layout = laid_out(pp=2, tp=2)
+    step, _ = lowered(layout)
+    sent = np.flatnonzero(step.sender >= 0)
+    assert {int(rank) for rank in step.sender[sent]} == {0, 1}  # forward and back
+    apart = _joined([step, step], np.array([0, 1]), (12_345_678, "exposed far (scale_out)"))
+    assert (apart.duration_ns[sent] == 12_345_678).all()
+    assert {apart.graph.categories[int(one)] for one in apart.graph.category[sent]} == {"exposed far (scale_out)"}
+    together = _joined([step, step], np.array([0, 0]), (12_345_678, "exposed far (scale_out)"))
+    assert (together.duration_ns == step.duration_ns).all()
+    slower = replace(step, duration_ns=step.duration_ns * 2)
+    mixed = _joined([step, slower], np.array([0, 1]), (12_345_678, "exposed far (scale_out)"))
+    own = (step.graph.rendezvous < 0) & (step.sender < 0)
+    first, second = own & (step.graph.program == 0), own & (step.graph.program == 1)
+    assert (mixed.duration_ns[first] == step.duration_ns[first]).all()
+    assert (mixed.duration_ns[second] == 2 * step.duration_ns[second]).all()
+    meets = step.graph.rendezvous >= 0
+    alike = meets & (step.sender < 0)
+    assert (mixed.duration_ns[alike] == 2 * step.duration_ns[alike]).all()  # who meets waits for the slower
