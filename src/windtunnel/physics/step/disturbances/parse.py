@@ -12,8 +12,7 @@ import numpy as np
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.files.document import read_document
 from windtunnel.physics.hardware import Cluster
-from windtunnel.physics.step.scenario import share_of
-from windtunnel.units import parse_time
+from windtunnel.units import parse_share, parse_time
 
 FORMS = {
     "gpu": "gpu=NUMBER:FACTOR",
@@ -226,7 +225,7 @@ def _kept(text: str, amount: str) -> float:
 
 def _share(text: str, amount: str) -> float:
     try:
-        return share_of("slow", amount)
+        return parse_share(amount, "slow")
     except SpecError as error:
         raise SpecError("slow", text, error.remedy) from None
 
