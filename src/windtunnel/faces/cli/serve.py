@@ -110,7 +110,7 @@ def serve(
     """
     asked_for = dict(locals())  # the flags, before anything else has a name here
     from windtunnel.faces.cli.serve_flags import check_flags
-    from windtunnel.output_file import check_writable, write_atomically
+    from windtunnel.files.write import check_writable, write_atomically
     from windtunnel.physics.model.catalogue import load_model
     from windtunnel.questions.header import band_entry
     from windtunnel.studies.serving import Deployment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.output import note, print_answer, stdout, working
-from windtunnel.input_file import read_mapping
+from windtunnel.files.document import read_mapping
 
 
 def answer_pool(path: Path, page: Path | None, json: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.faces.report.draw.page import page_template
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.units import format_many, format_time
 from windtunnel.views.text import plain, significant
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.explanation.console import less, share_words, time_words
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.studies.traces.stragglers.explanation import Explanation, Part
 from windtunnel.views import text as figures
 from windtunnel.views.text import plain

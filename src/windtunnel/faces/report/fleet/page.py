@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.fleet.console import ROWS, shown, unit_of
 from windtunnel.faces.report.fleet.frontier import frontier_picture
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.views.text import plain
 
 WIDTH, HEIGHT = 900.0, 160.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.planning.console import GIB, decimals, proof, words, words_of
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.units import format_many, format_time
 
 WIDTH, HEIGHT, MARGIN = 640.0, 300.0, 44.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.serving.console import COLUMNS, POOL_COLUMNS, ROWS, duration, lines_of, rows_of
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 
 WIDTH, HEIGHT = 380.0, 220.0
 POOL_WIDTH, POOL_HEIGHT = 460.0, 120.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.survival.console import causes, cells
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.studies.resilience import PolicyEntry, Survival
 from windtunnel.studies.resilience.run import Episode
 from windtunnel.units import format_count, format_percent, format_time

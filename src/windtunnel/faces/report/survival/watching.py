@@ -11,7 +11,7 @@ from rich.text import Text
 
 from windtunnel.faces.report.draw.page import page_template
 from windtunnel.faces.report.draw.printing import columns
-from windtunnel.output_file import write_atomically
+from windtunnel.files.write import write_atomically
 from windtunnel.real.survive.watch.verdict import Verdict
 from windtunnel.units import format_time
 from windtunnel.views.text import plain
