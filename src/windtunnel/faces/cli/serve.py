@@ -218,7 +218,7 @@ def serve(
         note(f"wrote {trace}")
     warned = past_context(load_model(model), asked) if result.feasible else []
     warned += refusals(result)
-    warned += [str(result.search["warning"])] if result.search is not None and result.search.get("warning") else []
+    warned += [result.search.warning] if result.search is not None and result.search.warning else []
     if json:
         low_high = result.tpot_band_s
         print_answer(

@@ -43,7 +43,7 @@ def _answer_weights(path: Path, page: Path | None, json: bool) -> None:
         raise SpecError("--report", str(page), "a pool of weights has none: leave it out")
     with working("serving"):
         pool = read_weight_pool(path)
-        found = run_weight_pool(pool)
+        found = run_weight_pool(pool).to_dict()
     if json:
         print_answer("serve pool", found, provenance={"step times": list(pool.sources)}, warnings=pool.warnings)
         return
