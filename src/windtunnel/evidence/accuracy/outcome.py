@@ -51,6 +51,7 @@ class Outcome:
     is_anchor: bool = False
     model_flops: float | None = None  # of one step: 6 N + 12 L a d s per token
     guess_s: float | None = None  # what a constant FLOP rate would say, see guess.py
+    band_reason: str = ""  # what the band is wide for
     full: bool = False  # it fits only because the allocator gives cached memory back: `plan` proposes none of these
 
     @property
@@ -161,8 +162,10 @@ def _swept(case: Case, predict: Predict) -> Outcome:
         return outcome
     # Packed documents of unknown lengths have between none and all of the attention of whole sequences.
     fewer = {id(result): result.breakdown_ns.get("attention", 0) if case.packed else 0 for result in times}
+    open_words = f"not stated, swept: {', '.join(case.swept)}" if case.swept else ""
     return replace(
         outcome,
+        band_reason="; ".join(words for words in (open_words, quickest.band_reason) if words),
         # Whoever publishes a benchmark has tuned what the row leaves open.
         step_time_s=min(result.step_time_ns - fewer[id(result)] / 2 for result in times) / 1e9,
         p5_s=min(result.step_time_p5_ns - fewer[id(result)] for result in times) / 1e9,

@@ -47,13 +47,12 @@ class Question:
         from windtunnel.studies.training.plan import read_mapping
 
         changes = settings_of(sets)
+        machine = machine or changed_cluster(cluster, changes["cluster"])  # the shortest word, and often the wrong one
         native = None
         if plan is not None and is_native(plan):
-            machine = machine or changed_cluster(cluster, changes["cluster"])
             native = read_native(plan, machine.n_gpus)
         stated = _states_model(model)
         if stated:
-            machine = machine or changed_cluster(cluster, changes["cluster"])
             found = read_native(model, machine.n_gpus)
             native = native or (found if plan is None else None)
         elif _is_named_as_arguments(model):
@@ -81,7 +80,6 @@ class Question:
                 built = built.with_changes(**changes["model"])
             except SpecError as error:
                 raise SpecError(f"model.{error.field}", error.value, error.remedy, "--set") from None
-        machine = machine or changed_cluster(cluster, changes["cluster"])
         try:
             settled = read_plan(fields)
         except (SpecError, UnknownNameError) as error:
@@ -95,7 +93,8 @@ class Question:
             if native is None or not native.unknown
             else (f"{native.where}: not understood: {', '.join(native.unknown)}",)
         )
-        return cls(built, machine, settled, shlex.join(words), (*notes, *_another(built, model, native, stated)))
+        _check_same(built, model, native, stated)
+        return cls(built, machine, settled, shlex.join(words), notes)
 
     def answer(self, scenario: Scenario = CALM) -> Result:
         """Predict, and name model and cluster in `reproduce` as they were named here."""
@@ -138,21 +137,52 @@ def _built(native: Native) -> Model:
     return transformer(**sizes, name=Path(native.where).stem, max_sequence_length=native.fields.get("seq_len", 4096))
 
 
-def _another(built: Model, word: str, native: Native | None, stated: bool) -> tuple[str, ...]:
-    """A note where the plan's file states another model than the one that is named beside it."""
+def _check_same(built: Model, word: str, native: Native | None, stated: bool) -> None:
+    """Refuse a plan's file that states another model than the one that is named beside it.
+
+    Every field that both state must agree. Raises UserError that names them all.
+    """
     from windtunnel.physics.model import load_model
 
     if native is None or native.model is None or stated:
-        return ()
+        return
     if isinstance(native.model, str):
-        of_file = load_model(native.model)
-        layers, hidden = of_file.n_layers, of_file.hidden_size
+        told = _sizes(load_model(native.model))
     else:
-        layers, hidden = native.model["layers"], native.model["hidden"]
-    if (layers, hidden) == (built.n_layers, built.hidden_size):
-        return ()
-    states = f"{native.where} states a model of {layers} layers of {hidden:,}"
-    return (f"{states}, which was not predicted: {word} has {built.n_layers} of {built.hidden_size:,}",)
+        told = {name: value for name, value in native.model.items() if isinstance(value, int) and value is not None}
+    own = _sizes(built)
+    if 0 <= told.get("vocab", 0) - own["vocab"] < PADDING_MOST:
+        told["vocab"] = own["vocab"]
+    differ = [
+        f"{name} {told[name]:,} in the file, {own[name]:,} in the model"
+        for name in SIZES
+        if told.get(name) and own.get(name) and told[name] != own[name]
+    ]
+    if differ:
+        what = f" ({native.model})" if isinstance(native.model, str) else ""
+        raise UserError(
+            f"{native.where} states another model{what} than {word}: {'; '.join(differ)}: name the model that the file"
+            " states, or correct the file"
+        )
+
+
+PADDING_MOST = 16_384  # rows by which a file's vocabulary is padded
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "experts", "topk", "vocab")
+
+
+def _sizes(model: Model) -> dict[str, int]:
+    """Sizes of a model's last layer, as files of frameworks state them."""
+    attention, block = model.layers[-1].attention, model.layers[-1].feed_forward
+    sizes = {
+        "layers": model.n_layers,
+        "hidden": model.hidden_size,
+        "heads": attention.heads,
+        "ffn": block.size,
+        "vocab": model.vocab_size,
+    }
+    if attention.kind == "gqa":
+        sizes |= {"kv_heads": attention.kv_heads, "head_dim": attention.head_dim}
+    return sizes | ({"experts": block.experts, "topk": block.experts_per_token} if block.kind == "moe" else {})
 
 
 def changed_cluster(cluster: str, settings: Mapping[str, Any]) -> Cluster:

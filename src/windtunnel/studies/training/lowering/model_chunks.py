@@ -81,7 +81,7 @@ def shard_of(layout: Layout) -> Shard:
         fused_projections=layout.habits.fused_projections,
         fused_norms=_fused_norms(layout),
         deduplicates=layout.deduplicates,
-        weighs_in_fp32=layout.habits.weighs_in_fp32,
+        weighs_in_fp32=layout.habits.weighs_in_fp32 and not release.fused_scores,
         masked_dispatch=release.masked_dispatch,
         **_expert_habits(layout),
         low_precision_dispatch=TRAITS[layout.schedule].hides_dispatch and plan.precision in CAST_BYTES,
