@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.physics.step.result import Result, StageMemory
     from windtunnel.studies.training.plan import Plan
 
-    Predict = Callable[[Model, Cluster, Plan], Result]
+    Predict = Callable[..., Result]  # of a Model, a Cluster and a Plan, and perhaps a `router_load`
 
 GIB = 2**30
 
@@ -134,7 +134,8 @@ def _swept(case: Case, predict: Predict) -> Outcome:
     refused: LayoutError | None = None
     for plan in case.plans:
         try:
-            results.append(predict(case.model, case.cluster, plan))
+            routed = {"router_load": case.router_load} if case.router_load else {}
+            results.append(predict(case.model, case.cluster, plan, **routed))
         except LayoutError as error:  # one value of a sweep may be impossible; all of them are a verdict
             refused = error
     if not results:
