@@ -3,12 +3,12 @@
     python validation/seen.py TABLE.csv ...             the ledgers beside this file and further ones
     python validation/seen.py --from-rows TABLE.csv ... the same from `left_out_rows.csv` as it was last written
 
-Writes `cost/calibration/seen.yaml`: by framework, by framework and name of release, and by GPU generation the most GPUs
-of a run, formats, whether there were mixtures over several ranks and adapters, how many projects, and `error`: four of
-five rows, each source counting once, have |ln(predicted / measured)| below 1.282 times it with their source left out of
-whatever it informed. Where all runs are one project's, and its own constants hold for the next run of it, `error` is a
-quarter more than over its own rows. And `left_out_rows.csv`: each row's error left out, and as it is. No figure of a run
-is in either.
+Writes `cost/calibration/seen.yaml`: by framework, by framework and name of release, and by GPU generation the most
+GPUs of a run, formats, whether there were mixtures over several ranks and adapters, how many projects, and `error`:
+four of five rows, each source counting once, have |ln(predicted / measured)| below 1.282 times it with their source
+left out of whatever it informed. Where all runs are one project's, and its own constants hold for the next run of it,
+`error` is a quarter more than over its own rows. And `left_out_rows.csv`: each row's error left out, and as it is. No
+figure of a run is in either.
 
 Constants of `fit.py` are fitted again without the source, one round. What single sources of 2026 informed by hand is
 put back (`WITHOUT`), for all sources of a project together.

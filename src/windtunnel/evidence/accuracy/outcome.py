@@ -11,10 +11,7 @@ from windtunnel.evidence.accuracy.cases import Case, Skip, case_of
 from windtunnel.evidence.accuracy.table import Row
 
 if TYPE_CHECKING:
-    from windtunnel.physics.hardware import Cluster
-    from windtunnel.physics.model import Model
     from windtunnel.physics.step.result import Result, StageMemory
-    from windtunnel.studies.training.plan import Plan
 
     Predict = Callable[..., Result]  # of a Model, a Cluster and a Plan, and perhaps a `router_load`
 

@@ -185,7 +185,7 @@ class Layout:
         inside = self.gathers_in_passes or self.reduces_in_passes
         if not inside:
             changes |= {"zero_stage": 0, "overlap_grad_reduce": None, "overlap_param_gather": None}
-        plan = self.plan.model_copy(update=changes)
+        plan = self.plan.with_fields(changes)
         links = replace(self.cluster, n_gpus=self.cluster.gpus_per_node, name="")
         sharded = (self.shard_group, self.replicas, self.dp, self.holds_low_precision) if inside else ()
         placed = tuple(self.group(name) for name in ("tp", "cp", "ep", "etp"))
@@ -238,7 +238,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     changes = _filled(plan, habits)
     if habits.pure_precision:
         changes |= _pure(plan)
-    plan = plan.model_copy(update=changes)
+    plan = plan.with_fields({"optimizer_dtype": plan.moments_dtype, **changes})
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
@@ -246,7 +246,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     check_precision(plan, cluster)
     check_adapters(plan)
     if dp * plan.cp == 1 and (not experts or plan.tp <= plan.ep * etp):
-        plan = plan.model_copy(update={"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
+        plan = plan.with_fields({"zero_stage": 0, "shard_group": None})  # there is nobody to shard with
         changes = {name: value for name, value in changes.items() if name not in _SHARED}
     micro_batches = _micro_batches(plan, dp)
     schedule = plan.schedule or ("interleaved" if plan.virtual_stages > 1 else "1f1b")
@@ -261,7 +261,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
             )
         if group != plan.pp:
             changes |= {"micro_batch_group": group}
-            plan = plan.model_copy(update={"micro_batch_group": group})
+            plan = plan.with_fields({"micro_batch_group": group})
     check_size(plan, model, cluster, micro_batches)
     if (plan.recompute_layers or 0) > len(model.layers):
         remedy = f"the model has {len(model.layers)} layers: use full, or full:N with fewer"
@@ -334,12 +334,13 @@ def _pure(plan: Plan) -> dict[str, object]:
     check_plain(plan)
     width = PURE[plan.precision]
     for name in ("gradient_dtype", "optimizer_dtype"):
-        if name in plan.model_fields_set and getattr(plan, name) != width:
+        if getattr(plan, name) not in (None, width):
             raise LayoutError(
                 f"{name} {getattr(plan, name)} with framework pytorch in {plan.precision}: all state has one format",
                 f"leave {name} out, or use another framework",
             )
-    return {name: width for name in ("gradient_dtype", "optimizer_dtype") if getattr(plan, name) != width}
+    usual = {"gradient_dtype": plan.gradient_dtype, "optimizer_dtype": plan.moments_dtype}
+    return {name: width for name, now in usual.items() if now != width}
 
 
 def _said(
