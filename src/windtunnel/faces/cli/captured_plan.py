@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.output import print_answer, stdout, working
+from windtunnel.faces.cli.output import print_answer, show, working
 from windtunnel.questions.header import band_entry
 
 ALLOWED = ("pp", "dp", "framework", "cuda_graphs")
@@ -37,7 +37,7 @@ def plan_script(
     if json:
         print_answer("plan", document, band=band_of_best(document), warnings=document["assumed"])
     else:
-        from windtunnel.faces.report.planning.console import print_cuts
+        from windtunnel.faces.report.plans import cuts_document
 
-        print_cuts(document, stdout())
+        show(cuts_document(document))
     return INFEASIBLE if document["status"] == "infeasible" else 0

@@ -6,6 +6,7 @@ import gc
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +15,7 @@ from cyclopts import Parameter
 
 from windtunnel.errors import SpecError
 from windtunnel.faces.cli.asked import ASKED
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
+from windtunnel.faces.cli.output import note, print_answer, show, working
 from windtunnel.faces.cli.plan_flags import Changes, PlanFlags
 from windtunnel.units import parse_time
 
@@ -64,6 +65,7 @@ def plan(
         Literal["megatron", "torchtitan", "deepspeed", "accelerate"] | None,
         Parameter(help="Print the best plan as that framework is launched with it (that of the plan)."),
     ] = None,
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
 ) -> int:
     """Find the best plan for a model on a cluster, and prove it.
@@ -115,27 +117,26 @@ def plan(
             told=told,
             exact=exact,
         )
-    document = found.to_dict()
-    if launch_flags is not None and document["plans"]:
+    if launch_flags is not None and found.plans:
         from windtunnel.studies.training.launch import launch_flags as written
 
-        best = document["plans"][0]
-        name, text, _ = written(launch_flags, best["plan"], best["n_gpus"], asked.model.name)
-        document["launch"] = {name: text}
+        name, text, _ = written(launch_flags, found[0].plan, found[0].n_gpus, asked.model.name)
+        found = replace(found, launch={name: text})
     for line in asked.notes:
         note(line)
-    if report is not None:
-        from windtunnel.faces.report.planning.html import write_plans_html
+    from windtunnel.faces.report.plans import plans_document
 
-        write_plans_html(document, report, title=f"{model} on {cluster}")
+    if report is not None:
+        from windtunnel.faces.report.draw.page import write_page
+
+        write_page(plans_document(found, f"Plans for {model} on {cluster}"), report)
         note(f"wrote {report}")
     if json:
+        document = found.to_dict()
         print_answer("plan", document, band=band_of_best(document), warnings=asked.notes)
     else:
-        from windtunnel.faces.report.planning.console import print_plans
-
-        print_plans(document, stdout())
-    return INFEASIBLE if document["status"] == "infeasible" else 0
+        show(plans_document(found, f"Plans for {model} on {cluster}"), full=full)
+    return INFEASIBLE if found.status == "infeasible" else 0
 
 
 def _left_s(within: str) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from windtunnel.errors import SpecError
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
+from windtunnel.faces.cli.output import note, print_answer, show, working
 from windtunnel.faces.cli.plan_flags import PlanFlags
 from windtunnel.output_file import write_atomically
 
@@ -83,6 +83,7 @@ def survive(
     ] = None,
     failures_out: Annotated[Path | None, Parameter(help="Write the failure process as YAML here.")] = None,
     report: Annotated[Path | None, Parameter(help="Write an HTML report here.")] = None,
+    full: Annotated[bool, Parameter(negative="", help="Print all of the answer, not its first screen alone.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Say what failures cost a job at its scale, policy by policy: effective training time, where the rest goes,
@@ -109,7 +110,7 @@ def survive(
     }  # fmt: skip
     if spot is not None:
         _refuse(of_study, "leave it out: with --spot the trace and its tables say all of the job")
-        from windtunnel.faces.report.survival.console import print_spot
+        from windtunnel.faces.report.survival import spot_document
         from windtunnel.studies.resilience.spot import survive_spot
 
         with working("surviving"):
@@ -126,7 +127,7 @@ def survive(
         if json:
             print_answer("survive --spot", spots.to_dict(), provenance={"machines": str(spot)})
         else:
-            print_spot(spots, stdout())
+            show(spot_document(spots), full=full)
         return
     _refuse(of_spot, "it needs --spot TRACE.csv")
     if cluster is None:
@@ -161,9 +162,10 @@ def survive(
     with working("surviving"):
         answer = survived(asked)
     if report is not None:
-        from windtunnel.faces.report.survival.page import write_survival
+        from windtunnel.faces.report.draw.page import write_page
+        from windtunnel.faces.report.survival import survival_document
 
-        write_survival(answer, report)
+        write_page(survival_document(answer, model or ""), report)
         note(f"wrote {report}")
     if json:
         print_answer(
@@ -173,9 +175,9 @@ def survive(
             provenance={"failures": asked.process.source},
         )
     else:
-        from windtunnel.faces.report.survival.console import print_survival
+        from windtunnel.faces.report.survival import survival_document
 
-        print_survival(answer, stdout())
+        show(survival_document(answer, model or ""), full=full)
 
 
 def _refuse(options: Mapping[str, object], remedy: str) -> None:
