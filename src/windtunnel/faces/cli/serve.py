@@ -211,7 +211,7 @@ def serve(
         from windtunnel.faces.report.draw.page import write_page
         from windtunnel.faces.report.serving.views import serving_document
 
-        write_page(serving_document(result, () if curve is None else curve.to_dict()["points"]), report)
+        write_page(serving_document(result, () if curve is None else curve.points), report)
         note(f"wrote {report}")
     if trace is not None:
         from windtunnel.faces.report.serving.trace import write_trace

@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from windtunnel.arguments import typed
 from windtunnel.errors import InputFileError, SpecError, UserError
-from windtunnel.faces.cli.output import note, print_answer, stdout, working
+from windtunnel.faces.cli.output import note, print_answer, show, working
 from windtunnel.faces.cli.plan_flags import switches_spelled_out
 from windtunnel.faces.cli.predict import answered, predict
 from windtunnel.physics.step.scenario import CALM, NAMES, Scenario
@@ -50,7 +50,7 @@ def whatif(
         A run folder, its result.json, or the first digits of its hash.
     """
     from windtunnel.faces.report.comparison.compare import compare
-    from windtunnel.faces.report.comparison.console import print_comparison
+    from windtunnel.faces.report.comparison.views import comparison_document
     from windtunnel.faces.report.run_folder import load
     from windtunnel.faces.report.run_folder import save as save_run
 
@@ -68,7 +68,7 @@ def whatif(
     if json:
         print_answer("whatif", comparison.to_dict(), warnings=warnings)
     else:
-        print_comparison(comparison, stdout())
+        show(comparison_document(comparison))
     if save:
         note(f"wrote {save_run(after, out)}")
 

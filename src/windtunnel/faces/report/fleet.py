@@ -1,4 +1,4 @@
-"""A fleet as views: policies side by side, GPUs in use over time, jobs that waited; and when one job starts, and why."""
+"""A fleet as views: policies side by side, GPUs in use over time, jobs that waited; and when one job starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.studies.fleet.outcome import Outcome
+from windtunnel.studies.fleet.outcome import Floats, Outcome
 from windtunnel.studies.fleet.when import When
 from windtunnel.views import (
     Axis,
@@ -199,10 +199,8 @@ def _details(answer: Fleet) -> Iterator[View]:
     ages = []
     for one, _ in runs:
         jct = np.sort(one.jct_s[~np.isnan(one.jct_s)])
-        at = np.unique(np.linspace(0, max(len(jct) - 1, 0), min(len(jct), TIMES)).astype(np.int64)) if len(jct) else []
-        ages.append(
-            Series(one.policy, [float(jct[k]) for k in at], [(int(k) + 1) / len(jct) for k in at], form="steps")
-        )
+        at = np.unique(np.linspace(0, max(len(jct) - 1, 0), min(len(jct), TIMES)).astype(np.int64)).tolist()
+        ages.append(Series(one.policy, [float(jct[k]) for k in at], [(k + 1) / len(jct) for k in at], form="steps"))
     log = all(min(one.x, default=0.0) > 0 for one in ages)
     yield Curve("Completion", Axis("JCT", "s", log=log), Axis("share of the jobs", "share", low=0.0, high=1.0), ages)
     for one, ran in runs:
@@ -214,12 +212,12 @@ def _ran(outcome: Outcome) -> NDArray[np.int64]:
     return ran[outcome.end_s[ran] > outcome.start_s[ran]]
 
 
-def _level(begin: NDArray[np.float64], end: NDArray[np.float64], amount: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:  # fmt: skip
+def _level(begin: Floats, end: Floats, amount: Floats, at: Floats) -> Floats:
     """What is held at each time: begun before or then, and not yet over."""
     begins, ends = np.argsort(begin, kind="stable"), np.argsort(end, kind="stable")
     come, gone = np.concatenate([[0.0], np.cumsum(amount[begins])]), np.concatenate([[0.0], np.cumsum(amount[ends])])
-    level = come[np.searchsorted(begin[begins], at, "right")] - gone[np.searchsorted(end[ends], at, "right")]
-    return np.maximum(level, 0.0)
+    level: Floats = come[np.searchsorted(begin[begins], at, "right")] - gone[np.searchsorted(end[ends], at, "right")]
+    return level.clip(0.0)
 
 
 def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> Iterator[View]:
@@ -231,7 +229,8 @@ def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> 
     size = outcome.gpu_seconds[ran] / np.maximum(outcome.end_s[ran] - outcome.start_s[ran], 1e-9)
     held = _level(outcome.start_s[ran], outcome.end_s[ran], size, outcome.jobs.submit_s[ran[chosen]])
     spans: list[list[Span]] = [[] for _ in range(LANES)]
-    ends, rows = [first] * LANES, []
+    ends = [first] * LANES
+    rows: list[tuple[str, float, float, float, float, float, str]] = []
     for place, at in sorted(enumerate(chosen), key=lambda pair: float(outcome.start_s[ran[pair[1]]])):
         job = int(ran[at])
         start, end, wait = float(outcome.start_s[job]), float(outcome.end_s[job]), float(waited[at])
@@ -247,7 +246,8 @@ def _jobs(outcome: Outcome, ran: NDArray[np.int64], first: float, gpus: int) -> 
     names = ("job", "GPUs", "submitted", "waited", "started", "ended", "why it waited")
     units = ("text", "count", "s", "s", "s", "s", "text")
     columns = [Column(*pair) for pair in zip(names, units, strict=True)]
-    yield Table(f"These jobs under {outcome.policy}", columns, sorted(rows, key=lambda row: -row[3]), folded=True)
+    ordered = sorted(rows, key=lambda row: -row[3])
+    yield Table(f"These jobs under {outcome.policy}", columns, ordered, folded=True)
 
 
 def _why(waited: float, held: float, size: float, gpus: int) -> str:

@@ -157,8 +157,11 @@ def _choices(choices: Sequence[Choice]) -> Iterator[View]:
     known = [one for one in choices if one.exact or one.regret > 0]
     if known:
         bars = [
-            Bar(words({one.field: one.value}), [Part("slower by", max(one.regret, 0.0), "line-0" if one.exact else "line-7")],
-                note="" if one.exact else "at least")
+            Bar(
+                words({one.field: one.value}),
+                [Part("slower by", max(one.regret, 0.0), "line-0" if one.exact else "line-7")],
+                note="" if one.exact else "at least",
+            )
             for one in known
         ]  # fmt: skip
         yield Bars("Other choices, with all else chosen again: slower by", "share", bars)

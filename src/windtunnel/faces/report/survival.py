@@ -85,14 +85,16 @@ def _views(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
         every = f"one every {text_of(answer.mttf_s, 's')}{planned}"
     elif planned:
         every += planned
-    low, high = first.interruptions_p10, first.interruptions_p90
+    every += f"; 80 % of runs: {first.interruptions_p10:,.0f} to {first.interruptions_p90:,.0f}"
+    of_all = f"of {text_of(best.gpu_hours, 'count')}"
+    stall = f"a stall of {text_of(best.checkpoint_stall_s, 's')}"
     money = [] if best.cost_usd is None else [Figure("cost", Number(best.cost_usd, "$"))]
     yield Figures(
         [
             Figure("effective training time", _share(best), f"with {best.policy}"),
-            Figure("interruptions", Number(first.interruptions, "count"), f"{every}; 80 % of runs: {low:,.0f} to {high:,.0f}"),
-            Figure("GPU-hours wasted", Number(best.gpu_hours_wasted, "count"), f"of {text_of(best.gpu_hours, 'count')}"),
-            Figure("save every", Number(best.checkpoint_interval_s, "s"), f"a stall of {text_of(best.checkpoint_stall_s, 's')}"),
+            Figure("interruptions", Number(first.interruptions, "count"), every),
+            Figure("GPU-hours wasted", Number(best.gpu_hours_wasted, "count"), of_all),
+            Figure("save every", Number(best.checkpoint_interval_s, "s"), stall),
             *money,
         ]
     )  # fmt: skip
@@ -141,7 +143,9 @@ def _waterfall(one: PolicyEntry) -> Bar:
 
 def _details(answer: Survival, entries: Sequence[PolicyEntry]) -> Iterator[View]:
     parts = [part for part in COLOURS if any(one.waterfall[part] > 0 for one in entries)]
-    rows = [(part, *(Number(one.waterfall[part] / answer.wall_s, "share") for one in entries)) for part in parts]
+    rows: list[tuple[Cell, ...]] = [
+        (part, *(Number(one.waterfall[part] / answer.wall_s, "share") for one in entries)) for part in parts
+    ]
     yield Table(
         "Share of the wall time", [Column(""), *(Column(one.policy, "share") for one in entries)], rows, most=len(rows)
     )
@@ -259,7 +263,9 @@ def verdict_document(answer: Verdict) -> Document:
     order = sorted(ranks, key=lambda rank: (rank not in blamed, -sum(answer.own_s[rank].values()), rank))
     views: list[View] = [Headline(first, tone="bad" if answer.culprits else "good")]
     views.append(Notes("Also", [one.sentence for one in answer.culprits[1:]], "warn"))
-    rows = [(f"{rank}", *(answer.own_s[rank].get(name, 0.0) for name in names)) for rank in order]
+    rows: list[tuple[Cell, ...]] = [
+        (f"{rank}", *(answer.own_s[rank].get(name, 0.0) for name in names)) for rank in order
+    ]
     columns = [Column("rank"), *(Column(name, "s") for name in names)]
     views.append(Table("Own time by rank", columns, rows, most=RANKS_SHOWN))
     typical = {name: median([parts.get(name, 0.0) for parts in answer.own_s.values()]) for name in names}

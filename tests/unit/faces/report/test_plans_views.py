@@ -97,6 +97,8 @@ def test_nothing_fits_says_what_would() -> None:
 
 def test_a_document_of_plans_is_read_back() -> None:
     best = replace(_plan(6.0), techniques=("lina",))
-    answer = _plans(best, _plan(7.0), rule_of_thumb=_plan(8.0), front=(best,), choices=(Choice("tp", 1, 0.02, True),),
-                    nearest=(Miss({"tp": 8}, 9, 8, False),), remedies=(Remedy("more", _plan(3.0)),), sensitivity=(("nic", "tp 4"),))  # fmt: skip
+    answer = _plans(
+        best, _plan(7.0), rule_of_thumb=_plan(8.0), front=(best,), choices=(Choice("tp", 1, 0.02, True),),
+        nearest=(Miss({"tp": 8}, 9, 8, False),), remedies=(Remedy("more", _plan(3.0)),), sensitivity=(("nic", "tp 4"),),
+    )  # fmt: skip
     assert Plans.from_dict({**answer.to_dict(), "study": "plan"}) == answer

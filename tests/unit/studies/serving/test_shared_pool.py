@@ -161,7 +161,7 @@ def test_totals_are_the_sum_of_the_models_and_pay_for_start_up(tmp_path: Path) -
     assert total["requests_moved"] > 0
     page = page_of(pool_document(found, "pool.yaml"))
     assert "http://" not in page
-    assert page.count("<path class=\"line") == 4
+    assert page.count('<path class="line') == 4
 
 
 def test_where_no_machine_is_left_the_rest_is_told_as_unfinished(tmp_path: Path) -> None:

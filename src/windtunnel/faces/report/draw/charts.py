@@ -1,8 +1,8 @@
 """Geometry of the page's pictures.
 
 Plots stretch to the room that there is: paths lie in a square of 1000 x 1000 that is scaled without its lines, and
-ticks are text beside it, so that letters keep their size on a phone. Timelines and heat maps are drawn by the page's script
-from columns of numbers.
+ticks are text beside it, so that letters keep their size on a phone. Timelines and heat maps are drawn by the page's
+script from columns of numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tick:
 class Path:
     """A line of a plot."""
 
-    kind: str  # line, band, points, columns
+    kind: str  # line, band, points, spread, columns
     d: str
     colour: str
     dashed: bool = False
@@ -171,7 +171,10 @@ def _paths(one: Series, colour: str, x: Scale, y: Scale) -> list[Path]:
         return f"{SIDE * x.at(a):.1f}", f"{SIDE * (1.0 - min(max(y.at(b), -0.05), 1.05)):.1f}"
 
     paths: list[Path] = []
-    if one.low and one.high:
+    if one.low and one.high and one.form == "points":
+        ends = [(place(a, low), place(a, high)) for a, low, high in zip(one.x, one.low, one.high, strict=True)]
+        paths.append(Path("spread", "".join(f"M{a} {b}V{c}" for (a, b), (_, c) in ends), colour))
+    elif one.low and one.high:
         there = [" ".join(place(a, b)) for a, b in zip(one.x, one.high, strict=True)]
         back = [" ".join(place(a, b)) for a, b in zip(one.x, one.low, strict=True)]
         paths.append(Path("band", f"M{'L'.join([*there, *reversed(back)])}Z", colour))

@@ -1,8 +1,8 @@
 """A document as one HTML file that needs nothing else: no network, no server, no library.
 
 Python reckons the pictures; `templates/views_page.html.j2` writes and arranges; `templates/views.js` draws timelines
-and heat maps and answers the pointer. Autoescape is on, data for the script travel as JSON with `<` escaped, and a content
-security policy forbids every request. Why no chart library: docs/decisions/0003-charts.md.
+and heat maps and answers the pointer. Autoescape is on, data for the script travel as JSON with `<` escaped, and
+a content security policy forbids every request. Why no chart library: docs/decisions/0003-charts.md.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _verdict(result: ServingResult) -> Headline:
     if result.search is not None and result.goodput_requests_per_s is not None:
         search = result.to_dict()["search"]
         said = (
-            f"Serves {_rate(result.goodput_requests_per_s)} requests/s of which {search['attain']:.0%} meet their limits"
+            f"Serves {_rate(result.goodput_requests_per_s)} requests/s, {search['attain']:.0%} within their limits"
             f" ({search['rates_tried']} rates tried)"
         )
     output = Number(result.output_tokens_per_s, "tokens/s")
@@ -271,8 +271,8 @@ def spot_serving_document(answer: Answer) -> Document:
         views = [Headline(f"{best} answers soonest: {text_of(mean)} in the mean{others}.", "end to end", mean, "good")]
     title = f"{spec['model']} on {machines['least']} to {machines['most']} spot machines"
     under = (
-        f"{spec['gpus_per_machine']} {spec['gpu']} each; {spec['machines_come']} come, {spec['machines_go']} go, noticed"
-        f" {spec['notice_s']:g} s before; {_tokens(spec)}"
+        f"{spec['gpus_per_machine']} {spec['gpu']} each; {spec['machines_come']} come, {spec['machines_go']} go,"
+        f" noticed {spec['notice_s']:g} s before; {_tokens(spec)}"
     )
     return Document(
         "a model served on spot machines", title, [*views, _beside("Policies", list(policies), rows)], subtitle=under
