@@ -173,7 +173,7 @@ class ServingResult:
 
         Stamps in seconds, empty where an event never came.
         """
-        rows: list[tuple[Any, ...]] = []
+        rows: list[tuple[object, ...]] = []
         found = self.stamps
         if found is not None:
             columns = (found.queued, found.scheduled, found.first, found.last)
