@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.faces.cli.asked import ASKED
+from windtunnel.questions import plain
 from windtunnel.questions.header import header
+from windtunnel.questions.words import command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +58,20 @@ def print_answer(
     reproduce = None if asked is None else asked.command
     spec = {} if asked is None or "spec" in own else asked.spec()
     print_json(header(study, spec, reproduce, band=band, provenance=provenance, warnings=warnings) | dict(own))
+
+
+def print_question(
+    question: Any,
+    own: Mapping[str, Any],
+    *,
+    band: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> None:
+    """The answer to a question as one JSON document: the header, the question, and the study's own part."""
+    data = plain(question)
+    head = header(question.verb, data, command(question), band=band, provenance=provenance, warnings=warnings)
+    print_json(head | {"question": data} | dict(own))
 
 
 def print_json(document: Mapping[str, Any]) -> None:

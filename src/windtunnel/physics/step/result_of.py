@@ -12,6 +12,9 @@ from windtunnel.physics.hardware import Cluster
 from windtunnel.physics.step.band import band_of
 from windtunnel.physics.step.disturbances.attribution import with_waiting
 from windtunnel.physics.step.result import Disturbed, Infeasible, Interval, Limit, Result, StageMemory, StageReport
+from windtunnel.questions import plain
+from windtunnel.questions.predict import Predict
+from windtunnel.questions.words import command
 
 STRAGGLING = "waiting for the slowest rank"
 DISTURBED = "waiting for disturbed ranks"
@@ -77,7 +80,7 @@ def read(
     *,
     n_gpus: int,
     experts: bool,
-    distances: Sequence[tuple[str, float]] = (),
+    distances: Sequence[tuple[str, float, bool]] = (),
 ) -> Reading:
     """Read a step off its replay.
 
@@ -208,12 +211,14 @@ def result_of(
     limits: tuple[Limit, ...],
     defaults: tuple[str, ...],
     warnings: tuple[str, ...],
-    reproduce: str,
+    question: Predict | None,
     n_classes: int,
     n_ops: int,
     excerpt: tuple[Interval, ...],
     traffic_bytes: Mapping[str, int],
     class_names: tuple[str, ...] = (),
+    memory_p95_bytes: int = 0,
+    tight: bool = False,
 ) -> Result:
     """The answer; what is not said here is as in `Result`."""
     n, seconds, peak = cluster.n_gpus, reading.total_ns / 1e9, cluster.gpu.peak_flops(work.dtype)
@@ -243,7 +248,8 @@ def result_of(
         limits=limits,
         defaults=defaults,
         warnings=warnings,
-        reproduce=reproduce,
+        reproduce="" if question is None else command(question),
+        question={} if question is None else plain(question),
         n_gpus=n,
         n_classes=n_classes,
         n_ops=n_ops,
@@ -252,4 +258,6 @@ def result_of(
         disturbed=reading.disturbed,
         traffic_bytes=traffic_bytes,
         class_names=class_names,
+        memory_p95_bytes=memory_p95_bytes,
+        tight=tight,
     )

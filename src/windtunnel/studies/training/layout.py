@@ -26,7 +26,6 @@ from windtunnel.studies.training.layout_checks import (
 from windtunnel.studies.training.plan import PARAMETER_FORMATS, PEAK_DTYPE, Plan
 from windtunnel.studies.training.schedules import TRAITS, Schedule, equal_groups, schedule
 
-USUAL_MOMENTS = "fp32"  # format of the optimizer's moments where neither plan nor habit says another
 # Fields of a plan that no pass over a model piece sees, with the values that stand for all of theirs.
 _OUTSIDE_PASSES: dict[str, object] = {
     "pp": 1,
@@ -239,7 +238,7 @@ def resolve(model: Model, cluster: Cluster, plan: Plan) -> Layout:
     changes = _filled(plan, habits)
     if habits.pure_precision:
         changes |= _pure(plan)
-    plan = plan.with_fields({"optimizer_dtype": plan.optimizer_dtype or USUAL_MOMENTS, **changes})
+    plan = plan.with_fields({"optimizer_dtype": plan.moments_dtype, **changes})
     dp = _data_parallel(plan, cluster)
     experts = any(layer.feed_forward.kind == "moe" for layer, _ in model.distinct_layers())
     etp = plan.etp or (plan.tp if experts and (plan.ep == 1 or habits.expert_tensor_parallel) else 1)
@@ -340,7 +339,7 @@ def _pure(plan: Plan) -> dict[str, object]:
                 f"{name} {getattr(plan, name)} with framework pytorch in {plan.precision}: all state has one format",
                 f"leave {name} out, or use another framework",
             )
-    usual = {"gradient_dtype": plan.gradient_dtype, "optimizer_dtype": USUAL_MOMENTS}
+    usual = {"gradient_dtype": plan.gradient_dtype, "optimizer_dtype": plan.moments_dtype}
     return {name: width for name, now in usual.items() if now != width}
 
 

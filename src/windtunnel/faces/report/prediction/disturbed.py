@@ -154,7 +154,8 @@ def _heats(result: Result, disturbed: Disturbed, ranks: Ranks) -> list[View]:
 
 
 def _disturbed_ranks(disturbed: Disturbed) -> list[int]:
-    ranks, at = [], 0
+    ranks: list[int] = []
+    at = 0
     for number, count in disturbed.class_runs:
         if disturbed.rank_classes[number].disturbed_by:
             ranks += range(at, at + count)

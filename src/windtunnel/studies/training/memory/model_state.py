@@ -61,7 +61,7 @@ def state_bytes(layout: Layout, dense: float, expert: float, adapters: float | N
             # Quantised copies are kept between micro-batches, and are all there is where parameters are gathered so.
             copies = low_precision_bytes(layout) * (own if stage >= 3 else count)
             working = copies if layout.holds_low_precision else working + (copies if stage < 3 else 0.0)
-        moment = MOMENT_BYTES[plan.optimizer_dtype]
+        moment = MOMENT_BYTES[plan.moments_dtype]
         optimizer = (0.0 if master or plan.master_dtype == "bf16" else 4.0) + MOMENTS[plan.optimizer] * moment
         kept = own if stage >= 1 else count
         total = State(
@@ -116,7 +116,7 @@ def optimizer_price(
     if layout.habits.pure_precision and plan.optimizer == "adam" and not plan.offload_optimizer:
         return _plain_update(layout, pricer, own, [size * own / (dense + expert) for size in tensors])
     gradient = layout.gradient_bytes
-    moments = MOMENTS[plan.optimizer] * 2.0 * MOMENT_BYTES[plan.optimizer_dtype]
+    moments = MOMENTS[plan.optimizer] * 2.0 * MOMENT_BYTES[plan.moments_dtype]
     # Gradient; master and moments read and written; working copy written, or all there is.
     update = gradient + (8.0 if plan.master_dtype == "fp32" else 2.0) + moments + 2.0
     if not layout.habits.fused_optimizer:

@@ -338,7 +338,7 @@ class _Ranks:
         root = int(sum(piece.root_bytes for piece in held))
         moments = 2 if plan.optimizer == "adam" else 1
         master = 0.0 if plan.master_dtype == "bf16" or layout.habits.parameter_dtype == "fp32" else 4.0
-        share = 1.0 - master / (master + moments * MOMENT_BYTES[plan.optimizer_dtype])
+        share = 1.0 - master / (master + moments * MOMENT_BYTES[plan.moments_dtype])
         made_later = state.optimizer * share / moments
         units = [sum(_weights([piece])) for piece in held] if stage == 3 else weights
         first = [int(state.parameters * one / whole) for one in units]
