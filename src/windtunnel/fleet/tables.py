@@ -106,7 +106,7 @@ def sizes(asked: int, batch: float, most: int, least: int = 1) -> list[int]:
     """Numbers of GPUs worth a look: `least` doubled, and what the job asks for, as far as they divide the batch."""
     most = min(MOST, most)
     doubled = [least << power for power in range(most.bit_length())]
-    return sorted({n for n in (*doubled, asked) if n <= most and n % least == 0 and batch % (n // least) == 0})
+    return sorted({n for n in (*doubled, asked) if 0 < n <= most and n % least == 0 and batch % (n // least) == 0})
 
 
 def speeds_by(runtime: Runtime) -> Speeds:
