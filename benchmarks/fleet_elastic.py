@@ -17,7 +17,8 @@ import numpy as np
 from windtunnel.fleet.elasticflow import elasticflow
 from windtunnel.fleet.elasticflow.state import EfJob
 from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.options import Options
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 from windtunnel.fleet.tables import Tables
 

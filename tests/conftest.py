@@ -49,7 +49,8 @@ def coflows(clock: str) -> None:
 
 def queues() -> None:
     from windtunnel.fleet.jobs.read import read_jobs
-    from windtunnel.fleet.run import Options, simulate
+    from windtunnel.fleet.options import Options
+    from windtunnel.fleet.run import simulate
     from windtunnel.fleet.site import parse_site
 
     with tempfile.TemporaryDirectory() as folder:

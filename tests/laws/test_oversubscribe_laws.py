@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.oversubscribe.clock import CHECKPOINT_S, MOVE_S, Machines, Task
 from windtunnel.fleet.oversubscribe.machines import Beside, p95_of, service_slowdown
 from windtunnel.fleet.oversubscribe.run import RULES
 from windtunnel.fleet.policies.oversubscribe import Rules, Running, admits, candidates, least_loss, throttle, youngest
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 
 MACHINES = 3

@@ -19,9 +19,10 @@ import numpy as np
 
 from windtunnel.fleet.flows import read_trace, run_flows
 from windtunnel.fleet.jobs.read import read_jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import aggregates
 from windtunnel.fleet.packing.study import packing_figures, read_nodes
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 from windtunnel.fleet.tables import Tables
 

@@ -164,8 +164,9 @@ def run(
     if packed:
         _pack(jobs, cluster, names, seed, PACKING_SEEDS if seeds is None else seeds, jobs_out, json)
         return
+    from windtunnel.fleet.options import Options
     from windtunnel.fleet.outcome import aggregates, write_jobs
-    from windtunnel.fleet.run import Options, simulate
+    from windtunnel.fleet.run import simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
 

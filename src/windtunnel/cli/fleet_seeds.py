@@ -64,9 +64,10 @@ def one_seed(
     """Figures of one run. `failing`: the arguments of `changes_of`. Raises UserError."""
     from windtunnel.cli.fleet_predicted import predicted_speeds, with_predictions
     from windtunnel.fleet.jobs.read import read_jobs
+    from windtunnel.fleet.options import Options
     from windtunnel.fleet.outcome import aggregates
     from windtunnel.fleet.policies.own import named
-    from windtunnel.fleet.run import Options, simulate
+    from windtunnel.fleet.run import simulate
     from windtunnel.fleet.site import parse_site
     from windtunnel.fleet.tables import Tables
 

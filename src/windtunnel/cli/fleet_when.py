@@ -8,7 +8,7 @@ from windtunnel.cli.output import print_answer, stdout, working
 
 if TYPE_CHECKING:
     from windtunnel.fleet.jobs.trace import Jobs
-    from windtunnel.fleet.run import Options
+    from windtunnel.fleet.options import Options
     from windtunnel.fleet.site import Site
 
 

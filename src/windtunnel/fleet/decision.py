@@ -77,6 +77,18 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """A policy that is asked at fixed intervals."""
+
+    inner: Policy
+    interval_s: float
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """As the inner policy does."""
+        return self.inner.decide(snapshot)
+
+
 def all_that_fit(order: Iterable[JobView], capacity: int) -> Decision:
     """Walking an order, whatever fits runs on the GPUs that it asks for."""
     gpus: dict[int, int] = {}

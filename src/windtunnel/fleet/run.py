@@ -4,157 +4,127 @@
     adaptdl      AdaptDL's simulator: 60 s ticks, whole seconds, 30 s restarts (tiresias, optimus, pollux)
     elasticflow  ElasticFlow's simulator: slots, ends rounded up, overheads (edf, tiresias, gandiva, elasticflow)
 
-Jobs that cannot run are left out first, counted and named: none is dropped silently.
+What a policy needs and heeds are its traits (`traits.py`). Jobs that cannot run are left out first, counted and named:
+none is dropped silently.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.errors import SpecError, UserError
 from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import (
     CANCELLED,
     COMPLETED,
-    DROPPED,
     FAILED,
-    IMPOSSIBLE,
     REJECTED,
     STATES,
     UNFINISHED,
+    Dropped,
     Outcome,
+    Reason,
 )
 from windtunnel.fleet.policies import queues
+from windtunnel.fleet.policies.own import Own, own_of
+from windtunnel.fleet.policies.table import POLICIES, names_of, plain_name
 from windtunnel.fleet.site import Site
-from windtunnel.fleet.tables import Speeds, Tables
+from windtunnel.fleet.tables import Speeds
+from windtunnel.fleet.traits import Traits
 
-HYBRID = ("hybrid-cost", "hybrid-time", "hybrid-locality", "hybrid-privacy", "starburst", "spot")
-OVERSUBSCRIBED = ("requested", "rose", "rose-qos")
 SERVICE_SHARE = 0.5  # of a machine, requested by the service on it: `oversubscribe/machines.py`
-LYRA = ("lyra-none", "lyra-loan", "lyra-elastic", "lyra")
-CLOCKS = ("exact", "adaptdl", "elasticflow")
-ADAPTDL = ("tiresias", "optimus", "pollux")
-ELASTICFLOW = ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact")
-SIZING = ("pollux", "optimus", "edf", "elasticflow", "elasticflow-paper", "elasticflow-artifact")  # choose the GPUs
-TRACED = ("tiresias", "gittins", "srtf", "themis", "themis-auction")  # in the exact clock: run traced durations
-UNSTARTED = "was cancelled before it started"
+PUBLISHED = {
+    "adaptdl": ("tiresias", "optimus", "pollux"),
+    "elasticflow": ("edf", "tiresias", "gandiva", "elasticflow", "elasticflow-paper", "elasticflow-artifact"),
+}
+CLOCKS = ("exact", *PUBLISHED)
 NS = 1e9
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run may be told beyond trace, site and policy."""
-
-    clock: str = "exact"
-    tables: Tables | None = None
-    seed: int = 0
-    slot_s: float | None = None
-    pool: bool = False  # GPUs are a count, not on nodes
-    until_s: float | None = None
-    restart_s: float | None = None
-    speeds: Speeds | None = None  # of jobs where `tables` is None: the training predictor
-    loans: Any = None  # `loans.run.Loans`, for lyra
-    changes: Any = None  # `capacity.changes.Changes`: nodes that come and go
-    decider: Policy | None = None  # in place of the named policy's own
+Rows = NDArray[np.int64]
 
 
 def policies_of(clock: str) -> tuple[str, ...]:
     """Names that a clock knows."""
-    if clock == "adaptdl":
-        return ADAPTDL
-    if clock == "elasticflow":
-        return ELASTICFLOW
-    own = ("current", "edf", "elasticflow", "gandiva", *LYRA, *HYBRID, *OVERSUBSCRIBED)
-    return (*changing(), *own)
+    return PUBLISHED[clock] if clock in PUBLISHED else names_of()
 
 
-def changing() -> tuple[str, ...]:
-    """Names of policies that run where nodes come and go."""
-    from windtunnel.fleet.exact.policies import DIVIDED, NAMES, TYPED
-
-    return (*queues.NAMES, *NAMES, *DIVIDED, *TYPED)
-
-
-def simulate(jobs: Jobs, site: Site, policy: Any, options: Options) -> Outcome:
+def simulate(jobs: Jobs, site: Site, policy: str | Policy | Own, options: Options) -> Outcome:
     """What becomes of each job under a policy: its name, or one of the user's own (`policies/own.py`).
 
     Raises UserError for what cannot be asked.
     """
-    from windtunnel.fleet.policies.own import PLAIN, own_of
-
     if not isinstance(policy, str):
         own = own_of(policy)
-        decider = own.made(site, options.seed)
+        decider = own.made(site, options)
         if decider is not None and options.clock != "exact":
             raise SpecError("--clock", options.clock, f"leave it out: {own.name} is asked in the exact clock")
         return replace(simulate(jobs, site, own.like, replace(options, decider=decider)), policy=own.name)
     if options.clock not in CLOCKS:
         raise SpecError("--clock", options.clock, f"give one of {', '.join(CLOCKS)}")
-    policy = PLAIN.get(policy, policy)
+    policy = plain_name(policy)
     if policy not in policies_of(options.clock):
         known = ", ".join(policies_of(options.clock))
         raise SpecError("--policy", policy, f"in the clock {options.clock} give one of {known}")
-    if site.kinds and policy not in ("gavel", "sia"):
-        raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; gavel and sia choose between kinds")
-    if options.changes is not None and (options.clock != "exact" or policy not in changing()):
-        raise SpecError(
-            "--policy", policy, f"with nodes that fail give, in the clock exact, one of {', '.join(changing())}"
-        )
-    _heeded(policy, options)
-    keep, why = _possible(jobs, site, policy, options)
+    traits = POLICIES[policy if policy in POLICIES else "elasticflow"]
+    if site.kinds and not traits.kinds:
+        able = " and ".join(names_of(lambda each: each.kinds))
+        raise SpecError("--cluster", site.text, f"{policy} knows one kind of GPU; {able} choose between kinds")
+    if options.changes is not None and (options.clock != "exact" or "failing" not in traits.capacity):
+        able = ", ".join(names_of(lambda each: "failing" in each.capacity))
+        raise SpecError("--policy", policy, f"with nodes that fail give, in the clock exact, one of {able}")
+    _heeded(policy, traits, options)
+    dropped = _dropped(jobs, site, traits, options)
+    gone = {each.job for each in dropped}
+    keep = np.array([at for at in range(len(jobs)) if at not in gone], np.int64)
     kept = jobs.take(keep) if len(keep) < len(jobs) else jobs
-    blank = _blank(jobs, policy, options.clock, keep, why)
+    blank = _blank(jobs, policy, options.clock, dropped)
     if not len(keep):
         return blank
-    return _as_it_ended(_put(blank, keep, _run(kept, site, policy, options)))
+    return _as_it_ended(_put(blank, keep, _run(kept, site, policy, traits, options)))
 
 
-def _heeded(policy: str, options: Options) -> None:
+def _heeded(policy: str, traits: Traits, options: Options) -> None:
     """Raises SpecError for what this policy would leave out in silence."""
-    slots = options.clock == "elasticflow" or policy in ("edf", "elasticflow", "gandiva")
     if options.slot_s is not None:
-        if not slots:
+        if options.clock != "elasticflow" and not traits.slot_s:
             raise SpecError("--slot", options.slot_s, f"leave it out: {policy} has no slots here")
         if not 0 < options.slot_s < math.inf:
             raise SpecError("--slot", options.slot_s, "give seconds above 0")
-    none = slots or options.clock == "adaptdl" or policy in ("current", *HYBRID, *OVERSUBSCRIBED)
-    if options.restart_s is not None and none:
+    if options.restart_s is not None and (options.clock != "exact" or not traits.restarts):
         remedy = f"leave it out: {policy} in the clock {options.clock} has its own, or none"
         raise SpecError("--restart", options.restart_s, remedy)
 
 
-def _run(kept: Jobs, site: Site, policy: str, options: Options) -> Outcome:
+def _run(kept: Jobs, site: Site, policy: str, traits: Traits, options: Options) -> Outcome:
     """The run of jobs that can run."""
     if options.clock == "adaptdl":
-        part = _adaptdl(kept, site, policy, options)
-    elif options.clock == "elasticflow" or policy in ("edf", "elasticflow", "gandiva"):
-        part = _elasticflow(kept, site, policy, options)
-    elif policy in queues.NAMES and options.changes is None:
-        part = _queue(kept, site, policy, options)
-    elif policy == "current":
-        part = _current(kept, options)
-    elif policy in LYRA:
+        return _adaptdl(kept, site, policy, options)
+    if options.clock == "elasticflow" or traits.loop == "slots":
+        return _elasticflow(kept, site, policy, options)
+    if traits.compiled and options.changes is None:
+        return _queue(kept, site, policy, options)
+    if traits.loop == "log":
+        return _current(kept, policy)
+    if traits.loop == "loans":
         from windtunnel.fleet.loans.run import run_lyra
 
-        part = run_lyra(kept, site, policy, options)
-    elif policy in OVERSUBSCRIBED:
+        return run_lyra(kept, site, policy, options)
+    if traits.loop == "machines":
         from windtunnel.fleet.oversubscribe.run import run_oversubscribed
 
-        part = run_oversubscribed(kept, site, policy, options)
-    elif policy in HYBRID:
+        return run_oversubscribed(kept, site, policy, options)
+    if traits.loop == "clouds":
         from windtunnel.fleet.hybrid.run import run_hybrid
 
-        part = run_hybrid(kept, site, policy, options)
-    else:
-        from windtunnel.fleet.exact.run import run_exact
+        return run_hybrid(kept, site, policy, options)
+    from windtunnel.fleet.exact.run import run_exact
 
-        part = run_exact(kept, site, policy, options)
-    return part
+    return run_exact(kept, site, traits, options)
 
 
 def _as_it_ended(outcome: Outcome) -> Outcome:
@@ -166,65 +136,60 @@ def _as_it_ended(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _possible(jobs: Jobs, site: Site, policy: str, options: Options) -> tuple[Any, dict[int, str]]:
-    """Rows that can run, and why the others cannot."""
-    why: dict[int, str] = {}
-    if policy in ("gavel", "sia"):
+def _dropped(jobs: Jobs, site: Site, traits: Traits, options: Options) -> tuple[Dropped, ...]:
+    """Jobs that cannot run, each with the first reason, and in the order in which reasons are looked for."""
+    found: dict[int, Dropped] = {}
+
+    def drop(rows: Rows | list[int], reason: Reason, words: str) -> None:
+        for at in rows:
+            found.setdefault(int(at), Dropped(int(at), reason, words.format(gpus=int(jobs.gpus[at]))))
+
+    if "shared" in traits.capacity:
+        most, words = site.per_node * (1 - SERVICE_SHARE), f"more than services leave of a node of {site.per_node}"
+        drop(np.flatnonzero(jobs.gpus > most), Reason.TOO_LARGE, "asks {gpus} GPUs, " + words)
+    if not traits.sizes:
+        never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
+        ended = np.array(jobs.columns.get("ended", [""] * len(jobs)))
+        drop(np.flatnonzero(never & (ended == CANCELLED)), Reason.NEVER_STARTED, "was cancelled before it started")
+    if traits.kinds:
         from windtunnel.fleet.typed.run import fits_nowhere
 
-        why = fits_nowhere(jobs, site, policy, options)
-    if policy in (*SIZING, "sia"):
-        if options.tables is None and options.speeds is not None and policy != "sia":
-            why = _too_large(jobs, site, options.speeds)
-        return np.array([at for at in range(len(jobs)) if at not in why], np.int64), why
-    never = np.isnan(jobs.start_s) & ~(jobs.duration_s > 0)
-    for at in np.flatnonzero(never & (np.array(jobs.columns.get("ended", [""] * len(jobs))) == CANCELLED)):
-        why[int(at)] = UNSTARTED
+        for at, words in fits_nowhere(jobs, site, traits, options):
+            drop([at], Reason.TOO_LARGE, words)
+    if traits.sizes:
+        if options.tables is None and options.speeds is not None and not traits.kinds:
+            words = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
+            drop(_fits_on_none(jobs, site, options.speeds), Reason.TOO_LARGE, words)
+        return tuple(found.values())
     nodes = jobs.gpus if options.pool else -(-jobs.gpus // site.per_node)
-    large = (jobs.gpus > site.gpus) if options.pool else (nodes > site.nodes)
-    for at in np.flatnonzero(large):
-        why.setdefault(int(at), f"asks {int(jobs.gpus[at])} GPUs of {site.gpus}")
-    if policy in OVERSUBSCRIBED:
-        for at in np.flatnonzero(jobs.gpus > site.per_node * (1 - SERVICE_SHARE)):
-            why[int(at)] = f"asks {int(jobs.gpus[at])} GPUs, more than services leave of a node of {site.per_node}"
-    for at in np.flatnonzero(jobs.gpus < 1):
-        why.setdefault(int(at), "asks no GPU")
-    if options.clock == "exact" and (policy in queues.NAMES) and np.isnan(jobs.duration_s).all() and options.tables:
-        pass  # durations come from the tables
-    elif options.clock == "exact" and (
-        policy in (*queues.NAMES, "current", *LYRA, *HYBRID, *OVERSUBSCRIBED) or _some_say(jobs, policy, options)
-    ):
-        for at in np.flatnonzero(np.isnan(jobs.duration_s)):
-            why.setdefault(int(at), "does not say how long it runs")
-    if policy == "current":
-        for at in np.flatnonzero(np.isnan(jobs.start_s)):
-            why.setdefault(int(at), "does not say when it started")
-    keep = np.array([at for at in range(len(jobs)) if at not in why], np.int64) if why else np.arange(len(jobs))
-    return keep, why
+    large = np.flatnonzero(nodes > (site.gpus if options.pool else site.nodes))
+    drop(large, Reason.TOO_LARGE, f"asks {{gpus}} GPUs of {site.gpus}")
+    drop(np.flatnonzero(jobs.gpus < 1), Reason.SAYS_TOO_LITTLE, "asks no GPU")
+    if options.clock == "exact" and "duration" in traits.needs:
+        unsaid = np.isnan(jobs.duration_s)
+        if not _measured(traits, options, bool(unsaid.all())):
+            drop(np.flatnonzero(unsaid), Reason.SAYS_TOO_LITTLE, "does not say how long it runs")
+    if "start" in traits.needs:
+        drop(np.flatnonzero(np.isnan(jobs.start_s)), Reason.SAYS_TOO_LITTLE, "does not say when it started")
+    return tuple(found.values())
 
 
-def _too_large(jobs: Jobs, site: Site, speeds: Speeds) -> dict[int, str]:
-    """Jobs that fit in memory on no number of GPUs that the site has, and why."""
-    why = {}
-    for at in range(len(jobs)):
-        if not speeds(jobs, at, site.gpu, site.per_node, site.gpus):
-            why[at] = f"asks for a model that fits in memory on no number of GPUs up to {site.gpus}"
-    return why
+def _measured(traits: Traits, options: Options, none_says: bool) -> bool:
+    """Whether durations that the trace leaves out are looked for elsewhere; then what is missing is one message."""
+    if traits.measured == "each":
+        return options.tables is not None or none_says
+    return traits.measured == "whole" and options.tables is not None and none_says
 
 
-def _some_say(jobs: Jobs, policy: str, options: Options) -> bool:
-    """Whether a policy runs traced durations, and some jobs say theirs: the others are then left out, by name."""
-    return options.tables is None and policy in TRACED and not bool(np.isnan(jobs.duration_s).all())
+def _fits_on_none(jobs: Jobs, site: Site, speeds: Speeds) -> list[int]:
+    """Jobs that fit in memory on no number of GPUs that the site has."""
+    return [at for at in range(len(jobs)) if not speeds(jobs, at, site.gpu, site.per_node, site.gpus)]
 
 
-def _blank(jobs: Jobs, policy: str, clock: str, keep: Any, why: dict[int, str]) -> Outcome:
-    state = np.full(len(jobs), STATES.index(DROPPED), np.int8)
-    state[keep] = STATES.index(UNFINISHED)
-    for at, text in why.items():
-        if text == UNSTARTED:
-            state[at] = STATES.index(CANCELLED)
-        elif text.startswith("asks ") and text != "asks no GPU":
-            state[at] = STATES.index(IMPOSSIBLE)
+def _blank(jobs: Jobs, policy: str, clock: str, dropped: tuple[Dropped, ...]) -> Outcome:
+    state = np.full(len(jobs), STATES.index(UNFINISHED), np.int8)
+    for each in dropped:
+        state[each.job] = STATES.index(each.reason.value)
     never = np.full(len(jobs), np.nan)
     return Outcome(
         jobs,
@@ -236,11 +201,11 @@ def _blank(jobs: Jobs, policy: str, clock: str, keep: Any, why: dict[int, str]) 
         np.zeros(len(jobs)),
         state,
         node=np.full(len(jobs), -1, np.int64),
-        why=why,
+        dropped=dropped,
     )
 
 
-def _put(blank: Outcome, keep: Any, part: Outcome) -> Outcome:
+def _put(blank: Outcome, keep: Rows, part: Outcome) -> Outcome:
     """The part's outcome in the rows kept."""
     scored = None
     if part.scored_on_time is not None:
@@ -258,7 +223,8 @@ def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     if np.isnan(duration).all():
         from windtunnel.fleet.exact.run import alone_s
 
-        duration = alone_s(jobs, site, options)
+        assert options.tables is not None, "jobs without durations were left out"
+        duration = alone_s(jobs, site, options.tables)
     duration = duration + (options.restart_s or 0.0)  # each job starts once
     submit_ns = np.rint(jobs.submit_s * NS).astype(np.int64)
     duration_ns = np.rint(duration * NS).astype(np.int64)
@@ -283,12 +249,12 @@ def _queue(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
     )
 
 
-def _current(jobs: Jobs, options: Options) -> Outcome:
+def _current(jobs: Jobs, policy: str) -> Outcome:
     """What happened, by the trace's own account."""
     end = jobs.start_s + jobs.duration_s
     state = np.zeros(len(jobs), np.int8)
     return Outcome(
-        jobs, "current", "exact", jobs.start_s, end, np.zeros(len(jobs), np.int64), jobs.duration_s * jobs.gpus, state
+        jobs, policy, "exact", jobs.start_s, end, np.zeros(len(jobs), np.int64), jobs.duration_s * jobs.gpus, state
     )
 
 
@@ -298,7 +264,7 @@ def _adaptdl(jobs: Jobs, site: Site, policy: str, options: Options) -> Outcome:
 
     if options.tables is None:
         raise UserError("the clock adaptdl runs on measured steps: give --tables DIR with the pollux_*.csv")
-    work = works(jobs, site, policy, options.tables)
+    work = works(jobs, site, options.tables, learns=policy == "pollux")
     nodes = [site.per_node] * site.nodes
     if policy == "pollux":
         from windtunnel.fleet.adaptdl.chosen import run as run_pollux

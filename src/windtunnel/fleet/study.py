@@ -12,8 +12,9 @@ from windtunnel.errors import SpecError
 from windtunnel.fleet.decision import Policy
 from windtunnel.fleet.jobs.read import read_jobs
 from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import Outcome, aggregates, write_jobs
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import Site, parse_site
 from windtunnel.fleet.tables import Runtime, Tables, speeds_by
 

@@ -15,8 +15,9 @@ import numpy as np
 from windtunnel.errors import UserError
 from windtunnel.fleet.capacity.changes import Changes
 from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import STATES
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import Site, parse_site
 from windtunnel.fleet.tables import speeds_by
 

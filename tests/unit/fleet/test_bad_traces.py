@@ -11,8 +11,9 @@ from windtunnel.cli import main
 from windtunnel.errors import InputFileError, UserError
 from windtunnel.fleet.jobs.lint import lint_jobs
 from windtunnel.fleet.jobs.read import read_jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import STATES
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 
 SITE = parse_site("v100:16")

@@ -12,8 +12,9 @@ from windtunnel.fleet.adaptdl import clock
 from windtunnel.fleet.adaptdl.application import Application, Validation
 from windtunnel.fleet.adaptdl.chosen import ChosenBatch, measured_of, run
 from windtunnel.fleet.jobs.read import read_jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.policies.pollux import Pollux
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 from windtunnel.fleet.tables import Tables
 

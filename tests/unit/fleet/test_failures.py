@@ -13,9 +13,10 @@ from windtunnel.cli.app import main
 from windtunnel.errors import InputFileError, SpecError
 from windtunnel.fleet.capacity.changes import Changes
 from windtunnel.fleet.exact.clock import NS, Clock, NodeChange, Running
-from windtunnel.fleet.exact.policies import policy_of, queue_of
 from windtunnel.fleet.exact.work import Epochs, Rigid
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.policies.queues import NAMES, run_queue
+from windtunnel.fleet.policies.table import POLICIES
 from windtunnel.fleet.site import parse_site
 
 SITE = parse_site("gpu:3x8")
@@ -31,7 +32,7 @@ def run(name, jobs, changes=(), checkpoint_s=0.0, restart_s=0.0, pool=False):
     running = [
         Running(at, submit * NS, gpus, Rigid(float(lasts), restart_s)) for at, (submit, lasts, gpus) in enumerate(jobs)
     ]
-    policy = queue_of(name, SITE, pool) if name in NAMES else policy_of(name, 0)
+    policy = POLICIES[name].made(SITE, Options(pool=pool))
     clock = Clock(running, [8, 8, 8], policy, changes=changes, checkpoint_s=checkpoint_s)
     clock.run()
     return running
@@ -105,7 +106,9 @@ def test_a_checkpoint_lies_in_the_epoch_in_which_it_was_written():
             return 1.0
 
     job = Running(0, 0, 8, Epochs(Inner(), 0.0))
-    clock = Clock([job], [8], queue_of("fifo", SITE, True), changes=losses([(12, 0)], 0), checkpoint_s=8.0)
+    clock = Clock(
+        [job], [8], POLICIES["fifo"].made(SITE, Options(pool=True)), changes=losses([(12, 0)], 0), checkpoint_s=8.0
+    )
     clock.run()
     assert job.end_ns == 34 * NS  # 12 s, of which 4 are lost, and the 22 that are left
     assert job.lost_units == pytest.approx(4.0)

@@ -16,7 +16,8 @@ from windtunnel.fleet.loans.frontier import frontier
 from windtunnel.fleet.loans.pool import ServingPool
 from windtunnel.fleet.loans.pool_file import read_pool
 from windtunnel.fleet.loans.run import Loans
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.options import Options
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 from windtunnel.serving.attainment import attained
 from windtunnel.serving.goodput import rate_of

@@ -9,8 +9,9 @@ from windtunnel.errors import InputFileError, SpecError
 from windtunnel.fleet.decision import Decision
 from windtunnel.fleet.jobs.read import read_jobs
 from windtunnel.fleet.jobs.trace import held_at_once
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.policies.own import named
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 
 TRACE = """job,submit_s,gpus,duration_s

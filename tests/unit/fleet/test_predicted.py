@@ -8,9 +8,10 @@ from windtunnel.errors import SpecError, UserError
 from windtunnel.fleet.decision import JobView, Snapshot
 from windtunnel.fleet.exact.work import Scaling
 from windtunnel.fleet.jobs.read import read_jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import STATES
 from windtunnel.fleet.policies.optimus import Optimus
-from windtunnel.fleet.run import Options, simulate
+from windtunnel.fleet.run import simulate
 from windtunnel.fleet.site import parse_site
 from windtunnel.fleet.study import fleet
 from windtunnel.training import predict

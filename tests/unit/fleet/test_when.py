@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from windtunnel.cli.app import main
 from windtunnel.errors import SpecError, UserError
 from windtunnel.fleet.jobs.read import read_jobs
-from windtunnel.fleet.run import Options
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.site import parse_site
 from windtunnel.fleet.when import when
 

@@ -20,8 +20,11 @@ def policy_of(name: str) -> Policy:
     return Tiresias() if name == "tiresias" else Optimus()
 
 
-def works(jobs: Jobs, site: Site, policy: str, tables: Tables) -> list[Any]:
-    """Each job's model of its own speed. Raises UserError with the line of a job that cannot run."""
+def works(jobs: Jobs, site: Site, tables: Tables, *, learns: bool) -> list[Any]:
+    """Each job's model of its own speed; `learns`: its batch is chosen, as it finds out how fast it is.
+
+    Raises UserError with the line of a job that cannot run.
+    """
     result: list[Any] = []
     places = {name: at for at, name in enumerate(tables.applications)}
     for index in range(len(jobs)):
@@ -31,7 +34,7 @@ def works(jobs: Jobs, site: Site, policy: str, tables: Tables) -> list[Any]:
             raise UserError(
                 f"{jobs.where(index)}: application {jobs.model[index]!r} was not measured; measured: {known}"
             )
-        if policy == "pollux":
+        if learns:
             from windtunnel.fleet.adaptdl.chosen import ChosenBatch
 
             result.append(ChosenBatch(app, tables.measured, places[app.name]))

@@ -12,27 +12,28 @@ from numpy.typing import NDArray
 from windtunnel.errors import UserError
 from windtunnel.fleet.adaptdl.jobs import works
 from windtunnel.fleet.exact.clock import NS, Clock, Running
-from windtunnel.fleet.exact.policies import DIVIDED, MODELLED, TYPED, policy_of, queue_of
 from windtunnel.fleet.exact.work import Divisible, Epochs, Rigid, Scaling, Work
 from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import COMPLETED, REJECTED, UNFINISHED, Outcome, outcome_of_runs
-from windtunnel.fleet.policies import queues
 from windtunnel.fleet.site import Site
-from windtunnel.fleet.typed.run import learns, typed_policy, typed_works
+from windtunnel.fleet.tables import Tables
+from windtunnel.fleet.traits import Traits
+from windtunnel.fleet.typed.run import learns, typed_works
 
 MOST_ROUNDS = 1_000_000  # eleven years of Gavel's; minutes of computing
 RESTART_S = 30.0  # of applications in AdaptDL's tables, as measured there
 
 
-def run_exact(jobs: Jobs, site: Site, policy: str, options: Any) -> Outcome:
-    """Outcome of all jobs; `options` as `windtunnel.fleet.run.Options`."""
-    clock = clock_of(jobs, site, policy, options)
-    _require_few_rounds(jobs, site, policy, clock.interval_ns / NS)
+def run_exact(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Outcome:
+    """Outcome of all jobs."""
+    clock = clock_of(jobs, site, traits, options)
+    _require_few_rounds(jobs, site, traits.name, clock.interval_ns / NS)
     until_s = options.until_s
     if options.changes is not None and until_s is None:
         until_s = _end_s(jobs, site)
     clock.run(None if until_s is None else round(until_s * NS))
-    outcome = outcome_of(jobs, policy, clock.jobs)
+    outcome = outcome_of(jobs, traits.name, clock.jobs)
     if options.changes is None:
         return outcome
     return replace(outcome, extra=_losses(clock))
@@ -85,13 +86,13 @@ def _losses(clock: Clock) -> dict[str, Any]:
     }
 
 
-def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
+def clock_of(jobs: Jobs, site: Site, traits: Traits, options: Options) -> Clock:
     """The clock before anything has happened. Raises UserError for jobs that say too little."""
     work: list[Any]
-    if policy in TYPED and not learns(jobs, site, policy, options):
-        work = list(typed_works(jobs, site, policy, options))
+    if traits.kinds and not learns(jobs, site, traits, options):
+        work = list(typed_works(jobs, site, traits, options))
     else:
-        work = list(exact_works(jobs, site, policy, options))
+        work = exact_works(jobs, site, traits, options)
     running = [
         Running(
             index,
@@ -103,12 +104,7 @@ def clock_of(jobs: Jobs, site: Site, policy: str, options: Any) -> Clock:
         for index in range(len(jobs))
     ]
     nodes = [site.per_node] * site.nodes
-    if options.decider is not None:
-        decider = options.decider
-    elif policy in queues.NAMES:
-        decider = queue_of(policy, site, options.pool)
-    else:
-        decider = typed_policy(policy, site) if policy in TYPED else policy_of(policy, options.seed)
+    decider = options.decider or traits.made(site, options)
     if options.changes is None:
         return Clock(running, nodes, decider)
     changes = options.changes.stream(site, float(jobs.submit_s.min()), options.seed)
@@ -121,28 +117,27 @@ def outcome_of(jobs: Jobs, policy: str, running: list[Running]) -> Outcome:
     return outcome_of_runs(jobs, policy, running, states)
 
 
-def exact_works(jobs: Jobs, site: Site, policy: str, options: Any) -> list[Work]:
+def exact_works(jobs: Jobs, site: Site, traits: Traits, options: Options) -> list[Work]:
     """A model of each job's speed: measured applications, else predicted or rigid."""
     restart_s = options.restart_s
-    made: list[Any]
-    if policy not in DIVIDED and options.tables is not None and options.tables.hold_all(jobs.model):
-        made = works(jobs, site, "pollux" if policy == "sia" else policy, options.tables)
+    if not traits.divides and options.tables is not None and options.tables.hold_all(jobs.model):
+        made = works(jobs, site, options.tables, learns=traits.name in ("pollux", "sia"))
         seconds = RESTART_S if restart_s is None else restart_s
         return [Epochs(work, seconds, site.gpu, site.per_node) for work in made]
-    if policy in MODELLED:
-        return [_scaling(jobs, index, site, policy, options, restart_s or 0.0) for index in range(len(jobs))]
+    if traits.sizes:
+        return [_scaling(jobs, index, site, traits.name, options, restart_s or 0.0) for index in range(len(jobs))]
     unsaid = np.flatnonzero(np.isnan(jobs.duration_s))
     if len(unsaid):
         raise UserError(
-            f"{jobs.where(int(unsaid[0]))}: duration_s is missing: add it, or give --tables that hold {policy}'s"
+            f"{jobs.where(int(unsaid[0]))}: duration_s is missing: add it, or give --tables that hold {traits.name}'s"
         )
-    if policy in DIVIDED:
+    if traits.divides:
         each = zip(jobs.duration_s.tolist(), jobs.gpus.tolist(), strict=True)
         return [Divisible(duration, gpus, restart_s or 0.0) for duration, gpus in each]
     return [Rigid(float(duration), restart_s or 0.0) for duration in jobs.duration_s]
 
 
-def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Any, restart_s: float) -> Scaling:
+def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Options, restart_s: float) -> Scaling:
     """Raises UserError for a job whose speeds nobody knows."""
     from windtunnel.fleet.elasticflow.jobs import ef_jobs
 
@@ -155,10 +150,10 @@ def _scaling(jobs: Jobs, index: int, site: Site, policy: str, options: Any, rest
     return Scaling(float(job.iterations_left), job.rates, job.largest, restart_s, per_node=site.per_node)
 
 
-def alone_s(jobs: Jobs, site: Site, options: Any) -> NDArray[np.float64]:
+def alone_s(jobs: Jobs, site: Site, tables: Tables) -> NDArray[np.float64]:
     """Seconds that each job takes on packed nodes with the GPUs that it asks for, from measured steps."""
     result = np.empty(len(jobs))
-    for index, work in enumerate(works(jobs, site, "tiresias", options.tables)):
+    for index, work in enumerate(works(jobs, site, tables, learns=False)):
         full, rest = divmod(int(jobs.gpus[index]), site.per_node)
         placement = (site.per_node,) * full + (rest,) * (rest > 0)
         done, total = 0.0, 0.0

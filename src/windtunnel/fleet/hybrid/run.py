@@ -19,13 +19,14 @@ from windtunnel.fleet.hybrid.plan import CHECKPOINT_S, HybridJob, Placed, plan, 
 from windtunnel.fleet.hybrid.spot import Zone, roam
 from windtunnel.fleet.hybrid.starburst import starburst
 from windtunnel.fleet.jobs.trace import Jobs
+from windtunnel.fleet.options import Options
 from windtunnel.fleet.outcome import COMPLETED, REJECTED, STATES, Outcome
 from windtunnel.fleet.policies.hybrid import LABELS, STRATEGIES, allowed
 from windtunnel.fleet.site import Site
 
 
-def run_hybrid(jobs: Jobs, site: Site, name: str, options: Any) -> Outcome:
-    """Outcome of all jobs; `options` as `windtunnel.fleet.run.Options`."""
+def run_hybrid(jobs: Jobs, site: Site, name: str, options: Options) -> Outcome:
+    """Outcome of all jobs."""
     if site.file is None:
         raise UserError(f"{name} needs clouds beside the own GPUs: give --cluster a YAML file with pools")
     clouds = read_clouds(site.file, site.gpus)

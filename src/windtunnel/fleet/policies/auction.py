@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windtunnel.fleet.decision import Decision, JobView, Snapshot
+from windtunnel.fleet.traits import FAILING, Traits
 
 SOON_S = 1e-6  # a lease that ends within this has ended: clocks round to nanoseconds
 
@@ -170,3 +171,14 @@ def partial_allocation(bids: Sequence[Bid], gpus: int) -> list[int]:
         _, lost = proportional(bids, won, mine, without=at)
         result.append(max(math.floor(math.exp(-lost) * mine + 1e-9), min(mine, 1)))
     return result
+
+
+POLICY = Traits(
+    name="themis-auction",
+    asks="all",
+    make=lambda site, options: Auction(seed=options.seed),
+    measured="each",
+    divides=True,
+    capacity=FAILING,
+    source="K. Mahajan et al., Themis, NSDI 2020",
+)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.fleet.decision import Decision, Snapshot
+from windtunnel.fleet.traits import FAILING, Traits
 from windtunnel.fleet.typed.programs import shares
 from windtunnel.fleet.typed.work import capacity_of, decision
 
@@ -69,3 +70,16 @@ class Gavel:
                 mine[kind] = mine.get(kind, 0.0) + lasted_s
             result[job.index] = mine
         return result
+
+
+POLICY = Traits(
+    name="gavel",
+    asks="rounds",
+    make=lambda site, options: Gavel(site.node_kinds, site.per_node),
+    needs=frozenset({"speed"}),
+    sizes=False,
+    kinds=True,
+    capacity=FAILING,
+    interval_s=ROUND_S,
+    source="D. Narayanan et al., Gavel, OSDI 2020",
+)

@@ -17,6 +17,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from windtunnel.fleet.decision import Decision, Snapshot
+from windtunnel.fleet.traits import FAILING, Traits
 
 QUANTUM_GPU_S = 3250.0
 MEDIAN_GPU_S, SIGMA = 800.0, 2.0
@@ -72,3 +73,13 @@ class Gittins:
                 next_s = snapshot.now_s + self.quantum_gpu_s / job.gpus
                 wake_s = next_s if wake_s is None else min(wake_s, next_s)
         return Decision(gpus, wake_s=wake_s)
+
+
+POLICY = Traits(
+    name="gittins",
+    asks="all",
+    make=lambda site, options: Gittins(),
+    measured="each",
+    capacity=FAILING,
+    source="J. Gu et al., Tiresias, NSDI 2019",
+)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.fleet.decision import Decision, JobView, Snapshot
+from windtunnel.fleet.traits import FAILING, Traits
 from windtunnel.fleet.typed.programs import choices
 from windtunnel.fleet.typed.work import capacity_of, decision
 
@@ -72,3 +73,16 @@ class Sia:
 def shaped(gpus: int, per_node: int) -> bool:
     """A power of two inside a node, or whole nodes."""
     return gpus % per_node == 0 or (gpus < per_node and gpus & (gpus - 1) == 0)
+
+
+POLICY = Traits(
+    name="sia",
+    asks="rounds",
+    make=lambda site, options: Sia(site.node_kinds, site.per_node),
+    needs=frozenset({"speed"}),
+    sizes=True,
+    kinds=True,
+    capacity=FAILING,
+    interval_s=ROUND_S,
+    source="S. Jayaram Subramanya et al., Sia, SOSP 2023",
+)

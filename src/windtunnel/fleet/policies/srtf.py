@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.fleet.decision import Decision, Snapshot, all_that_fit
+from windtunnel.fleet.traits import FAILING, Traits
 
 
 @dataclass(frozen=True)
@@ -18,3 +19,13 @@ class Srtf:
         """Jobs need `remaining_s`."""
         order = sorted(snapshot.jobs, key=lambda job: (job.remaining_s or 0.0, job.submit_s, job.index))
         return all_that_fit(order, snapshot.capacity)
+
+
+POLICY = Traits(
+    name="srtf",
+    asks="all",
+    make=lambda site, options: Srtf(),
+    measured="each",
+    capacity=FAILING,
+    source="Schrage, 1968",
+)

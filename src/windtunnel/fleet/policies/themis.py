@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.fleet.decision import Decision, JobView, Snapshot, all_that_fit
+from windtunnel.fleet.traits import FAILING, Traits
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,15 @@ class Themis:
 
         order = sorted(snapshot.jobs, key=lambda job: (-rho(job), job.submit_s, job.index))
         return all_that_fit(order, snapshot.capacity)
+
+
+LEASE_S = 1200.0  # 20 minutes in its paper
+POLICY = Traits(
+    name="themis",
+    asks="rounds",
+    make=lambda site, options: Themis(),
+    measured="each",
+    capacity=FAILING,
+    interval_s=LEASE_S,
+    source="K. Mahajan et al., Themis, NSDI 2020",
+)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windtunnel.fleet.decision import Decision, Snapshot
+from windtunnel.fleet.traits import FAILING, Traits
 
 Queues = tuple[tuple[int, ...], ...]
 
@@ -49,3 +50,13 @@ class Tiresias:
                     rest_s = self.thresholds_gpu_s[level] / job.gpus - job.executed_s
                     wake_s = min(wake_s or float("inf"), snapshot.now_s + rest_s)
         return Decision(gpus, memory=tuple(map(tuple, queues)), wake_s=wake_s)
+
+
+POLICY = Traits(
+    name="tiresias",
+    asks="all",
+    make=lambda site, options: Tiresias(),
+    measured="each",
+    capacity=FAILING,
+    source="J. Gu et al., Tiresias, NSDI 2019",
+)
